@@ -9,8 +9,10 @@ surrogate_variants.py   GSPO, GMPO, VESPO, CISPO, SAPO, TOPR, GPG
 divergence_losses.py    DPPO, DRO
 kl.py                   per-token estimators of KL(policy || reference)
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
+aggregation_variants.py sums, means over sequences and over prompts
 correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch
 gap_guard.py            when a gap between rollout engine and trainer calls for which measure
 gap_causes.py           the likely cause of such a gap
+sequence_mask.py        leaving out responses that the policy has moved away from
 scope.py                scope of a loss (token, sequence, batch), sums over ragged sequences
 """

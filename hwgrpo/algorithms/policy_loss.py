@@ -13,6 +13,7 @@ import torch
 from hwgrpo.algorithms.correction import load_correction
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
+from hwgrpo.algorithms.sequence_mask import on_policy_enough
 from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig
@@ -38,7 +39,7 @@ class TokenStats(Protocol):
         ...
 
 
-OWN_METRICS = ("loss", "pg_loss", "kl", "entropy", "tokens", "trained", "router_loss")
+OWN_METRICS = ("loss", "pg_loss", "kl", "entropy", "tokens", "trained", "router_loss", "off_policy_masked")
 """Names of sums over rows that are not the policy loss's."""
 
 
@@ -51,7 +52,10 @@ class PolicyLoss:
         self._surrogate: Scoped = load_scoped(POLICY_LOSSES, loss.name, loss.kwargs, 2, "algorithm.loss")
         self._kl = build_kl(algorithm.kl)
         self._correction = load_correction(algorithm.correction)
-        self.scope: Scope = widest(self._surrogate.scope, self._correction.scope)
+        masks = "token" if algorithm.off_policy_threshold is None else "sequence"
+        self.scope: Scope = widest(self._surrogate.scope, self._correction.scope, masks)
+        self.needs_rollout = algorithm.correction.name != "none" or algorithm.off_policy_threshold is not None
+        """Whether rows need the rollout engine's log-probs."""
 
     def __call__(
         self, stats: TokenStats, rows: Mapping[str, torch.Tensor]
@@ -80,6 +84,10 @@ class PolicyLoss:
                 correction = self._correction(log_gap, correction_config, stats.cu_seqlens)
         if correction is not None:
             loss = loss * correction
+        if self.algorithm.off_policy_threshold is not None:
+            stale = (rows["rollout_logprob"] - stats.logprob).detach()
+            kept = on_policy_enough(stale, rows["advantage"], self.algorithm.off_policy_threshold, stats.cu_seqlens)
+            loss, metrics["off_policy_masked"] = loss * kept, 1 - kept
         metrics["pg_loss"] = loss.detach()
 
         ref_logprob = rows.get("ref_logprob")

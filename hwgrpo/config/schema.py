@@ -375,6 +375,12 @@ class AlgorithmConfig:
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     entropy_coef: float = limited(0.0, at_least=0)
     """Weight of the entropy bonus."""
+    mask_truncated: bool = False
+    """Leave responses that reached the length limit out of the update: DAPO's overlong filter, TRL's
+    mask_truncated_completions. Their rewards count in the statistics of their group."""
+    off_policy_threshold: float | None = limited(None, at_least=0)
+    """Leave responses with a negative advantage out of the policy loss whose mean log-ratio of rollout engine to policy
+    is above this: the off-policy sequence mask of DeepSeek-V3.2, TRL's off_policy_mask_threshold; null: none."""
 
 
 @dataclass

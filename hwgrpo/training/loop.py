@@ -69,7 +69,8 @@ def train_step(run: Run, step: int) -> None:
                 rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
         with watch("adv"):
             advantages = advantages_over_ranks(config, completions, rewards, run.strategy)
-            batch = assemble(prompts, completions, advantages, rewards.valid)
+            trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
+            batch = assemble(prompts, completions, advantages, trained)
         with watch("old_log_prob"):
             batch = run.update.with_old_logprobs(batch)
         with watch("ref"):

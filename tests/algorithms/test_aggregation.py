@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hwgrpo.algorithms.aggregation import count, token_weights
+from hwgrpo.algorithms.aggregation import count, token_weights, tokens_of_prompts
 from hwgrpo.catalog import AGGREGATIONS
 from hwgrpo.errors import ConfigError
 
@@ -14,7 +14,16 @@ def aggregate(mode, losses, lengths, *, norm_length=None, count_empty=False):
     """Sum weight * loss over the first `length` tokens of each row."""
     lengths_S = torch.tensor(lengths)
     tokens, sequences = count(lengths_S, count_empty=count_empty)
-    weight_S = token_weights(mode, lengths_S, total_tokens=tokens, total_sequences=sequences, norm_length=norm_length)
+    prompt_tokens_S, prompts = tokens_of_prompts(lengths_S, torch.zeros_like(lengths_S))
+    weight_S = token_weights(
+        mode,
+        lengths_S,
+        total_tokens=tokens,
+        total_sequences=sequences,
+        norm_length=norm_length,
+        total_prompts=prompts,
+        prompt_tokens_S=prompt_tokens_S,
+    )
     return sum(w * sum(row[:n]) for w, row, n in zip(weight_S.double().tolist(), losses, lengths, strict=True))
 
 
@@ -27,6 +36,7 @@ def aggregate(mode, losses, lengths, *, norm_length=None, count_empty=False):
         ("seq-mean-token-sum-norm", 4, 2.625),
         ("seq-mean-token-sum-norm", 512, 0.0205078125),
         ("seq-mean-token-mean", None, 4.0),
+        ("prompt-mean", None, 3.5),
     ],
 )
 def test_each_mode_gives_its_golden_loss(mode, norm_length, expected):
@@ -45,9 +55,20 @@ def test_the_loss_does_not_depend_on_how_the_update_is_split(mode):
     losses_S = [torch.randn(int(n), generator=generator).double() for n in lengths_S]
     tokens, sequences = count(lengths_S)
     assert (tokens, sequences) == (29, 6)
+    prompt_S = torch.tensor([0, 0, 1, 2, 1, 4, 2, 2])  # the prompt 4 has no tokens, and 3 no sequence
+    prompt_tokens_S, prompts = tokens_of_prompts(lengths_S, prompt_S)
+    assert (prompt_tokens_S.tolist(), prompts) == ([3, 3, 12, 14, 12, 0, 14, 14], 3)
 
     def part(ids):
-        weight_S = token_weights(mode, lengths_S[ids], total_tokens=tokens, total_sequences=sequences, norm_length=16)
+        weight_S = token_weights(
+            mode,
+            lengths_S[ids],
+            total_tokens=tokens,
+            total_sequences=sequences,
+            norm_length=16,
+            total_prompts=prompts,
+            prompt_tokens_S=prompt_tokens_S[ids],
+        )
         return sum(float(w) * losses_S[i].sum().item() for w, i in zip(weight_S, ids, strict=True))
 
     whole = part(list(range(8)))
@@ -58,6 +79,7 @@ def test_the_loss_does_not_depend_on_how_the_update_is_split(mode):
         "seq-mean-token-sum": sum(row.sum() for row in losses_S) / 6,
         "seq-mean-token-sum-norm": sum(row.sum() for row in losses_S) / 6 / 16,
         "seq-mean-token-mean": sum(means) / 6,
+        "prompt-mean": sum(row.sum() / n for row, n in zip(losses_S, prompt_tokens_S.clamp(min=1), strict=True)) / 3,
     }
     assert whole == pytest.approx(float(expected[mode]), rel=1e-6)
     for split in (
@@ -70,7 +92,8 @@ def test_the_loss_does_not_depend_on_how_the_update_is_split(mode):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS.names())
 def test_empty_sequences_weigh_nothing_even_in_an_empty_update(mode):
-    weight_S = token_weights(mode, torch.zeros(3, dtype=torch.int64), total_tokens=0, total_sequences=0, norm_length=4)
+    none = torch.zeros(3, dtype=torch.int64)
+    weight_S = token_weights(mode, none, total_tokens=0, total_sequences=0, norm_length=4, prompt_tokens_S=none)
     assert weight_S.dtype == torch.float32
     assert torch.equal(weight_S, torch.zeros(3))
 

@@ -419,6 +419,22 @@ def test_on_policy_the_current_log_prob_stands_in_for_the_old_one_in_a_correctio
     torch.testing.assert_close(metrics["pg_loss"], expected)
 
 
+def test_sequences_with_a_negative_advantage_that_the_policy_has_moved_away_from_are_left_out():
+    rollout = torch.tensor([-1.0] * 9, dtype=torch.float64)
+    gap = torch.tensor([0.5, 0.3, 0.4, 0.19, 0.2, 0.3, 0.3, 0.1, 0.3], dtype=torch.float64)
+    advantage = [1.0] * 3 + [-1.0] * 2 + [-1.0] * 4
+    rows = {"rollout_logprob": rollout, "advantage": advantage, "ref_logprob": [-2.0] * 9, "cu_seqlens": CU}
+    algorithm = AlgorithmConfig(off_policy_threshold=0.2, kl=KlConfig(coef=1.0))
+    loss, metrics, gradient, _ = run(algorithm, rollout - gap, **rows)
+    assert build_loss(algorithm).scope == "sequence"
+    assert build_loss(algorithm).needs_rollout
+    assert metrics["off_policy_masked"].tolist() == [0.0] * 5 + [1.0] * 4
+    whole, _, whole_gradient, _ = run(replace(algorithm, off_policy_threshold=None), rollout - gap, **rows)
+    torch.testing.assert_close(loss[:5], whole[:5])
+    torch.testing.assert_close(gradient[:5], whole_gradient[:5])
+    torch.testing.assert_close(loss[5:], metrics["kl"][5:])
+
+
 def test_finished_correction_weights_are_used_as_they_are():
     loss = run(AlgorithmConfig(), [-1.0, -1.0], advantage=[1.0, 1.0], correction=[0.5, 0.0])[0]
     assert loss.tolist() == [-0.5, 0.0]

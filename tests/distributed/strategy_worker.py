@@ -38,7 +38,10 @@ from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
 
 PROMPTS = 4
 CASES: dict[str, tuple[dict[int, list[int]], list[str]]] = {
-    "even shares": ({1: [0, 4], 2: [0, 2, 4], 4: [0, 1, 2, 3, 4]}, []),
+    "even shares": (
+        {1: [0, 4], 2: [0, 2, 4], 4: [0, 1, 2, 3, 4]},
+        ["algorithm.aggregation.name=prompt-mean"],
+    ),
     "ragged shares, unequal micro-batch counts": (
         {1: [0, 4], 2: [0, 1, 4], 4: [0, 0, 1, 2, 4]},
         ["trainer.tokens_per_micro_batch=32", "algorithm.aggregation.name=seq-mean-token-mean"],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
-from hwgrpo.algorithms.aggregation import token_weights
+from hwgrpo.algorithms.aggregation import token_weights, tokens_of_prompts
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, POLICY_LOSSES
@@ -110,9 +110,12 @@ def test_worked_aggregation():
     losses = torch.tensor([1, 2, 3, 4, 5, 6], dtype=WIDE)
     rows = table(PAGE, "mode", "loss")
     assert [code(row["mode"])[0] for row in rows] == [
-        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean", "token-sum"
     ]  # fmt: skip
     lengths = torch.tensor([4, 2])
     for row in rows:
-        weights = token_weights(code(row["mode"])[0], lengths, total_tokens=6, total_sequences=2, norm_length=4)
+        of_prompts, prompts = tokens_of_prompts(lengths, torch.tensor([0, 0]))
+        totals = {"total_tokens": 6, "total_sequences": 2, "total_prompts": prompts}
+        mode = code(row["mode"])[0]
+        weights = token_weights(mode, lengths, norm_length=4, prompt_tokens_S=of_prompts, **totals)
         assert printed((weights.repeat_interleave(lengths) * losses).sum()) == float(row["loss"])

@@ -170,6 +170,32 @@ def test_a_preset_is_the_loss_of_trl_with_its_name(preset: str):
     torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("correction", ["none", "token_truncate"])
+def test_the_off_policy_sequence_mask_of_trl(correction: str):
+    given = tensors(spread=0.25)
+    logprob = given["logprob"].clone().requires_grad_()
+    inputs = {
+        "completion_mask": MASK.to(torch.int64),
+        "advantages": given["advantage"],
+        "old_per_token_logps": given["old_logprob"],
+        "sampling_per_token_logps": given["rollout_logprob"],
+        "importance_sampling_ratio": (given["old_logprob"] - given["rollout_logprob"]).exp().clamp(max=1.05),
+    }
+    lengths = MASK.sum(1)
+    gaps = ((given["rollout_logprob"] - given["logprob"]) * MASK).sum(1) / lengths
+    threshold = float(gaps[given["advantage"] < 0].mean())  # leaves out one of the two
+    settings = {"off_policy_mask_threshold": threshold, "use_vllm": correction != "none"}
+    expected = trl_loss(logprob, given["entropy"], inputs, **settings)
+    (gradient,) = torch.autograd.grad(expected, logprob)
+    algorithm = AlgorithmConfig(
+        loss=LossConfig(**PLAIN), correction=CorrectionConfig(correction, high=1.05), off_policy_threshold=threshold
+    )
+    found, found_gradient = ours(algorithm, given, MEAN_OF_TOKENS)
+    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
+    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+    assert (gradient.abs().sum(1) == 0).sum() == 2, "one left out, one without advantage"
+
+
 REWARDS = torch.tensor([1, 0, 0, 0, 0.3, 0.5, 0.9, 1, 1, 0.2, 0.7, 0.7], dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
 SIZES = torch.tensor([3, 5, 1, 4, 2, 6, 6, 3, 3, 1, 5, 2])

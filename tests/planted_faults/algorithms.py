@@ -31,7 +31,7 @@ FAULTS = (
     ),
     Fault(
         "token means by the mean length",
-        "algorithms/aggregation.py",
+        "algorithms/aggregation_variants.py",
         "lengths_S.clamp(min=1)",
         "lengths_S.mean().clamp(min=1)",
         "algorithms",
@@ -195,6 +195,27 @@ FAULTS = (
         "algorithms/advantage_variants.py",
         "torch.zeros_like(group_S), valid_S",
         "group_S, valid_S",
+        "algorithms",
+    ),
+    Fault(
+        "off-policy mask of raised sequences too",
+        "algorithms/sequence_mask.py",
+        "(advantage_N >= 0) | (mean_N <= threshold)",
+        "mean_N <= threshold",
+        "algorithms",
+    ),
+    Fault(
+        "off-policy mask by the other sign",
+        "algorithms/policy_loss.py",
+        'rows["rollout_logprob"] - stats.logprob',
+        'stats.logprob - rows["rollout_logprob"]',
+        "algorithms",
+    ),
+    Fault(
+        "prompt-mean over sequences",
+        "algorithms/aggregation_variants.py",
+        "max(totals.prompts, 1))",
+        "max(totals.sequences, 1))",
         "algorithms",
     ),
 )

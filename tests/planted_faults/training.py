@@ -6,7 +6,7 @@ FAULTS = (
     Fault(
         "normalized by the rank's own tokens",
         "training/update/policy_update.py",
-        "tokens, filled = self.strategy.sum(count(lengths))",
+        "tokens, filled, prompts = self.strategy.sum([*count(lengths), prompts])",
         "tokens, filled = count(lengths)",
         "distributed/test_strategies.py -k ddp-2",
     ),
@@ -370,8 +370,8 @@ FAULTS = (
     Fault(
         "no rollout log-probs for the gap's correction",
         "training/update/policy_update.py",
-        "rollout=self.loss_fn.algorithm.correction.name",
-        "rollout=self.config.algorithm.correction.name",
+        "rollout=self.loss_fn.needs_rollout",
+        "rollout=self.config.algorithm.correction.name != 'none'",
         "training/test_rollout_guard.py -k in_force",
     ),
     Fault(
@@ -492,5 +492,19 @@ FAULTS = (
         "torch.cat([parts[name] for *_, parts in ranks])",
         "torch.cat([total for total, *_ in ranks])",
         "training/test_parts.py",
+    ),
+    Fault(
+        "truncated responses trained on",
+        "training/loop.py",
+        "rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid",
+        "rewards.valid",
+        "training/test_mask_truncated.py",
+    ),
+    Fault(
+        "prompts of this rank alone counted",
+        "training/update/policy_update.py",
+        "tokens, filled, prompts = self.strategy.sum([*count(lengths), prompts])",
+        "tokens, filled = self.strategy.sum(count(lengths))",
+        "distributed/test_strategies.py -k ddp-2",
     ),
 )

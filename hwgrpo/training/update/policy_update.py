@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from hwgrpo.algorithms.aggregation import count, token_weights
+from hwgrpo.algorithms.aggregation import count, token_weights, tokens_of_prompts
 from hwgrpo.algorithms.policy_loss import PolicyLoss, build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
@@ -191,8 +191,10 @@ class PolicyUpdate:
             `trained` tokens; over all ranks. The entropy of an untrained token is estimated by its negative rollout
             log-prob, whose mean is the entropy; the trained tokens alone would be a biased sample.
         """
-        lengths = batch.lengths[torch.tensor(list(sequences), dtype=torch.int64)]
-        tokens, filled = self.strategy.sum(count(lengths))
+        chosen = torch.tensor(list(sequences), dtype=torch.int64)
+        lengths = batch.lengths[chosen]
+        prompt_tokens, prompts = tokens_of_prompts(lengths, batch.prompt_index[chosen])
+        tokens, filled, prompts = self.strategy.sum([*count(lengths), prompts])
         aggregation = self.config.algorithm.aggregation
         weights = token_weights(
             aggregation.name,
@@ -200,10 +202,12 @@ class PolicyUpdate:
             total_tokens=int(tokens),
             total_sequences=int(filled),
             norm_length=aggregation.norm_length or self.config.rollout.max_response_tokens,
+            total_prompts=int(prompts),
+            prompt_tokens_S=prompt_tokens,
         )
         # Strategies average gradients over ranks; the factor turns that average into a sum.
         weights = weights * self.strategy.world_size
-        signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.algorithm.correction.name != "none")
+        signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.needs_rollout)
         trained = self.trained_sequences(batch, sequences)
         pooled = gather_group_batch(self.strategy.sequence_group, batch, trained, signals)
         pooled_logprobs = None if logprobs is None else torch.zeros(len(pooled.batch.tokens))

@@ -106,7 +106,7 @@ def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Te
         batch: the step's sequences.
         sequences: indices of this update's sequences.
         weights: [len(sequences)] fp32: weight of every token of a sequence.
-        rollout: whether the loss needs the rollout engine's log-probs (for a correction).
+        rollout: whether the loss needs the rollout engine's log-probs.
     """
     weight = torch.zeros(len(batch))
     weight[torch.tensor(list(sequences), dtype=torch.int64)] = weights
