@@ -71,9 +71,16 @@ CORRECTIONS = Registry(
         "token_mask": "hwgrpo.algorithms.correction:token_mask",
         "sequence_truncate": "hwgrpo.algorithms.correction:sequence_truncate",
         "sequence_mask": "hwgrpo.algorithms.correction:sequence_mask",
+        "geometric_truncate": "hwgrpo.algorithms.correction:geometric_truncate",
+        "geometric_mask": "hwgrpo.algorithms.correction:geometric_mask",
     },
 )
 """`Scoped` functions `(log_ratio_N, config, cu_seqlens) -> weight_N`, or None for no correction."""
+REJECTIONS = (
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3", "veto"),
+)
+"""Statistics of `algorithm.correction.reject`, of `hwgrpo.algorithms.rejection`."""
 REWARDS = Registry(
     "reward",
     {

@@ -14,5 +14,6 @@ correction.py           importance weights between rollout engine and trainer, a
 gap_guard.py            when a gap between rollout engine and trainer calls for which measure
 gap_causes.py           the likely cause of such a gap
 sequence_mask.py        leaving out responses that the policy has moved away from
+rejection.py            what a correction leaves out
 scope.py                scope of a loss (token, sequence, batch), sums over ragged sequences
 """

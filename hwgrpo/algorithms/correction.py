@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from hwgrpo.algorithms.scope import Scoped, load_scoped, scoped, sequence_sum
+from hwgrpo.algorithms.rejection import kept, rejection_scope
+from hwgrpo.algorithms.scope import Scoped, load_scoped, scoped, sequence_sum, widest
 from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.config.schema import CorrectionConfig
 
@@ -40,8 +41,19 @@ def correction_weights(
 
 
 def load_correction(config: CorrectionConfig) -> Scoped[..., torch.Tensor | None]:
-    """Return the correction `(log_ratio_N, config, cu_seqlens) -> weight_N` that the settings name."""
-    return load_scoped(CORRECTIONS, config.name, config.kwargs, 3, "algorithm.correction")
+    """Return the correction `(log_ratio_N, config, cu_seqlens) -> weight_N` of the settings, with what it rejects."""
+    correction = load_scoped(CORRECTIONS, config.name, config.kwargs, 3, "algorithm.correction")
+    if not config.reject:
+        return correction
+
+    def weight_of_kept(
+        log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None
+    ) -> torch.Tensor:
+        kept_N = kept(log_ratio_N, config.reject, cu_seqlens)
+        weight_N = correction(log_ratio_N, config, cu_seqlens)
+        return kept_N if weight_N is None else weight_N * kept_N
+
+    return Scoped(weight_of_kept, widest(correction.scope, rejection_scope(config.reject)))
 
 
 @scoped("token")
@@ -72,6 +84,22 @@ def sequence_truncate(
 
 
 @scoped("sequence")
+def geometric_truncate(
+    log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """The geometric mean of the ratios of the sequence, clamped to the bounds (slime, ROLL)."""
+    return _truncate(_geometric_ratio(log_ratio_N, cu_seqlens), config)
+
+
+@scoped("sequence")
+def geometric_mask(
+    log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """The geometric mean of the ratios of the sequence, 0 outside the bounds."""
+    return _mask(_geometric_ratio(log_ratio_N, cu_seqlens), config)
+
+
+@scoped("sequence")
 def sequence_mask(log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """Return the ratio of the sequence, 0 outside the bounds."""
     return _mask(_sequence_ratio(log_ratio_N, cu_seqlens), config)
@@ -85,6 +113,12 @@ def _sequence_ratio(log_ratio_N: torch.Tensor, cu_seqlens: torch.Tensor | None) 
     assert cu_seqlens is not None, "a sequence correction needs the row bounds of the sequences"
     log_ratio_S, sequence_N = sequence_sum(log_ratio_N, cu_seqlens)
     return _ratio(log_ratio_S)[sequence_N]
+
+
+def _geometric_ratio(log_ratio_N: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    assert cu_seqlens is not None, "a sequence correction needs the row bounds of the sequences"
+    log_ratio_S, sequence_N = sequence_sum(log_ratio_N, cu_seqlens)
+    return _ratio(log_ratio_S / cu_seqlens.diff().clamp(min=1))[sequence_N]
 
 
 def _truncate(weight_N: torch.Tensor, config: CorrectionConfig) -> torch.Tensor:

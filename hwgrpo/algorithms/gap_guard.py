@@ -139,10 +139,11 @@ def measures(correction: CorrectionConfig, max_staleness: int) -> tuple[Measure,
     """
     steps: list[Measure] = []
     if correction.name == "none":
-        steps.append(Measure("weigh", correction=TRUNCATION))
+        steps.append(Measure("weigh", correction=replace(TRUNCATION, reject=correction.reject)))
     if correction.name in MASK_OF:
         low, high = MASK_BOUNDS if correction.name == "none" else (correction.low, correction.high)
-        steps.append(Measure("reject", correction=CorrectionConfig(name=MASK_OF[correction.name], low=low, high=high)))
+        masked = replace(correction, name=MASK_OF[correction.name], low=low, high=high)
+        steps.append(Measure("reject", correction=masked))
     while max_staleness > 0:
         max_staleness //= 2
         steps.append(Measure("reject", max_staleness=max_staleness))

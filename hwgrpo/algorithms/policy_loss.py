@@ -54,7 +54,8 @@ class PolicyLoss:
         self._correction = load_correction(algorithm.correction)
         masks = "token" if algorithm.off_policy_threshold is None else "sequence"
         self.scope: Scope = widest(self._surrogate.scope, self._correction.scope, masks)
-        self.needs_rollout = algorithm.correction.name != "none" or algorithm.off_policy_threshold is not None
+        self._corrects = algorithm.correction.name != "none" or bool(algorithm.correction.reject)
+        self.needs_rollout = self._corrects or algorithm.off_policy_threshold is not None
         """Whether rows need the rollout engine's log-probs."""
 
     def __call__(
@@ -78,7 +79,7 @@ class PolicyLoss:
             )
 
         correction = rows.get("correction")
-        if correction is None and correction_config.name != "none":
+        if correction is None and self._corrects:
             with torch.no_grad():
                 log_gap = old_logprob - rows["rollout_logprob"]
                 correction = self._correction(log_gap, correction_config, stats.cu_seqlens)

@@ -359,6 +359,9 @@ class CorrectionConfig:
     """Lower bound of the weights: truncation clamps to it, masking drops tokens below it; null: none."""
     high: float | None = limited(2.0, above=0, used_by=[_CORRECTED])
     """Upper bound of the weights: truncation clamps to it, masking drops tokens above it; null: none."""
+    reject: dict[str, Any] = setting(dict)
+    """Leave out what the gap makes doubtful, also without weights: statistic -> bounds (docs/grpo.md), e.g.
+    {seq_mean_k1: [0.99, 1.01], token_k3: 0.1, veto: 1e-4}; verl's rollout_rs."""
     kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.correction.name")])
     """Further keyword arguments for a function of your own."""
 
@@ -378,6 +381,9 @@ class AlgorithmConfig:
     mask_truncated: bool = False
     """Leave responses that reached the length limit out of the update: DAPO's overlong filter, TRL's
     mask_truncated_completions. Their rewards count in the statistics of their group."""
+    old_logprobs: str = choice("trainer", ("trainer", "rollout"))
+    """Whose log-probs the ratio is against: those of the trainer at the start of the update, or those that the rollout
+    engine reported, which takes no pass of its own and no correction (verl's bypass_mode)."""
     off_policy_threshold: float | None = limited(None, at_least=0)
     """Leave responses with a negative advantage out of the policy loss whose mean log-ratio of rollout engine to policy
     is above this: the off-policy sequence mask of DeepSeek-V3.2, TRL's off_policy_mask_threshold; null: none."""

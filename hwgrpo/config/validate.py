@@ -13,7 +13,7 @@ from hwgrpo.catalog import ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STRATEG
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.peers import value_here
-from hwgrpo.config.rollout_rules import check_rollout
+from hwgrpo.config.rollout_rules import check_rejection, check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
@@ -330,8 +330,14 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both"
         )
+    check_rejection(correction.reject)
+    if c.algorithm.old_logprobs == "rollout" and (correction.name != "none" or correction.reject):
+        raise ConfigError(
+            "algorithm.old_logprobs=rollout: the ratio is against the rollout engine's log-probs, which leaves no gap "
+            f"to correct; leave out algorithm.correction.name={correction.name!r} and reject={correction.reject}"
+        )
     r = c.rollout
-    if r.max_staleness and correction.name == "none":
+    if r.max_staleness and correction.name == "none" and c.algorithm.old_logprobs == "trainer":
         raise ConfigError(
             f"rollout.max_staleness={r.max_staleness}: responses of older weights need importance weights; set "
             "algorithm.correction.name, e.g. token_truncate"

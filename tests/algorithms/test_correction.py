@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from hwgrpo.algorithms.correction import correction_weights, mismatch_metrics, mismatch_sums
+from hwgrpo.algorithms.correction import correction_weights, load_correction, mismatch_metrics, mismatch_sums
 from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.config.schema import CorrectionConfig
 from hwgrpo.errors import ConfigError
@@ -37,10 +37,37 @@ RATIOS = [1.64872127, 0.81873075, 3.32011692, 1.0]
         ("sequence_mask", {"high": 5.0}, [4.48168907] * 4),
         ("sequence_mask", {"high": 3.0}, [0.0] * 4),
         ("sequence_mask", {"low": 4.5, "high": None}, [0.0] * 4),
+        ("geometric_truncate", {"high": 2.0}, [1.45499141] * 4),
+        ("geometric_truncate", {"high": 1.4}, [1.4] * 4),
+        ("geometric_mask", {"high": 1.4}, [0.0] * 4),
+        ("geometric_mask", {"high": 1.5}, [1.45499141] * 4),
+        ("token_truncate", {"high": 2.0, "reject": {"token_k1": [0.5, 2.0]}}, [1.64872127, 0.81873075, 0.0, 1.0]),
+        ("none", {"reject": {"token_k1": [0.5, 1.1]}}, [1.0, 0.0, 0.0, 1.0]),
+        ("none", {"reject": {"seq_mean_k1": [0.7, 1.0]}}, [0.0] * 4),  # the engine's are 0.687 times as likely
+        ("none", {"reject": {"seq_mean_k1": [0.68, 1.0]}}, [1.0] * 4),
+        ("none", {"reject": {"seq_sum_k1": [0.23, 1.0]}}, [0.0] * 4),  # 0.223
+        ("none", {"reject": {"seq_sum_k1": [0.22, 1.0]}}, [1.0] * 4),
+        ("none", {"reject": {"token_k2": 0.1}}, [0.0, 1.0, 0.0, 1.0]),
+        ("none", {"reject": {"seq_max_k2": 0.7}}, [0.0] * 4),  # 0.72
+        ("none", {"reject": {"seq_max_k2": 0.73}}, [1.0] * 4),
+        ("none", {"reject": {"seq_sum_k3": 1.2}}, [0.0] * 4),  # 1.2876
+        ("none", {"reject": {"seq_sum_k3": 1.3}}, [1.0] * 4),
+        ("none", {"reject": {"veto": 0.83}}, [0.0] * 4),  # one token has 0.82 of its probability
+        ("none", {"reject": {"veto": 0.81}}, [1.0] * 4),
+        ("none", {"reject": {"token_k1": [0.5, 1.1], "token_k2": 0.1}}, [0.0, 0.0, 0.0, 1.0]),
     ],
 )
 def test_corrections_give_their_golden_weights(name, bounds, expected):
     assert weights(name, **bounds) == pytest.approx(expected, rel=0, abs=5e-9)
+
+
+def test_what_is_rejected_by_sequence_is_that_sequence_and_the_scope_says_so():
+    bounds = torch.tensor([0, 2, 2, 3])
+    assert weights("none", [0.1, 3.0, 0.1], bounds, reject={"seq_max_k3": 1.0}) == [0.0, 0.0, 1.0]
+    for reject, scope in (({"token_k3": 1.0}, "token"), ({"token_k3": 1.0, "veto": 0.1}, "sequence")):
+        assert load_correction(CorrectionConfig(reject=reject)).scope == scope
+    masks = CorrectionConfig("sequence_mask", reject={"token_k3": 1.0})
+    assert load_correction(masks).scope == "sequence"
 
 
 def test_the_name_none_gives_no_weights():
@@ -69,6 +96,8 @@ def test_scopes_say_which_corrections_need_whole_sequences():
         "token_mask": "token",
         "sequence_truncate": "sequence",
         "sequence_mask": "sequence",
+        "geometric_truncate": "sequence",
+        "geometric_mask": "sequence",
     }
 
 

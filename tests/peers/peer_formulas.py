@@ -18,23 +18,37 @@ from tests.peers.peers_figures import PACKAGES
 from tests.support.processes.wheels import fetched
 
 
-@functools.cache
 def verl_core() -> Any:
     """Return verl's module of estimators and losses, `verl.trainer.ppo.core_algos`."""
+    return _verl_modules()[0]
+
+
+def verl_correction() -> Any:
+    """Return verl's module of rollout corrections, `verl.trainer.ppo.rollout_corr_helper`."""
+    return _verl_modules()[1]
+
+
+@functools.cache
+def _verl_modules() -> list[Any]:
     root = fetched("peers", PACKAGES)
-    stubs = {name: ModuleType(name) for name in ("tensordict", "verl", "verl.utils", "verl.trainer", "verl.workers")}
-    stubs |= {name: ModuleType(name) for name in ("verl.trainer.ppo", "verl.trainer.config", "verl.workers.config")}
+    packages = ("tensordict", "verl", "verl.utils", "verl.trainer", "verl.workers", "verl.trainer.ppo")
+    packages += ("verl.protocol", "verl.trainer.config", "verl.workers.config")
+    packages += ("verl.trainer.config.algorithm", "verl.workers.config.actor")
+    stubs = {name: ModuleType(name) for name in packages}
     for name, stub in stubs.items():
         stub.__path__ = [str(root / name.replace(".", "/"))]
     vars(stubs["tensordict"])["TensorDict"] = dict
     vars(stubs["verl.trainer.config"])["AlgoConfig"] = type("AlgoConfig", (), {})
     vars(stubs["verl.workers.config"])["ActorConfig"] = object
+    vars(stubs["verl.protocol"])["DataProto"] = object
+    vars(stubs["verl.trainer.config.algorithm"])["RolloutCorrectionConfig"] = object
+    vars(stubs["verl.workers.config.actor"])["PolicyLossConfig"] = object
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("tensordict", "verl")}
     sys.modules.update(stubs)
     try:
         groups = importlib.import_module("verl.utils.groupwise")
         vars(stubs["verl.utils"]).update(as_torch_index=groups.as_torch_index, group_mean_std=groups.group_mean_std)
-        return importlib.import_module("verl.trainer.ppo.core_algos")
+        return [importlib.import_module(f"verl.trainer.ppo.{name}") for name in ("core_algos", "rollout_corr_helper")]
     finally:
         for name in [each for each in sys.modules if each.partition(".")[0] in ("tensordict", "verl")]:
             del sys.modules[name]

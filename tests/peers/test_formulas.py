@@ -8,10 +8,11 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights
+from hwgrpo.algorithms.correction import correction_weights
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import load_config
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
-from tests.peers.peer_formulas import VerlActor, trl_loss, verl_core
+from tests.peers.peer_formulas import VerlActor, trl_loss, verl_core, verl_correction
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +105,34 @@ def test_a_loss_of_verl(theirs: str, loss: LossConfig, actor: dict[str, Any], ag
     found, found_gradient = ours(algorithm, given, aggregation)
     torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-8)
     torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("reject", "theirs", "thresholds"),
+    [
+        ({"token_k1": [0.9, 1.1]}, "token_k1", "0.9_1.1"),
+        ({"token_k2": 0.005}, "token_k2", 0.005),
+        ({"token_k3": 0.005}, "token_k3", 0.005),
+        ({"seq_sum_k1": [0.9, 1.2]}, "seq_sum_k1", "0.9_1.2"),
+        ({"seq_sum_k2": 0.03}, "seq_sum_k2", 0.03),
+        ({"seq_sum_k3": 0.03}, "seq_sum_k3", 0.03),
+        ({"seq_mean_k1": [0.95, 1.05]}, "seq_mean_k1", "0.95_1.05"),
+        ({"seq_mean_k2": 0.005}, "seq_mean_k2", 0.005),
+        ({"seq_mean_k3": 0.005}, "seq_mean_k3", 0.005),
+        ({"seq_max_k2": 0.015}, "seq_max_k2", 0.015),
+        ({"seq_max_k3": 0.02}, "seq_max_k3", 0.02),
+        ({"token_k1": [0.9, 1.1], "seq_mean_k3": 0.005}, "token_k1,seq_mean_k3", "0.9_1.1,0.005"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_rejection_of_verl(reject: dict[str, Any], theirs: str, thresholds: str | float):
+    given = tensors()
+    log_ratio = (given["old_logprob"] - given["rollout_logprob"]) * MASK
+    mask, _ = verl_correction().compute_rollout_rejection_mask(log_ratio, MASK.double(), theirs, thresholds)
+    weights = correction_weights(log_ratio[MASK], CorrectionConfig(reject=reject), CU)
+    assert weights is not None
+    assert 0 < weights.sum() < len(weights)
+    assert torch.equal(weights, mask[MASK])
 
 
 PLAIN = {"dual_clip": None, "log_ratio_clamp": None}

@@ -507,4 +507,18 @@ FAULTS = (
         "tokens, filled = self.strategy.sum(count(lengths))",
         "distributed/test_strategies.py -k ddp-2",
     ),
+    Fault(
+        "the engine's log-probs not taken for the old ones",
+        "training/update/policy_update.py",
+        '        if self.config.algorithm.old_logprobs == "rollout":',
+        "        if False:",
+        "training/test_old_logprobs.py",
+    ),
+    Fault(
+        "no gap measured with the engine's log-probs as the old ones",
+        "training/update/policy_update.py",
+        'scored = batch.old_logprobs if self.config.algorithm.old_logprobs == "trainer" else None',
+        "scored = batch.old_logprobs",
+        "training/test_old_logprobs.py",
+    ),
 )

@@ -133,16 +133,15 @@ class PolicyUpdate:
         t = self.config.trainer
         local = prompts_per_update(self.config) // self.strategy.world_size
         updates = split_updates(batch, t.prompts_per_step // self.strategy.world_size, local)
-        trainer_logprobs = batch.old_logprobs
-        if trainer_logprobs is None:
-            trainer_logprobs = torch.zeros(len(batch.tokens))
+        scored = batch.old_logprobs if self.config.algorithm.old_logprobs == "trainer" else None
+        trainer_logprobs = torch.zeros(len(batch.tokens)) if scored is None else scored
         totals: dict[str, float] = {}
         norms: list[float] = []
         self.flops = 0.0
         skipped = 0
         for epoch in range(t.epochs_per_batch):
             for sequences in updates:
-                fresh = trainer_logprobs if epoch == 0 and batch.old_logprobs is None else None
+                fresh = trainer_logprobs if epoch == 0 and scored is None else None
                 sums, norm = self._update(batch, sequences, fresh)
                 norms.append(norm)
                 skipped += not math.isfinite(norm)
@@ -284,6 +283,8 @@ class PolicyUpdate:
 
     def with_old_logprobs(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with old log-probs, the denominator of ratios, where they can differ from the current."""
+        if self.config.algorithm.old_logprobs == "rollout":
+            return replace(batch, old_logprobs=batch.rollout_logprobs)
         if not self.needs_old_logprobs:
             return batch
         trained = self.trained_sequences(batch, range(len(batch)))
