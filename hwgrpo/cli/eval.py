@@ -136,6 +136,8 @@ def _config(args: argparse.Namespace) -> Config:
             raise ConfigError(problem)
     # One process evaluates it, however many ranks trained it.
     config.trainer.strategy, config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size = "single", 1, 1
+    if config.rollout.engine == "vllm":  # a server has devices of its own
+        config.rollout.tensor_parallel_size = 1
     unset = unset_variables(config)
     address = next((key for key in unset if key.startswith("rollout.server.url")), None)
     if address is not None and engine_kind(config).on_server:

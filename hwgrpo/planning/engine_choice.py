@@ -13,7 +13,7 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.config.rollout_rules import check_rollout
-from hwgrpo.config.uses import check_used, default_of, unused_settings
+from hwgrpo.config.uses import default_of, unused_settings
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.engine_share import engine_room
@@ -40,23 +40,56 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
         Notes for the user: the engine, its place, and why not an earlier one.
 
     Raises:
-        ConfigError: the model cannot be found or read.
+        ConfigError: the model cannot be found or read, the engine does not support the settings, or it is the
+            checkpoint's and cannot be used here.
     """
     if config.rollout.engine != AUTO:
         return []
+    already_unused = unused_settings(config)  # a recipe's settings that are without effect beside its overrides
     saved = saved_settings(config).get("rollout", {})
     if saved.get("engine", AUTO) != AUTO:
         size = config.rollout.tensor_parallel_size
         chosen = _with_engine(config, saved["engine"], saved.get("tensor_parallel_size", 1) if size == 1 else size)
+        if device is not None:
+            _check_saved(chosen, world_size)
         notes = [f"rollout.engine={saved['engine']} (auto): the engine of the checkpoint's run"]
     else:
         chosen, notes = _choose(config, backend, world_size, device)
     config.rollout = chosen.rollout
-    if unused := sorted(key for key in unused_settings(config) if key.startswith("rollout.")):
+    if unused := sorted(unused_settings(config) - already_unused):
         for key in unused:
             _reset(config, key)
         notes.append(f"without effect with rollout.engine={config.rollout.engine}, and left out: {', '.join(unused)}")
+    for check in _checks_of_settings(config, world_size):
+        check()
     return notes
+
+
+def _checks_of_settings(config: Config, world_size: int) -> tuple[Callable[[], object], ...]:
+    """Return the checks of settings that depend on the engine, which `load_config` ran with `auto`."""
+    return (
+        lambda: check_strategy(config),
+        lambda: check_world_size(config, world_size),
+        lambda: check_rollout(config),
+    )
+
+
+def _check_saved(config: Config, world_size: int) -> None:
+    """Check that the checkpoint's engine can be used here.
+
+    Raises:
+        ConfigError: it cannot; the message names the checkpoint as the source of the engine.
+    """
+    r = config.rollout
+    try:
+        for check in (*_checks_of_settings(config, world_size), lambda: check_engine(config)):
+            check()
+    except ConfigError as error:
+        raise ConfigError(
+            f"rollout.engine=auto: the checkpoint is of a run with rollout.engine={r.engine}, "
+            f"rollout.tensor_parallel_size={r.tensor_parallel_size}, which cannot be used here: {error}. To change the "
+            "engine set rollout.engine, e.g. to local"
+        ) from error
 
 
 def _choose(config: Config, backend: Backend, world_size: int, device: Device | None) -> tuple[Config, list[str]]:
@@ -66,7 +99,11 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
     chosen = _with_engine(config, names[-1])
     for name, size in _options(config, names[:-1], world_size):
         option = _with_engine(config, name, size)
-        reason = _why_not(option, backend, world_size, device)
+        unused = sorted(unused_settings(option) - unused_settings(config))
+        if unused:
+            reason = f"{', '.join(unused)} would have no effect"
+        else:
+            reason = _why_not(option, backend, world_size, device)
         if reason is None:
             chosen = option
             reasons.pop(name, None)
@@ -81,12 +118,15 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
 def _options(config: Config, names: Sequence[str], world_size: int) -> Iterator[tuple[str, int]]:
     """Yield engines, each with numbers of devices over which to divide its weights."""
     ranks = _ranks_here(world_size)
-    heads = getattr(planned_settings(config.model)[0].get_text_config(), "num_attention_heads", 1)
+    text = planned_settings(config.model)[0].get_text_config()
+    heads = getattr(text, "num_attention_heads", 1)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
     for name in names:
         yield name, config.rollout.tensor_parallel_size
         if config.rollout.tensor_parallel_size == 1 and config.rollout.server.url is None:
             for size in range(2, ranks + 1):
-                if ranks % size == 0 and heads % size == 0:
+                # vLLM divides key-value heads over devices, or replicates each on as many (models/qwen2.py)
+                if ranks % size == 0 and heads % size == 0 and 0 in (kv_heads % size, size % kv_heads):
                     yield name, size
 
 
@@ -106,10 +146,7 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
     """Return why the engine of the settings cannot be used; None if it can."""
     on_host, (settings, _) = backend.is_host, planned_settings(config.model)
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_used(config),
-        lambda: check_strategy(config),
-        lambda: check_world_size(config, world_size),
-        lambda: check_rollout(config),
+        *_checks_of_settings(config, world_size),
         lambda: check_engine(config),
         lambda: check_head_size(config, settings, on_host=on_host),
         lambda: check_sleep(config, settings, backend),

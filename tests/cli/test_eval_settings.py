@@ -8,6 +8,7 @@ import pytest
 from hwgrpo.cli import eval
 from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
+from hwgrpo.config.validate import check_world_size
 from hwgrpo.errors import ConfigError
 
 ROWS = Path(__file__).parents[1] / "support/runs/deepspeed.json"  # any file will do
@@ -83,3 +84,9 @@ def test_a_server_whose_address_is_not_known_is_not_asked(run, monkeypatch):
     monkeypatch.delenv("ADDRESS")
     with pytest.raises(ConfigError, match=r"rollout\.server\.url needs the environment variable ADDRESS"):
         settings(folder)
+
+
+def test_one_process_evaluates_a_run_whose_ranks_shared_an_engine(run):
+    folder = run("rollout.engine=vllm", "rollout.tensor_parallel_size=2")
+    check_world_size(settings(folder), 1)
+    assert settings(folder, "rollout.engine=vllm_server").rollout.tensor_parallel_size == 2

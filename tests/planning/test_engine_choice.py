@@ -10,6 +10,8 @@ from hwgrpo_backends.device import Memory
 
 from hwgrpo.cli.main import main
 from hwgrpo.config import Config, load_config
+from hwgrpo.errors import ConfigError
+from hwgrpo.planning import engine_choice
 from hwgrpo.planning.engine_choice import resolve_engine
 from hwgrpo.planning.scale_plan import USABLE, Planner
 from hwgrpo.rollout.server import server_connection, server_process
@@ -142,7 +144,7 @@ def test_weights_too_large_for_a_device_are_divided_over_as_few_as_fit(vllm_inst
             ("rollout.graphs=true",),
             "qwen3_8b_math",
             CUDA,
-            "rollout.graphs=true has no effect with rollout.engine='vllm'",
+            "rollout.graphs would have no effect",
         ),
         ((), "qwen3_30b_a3b_math_lora", NPU, "transposes the weights of experts"),
         (("rollout.tensor_parallel_size=2",), "qwen3_8b_math", CUDA, "does not divide the run's 1 rank,"),
@@ -170,6 +172,29 @@ def test_settings_of_another_engine_are_left_out_with_a_note():
     assert config.rollout.server.start_timeout == 600
 
 
+def test_a_setting_that_no_engine_would_use_does_not_rule_engines_out(vllm_installed, tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        "model: {path: 'builtin://tiny?task=sort&head=32&steps=2'}\ndata: {train: task://sort}\n"
+        "reward: {functions: [exact_match]}\nrollout: {engine: auto}\nalgorithm: {kl: {coef: 0.01, estimator: k2}}\n"
+    )
+    assert resolved(recipe("algorithm.kl.coef=0", name=str(file)))[0] == "vllm"
+
+
+def test_a_running_server_that_does_not_support_the_settings_is_an_error():
+    config = recipe("rollout.server.url=http://host:1", name="qwen3_8b_math_qlora")
+    with pytest.raises(ConfigError, match=r"model.quantize='nf4' with rollout.engine='vllm_server'"):
+        resolved(config)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "sizes"), [(12, 2, [1, 2, 6]), (12, 4, [1, 2]), (7, 1, [1])])
+def test_weights_are_divided_as_vllm_can_divide_heads(monkeypatch, heads, kv_heads, sizes):
+    text = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=kv_heads)
+    settings = SimpleNamespace(get_text_config=lambda: text)
+    monkeypatch.setattr(engine_choice, "planned_settings", lambda _: (settings, None))
+    assert [size for _, size in engine_choice._options(recipe(), ["vllm"], 6)] == sizes
+
+
 def test_an_engine_by_name_is_kept(vllm_installed):
     assert resolved(recipe("rollout.engine=local")) == ("local", "")
 
@@ -183,6 +208,19 @@ def test_a_resumed_run_keeps_its_checkpoints_engine(tmp_path, vllm_installed):
     assert unused.rollout.gpu_memory_utilization is None
     fresh = runs.small(tmp_path / "run", "rollout.engine=auto", "trainer.resume=never")
     assert resolved(fresh, CUDA)[0] == "vllm"
+
+
+def test_a_checkpoints_engine_that_is_not_here_is_an_error_with_its_origin(monkeypatch, vllm_installed):
+    saved = {"rollout": {"engine": "vllm", "tensor_parallel_size": 2}}
+    monkeypatch.setattr(engine_choice, "saved_settings", lambda _: saved)
+    config = recipe()
+    assert resolved(config, ranks=4)[0] == "vllm"
+    assert config.rollout.tensor_parallel_size == 2, "as in the checkpoint's run"
+    with pytest.raises(ConfigError, match=r"checkpoint is of a run with .*size=2, which .* the run's 1 rank"):
+        resolved(recipe())
+    monkeypatch.setattr(vllm_engine, "_installed", lambda: iter(()))
+    with pytest.raises(ConfigError, match=r"rollout.engine=auto: the checkpoint is of a run with .* is not installed"):
+        resolved(recipe(), ranks=4)
 
 
 def test_train_and_dry_run_say_what_they_use(tmp_path, capsys):

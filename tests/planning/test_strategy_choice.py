@@ -163,7 +163,11 @@ SERVER = ("rollout.engine=vllm_server", f"rollout.server.python={sys.executable}
     [
         ((("trainer.strategy=ddp",), (FSDP2,)), "rank 0: trainer.strategy=ddp, .*; rank 1: trainer.strategy=fsdp2, "),
         (((FSDP2, EACH_PASS), (FSDP2, EACH_UPDATE)), "rank 0: .*=micro_batch, .*; rank 1: .* sync_every=update, "),
-        (((FSDP2,), (FSDP2, *SERVER)), "rank 0: .*engine=local; rank 1: .*engine=vllm_server"),
+        (((FSDP2,), (FSDP2, *SERVER)), "rank 0: .*engine=local, .*; rank 1: .*engine=vllm_server"),
+        (
+            ((FSDP2, *SERVER), (FSDP2, *SERVER, "rollout.tensor_parallel_size=2")),
+            "rank 0: .*tensor_parallel_size=1; rank 1: .*tensor_parallel_size=2",
+        ),
     ],
 )
 def test_ranks_that_choose_differently_are_an_error(tmp_path, words, named):

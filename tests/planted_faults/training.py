@@ -433,8 +433,8 @@ FAULTS = (
     Fault(
         "ranks with another engine train together",
         "training/strategies/process_group.py",
-        ', rollout.engine={engine}")',
-        '")',
+        "rollout.engine={r.engine}, ",
+        "",
         "planning/test_strategy_choice.py",
     ),
     Fault(

@@ -87,14 +87,18 @@ class Processes:
 
     def _check_same(self, config: Config) -> None:
         """Check that all ranks have this strategy and engine: each has resolved settings at `auto` by itself."""
-        t, engine = config.trainer, config.rollout.engine
+        t, r = config.trainer, config.rollout
         sync = (t.deepspeed if t.strategy == "deepspeed" else t.fsdp2).sync_every
-        settings = self.gather_objects(f"trainer.strategy={self.name}, sync_every={sync}, rollout.engine={engine}")
+        settings = self.gather_objects(
+            f"trainer.strategy={self.name}, sync_every={sync}, rollout.engine={r.engine}, "
+            f"rollout.tensor_parallel_size={r.tensor_parallel_size}"
+        )
         if len(set(settings)) > 1:
             chosen = "; ".join(f"rank {settings.index(each)}: {each}" for each in sorted(set(settings)))
             raise ConfigError(
-                f"devices or checkpoints of the ranks differ, and so does what auto means ({chosen}): set "
-                "trainer.strategy, trainer.fsdp2.sync_every or trainer.deepspeed.sync_every, and rollout.engine"
+                f"devices, packages or checkpoints of the ranks differ, and so does what auto means ({chosen}): set "
+                "trainer.strategy, trainer.fsdp2.sync_every or trainer.deepspeed.sync_every, rollout.engine and "
+                "rollout.tensor_parallel_size"
             )
 
     def sum(self, values: Sequence[float]) -> list[float]:
