@@ -100,6 +100,7 @@ def _config(args: argparse.Namespace) -> Config:
     """
     from hwgrpo.config import load_config
     from hwgrpo.config.load import unset_variables
+    from hwgrpo.config.rollout_rules import check_rollout
     from hwgrpo.config.schema import LoraConfig
     from hwgrpo.config.validate import missing_data
     from hwgrpo.rollout.engine_kind import engine_kind
@@ -136,6 +137,9 @@ def _config(args: argparse.Namespace) -> Config:
             raise ConfigError(problem)
     # One process evaluates it, however many ranks trained it.
     config.trainer.strategy, config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size = "single", 1, 1
+    if config.rollout.engine == "auto" and config.rollout.server.url is not None:
+        config.rollout.engine = "vllm_server"  # as a run has it; without a server an evaluation takes local for auto
+        check_rollout(config)
     if config.rollout.engine == "vllm":  # a server has devices of its own
         config.rollout.tensor_parallel_size = 1
     unset = unset_variables(config)

@@ -21,6 +21,7 @@ from hwgrpo.planning.model_shape import planned_settings
 from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
 from hwgrpo.rollout.engine_kind import check_engine, engine_kind
 from hwgrpo.rollout.shared_devices import shares_device, sleeps
+from hwgrpo.rollout.vllm.engine import check_build
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 
 
@@ -148,6 +149,7 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
     checks: tuple[Callable[[], object], ...] = (
         *_checks_of_settings(config, world_size),
         lambda: check_engine(config),
+        lambda: check_build(config, on_host=on_host) if config.rollout.engine == "vllm" else None,
         lambda: check_head_size(config, settings, on_host=on_host),
         lambda: check_sleep(config, settings, backend),
     )

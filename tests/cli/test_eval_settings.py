@@ -90,3 +90,9 @@ def test_one_process_evaluates_a_run_whose_ranks_shared_an_engine(run):
     folder = run("rollout.engine=vllm", "rollout.tensor_parallel_size=2")
     check_world_size(settings(folder), 1)
     assert settings(folder, "rollout.engine=vllm_server").rollout.tensor_parallel_size == 2
+
+
+def test_an_evaluation_uses_a_server_that_is_named_and_else_takes_local_for_auto(run):
+    folder = run("rollout.engine=auto")
+    assert settings(folder).rollout.engine == "auto"
+    assert settings(folder, "rollout.server.url=http://host:1").rollout.engine == "vllm_server"

