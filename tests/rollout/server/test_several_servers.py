@@ -119,17 +119,25 @@ def same(found: Completions, wanted: Completions) -> bool:
 
 
 @contextmanager
-def in_flight_on_both(engine: ServerEngine, pair: list[SeededServer]) -> Iterator[list[Completions]]:
-    """Run the block when half of the requests are in flight on each server, and then wait for the responses."""
+def generating(engine: ServerEngine) -> Iterator[list[Completions]]:
+    """Run the block while another thread generates, and then wait for the responses."""
     found: list[Completions] = []
-    for server in pair:
-        server.hangs = True
     thread = threading.Thread(target=lambda: found.append(engine.generate(batch(*PROMPTS), SAMPLING)))
     thread.start()
-    wait_until(lambda: [len(server.asked) for server in pair] == [len(PROMPTS) // 2] * 2)
     yield found
     thread.join(20)
     assert not thread.is_alive()
+    assert found
+
+
+@contextmanager
+def in_flight_on_both(engine: ServerEngine, pair: list[SeededServer]) -> Iterator[list[Completions]]:
+    """Run the block when half of the requests are in flight on each server, and then wait for the responses."""
+    for server in pair:
+        server.hangs = True
+    with generating(engine) as found:
+        wait_until(lambda: [len(server.asked) for server in pair] == [len(PROMPTS) // 2] * 2)
+        yield found
 
 
 @pytest.fixture
@@ -154,17 +162,15 @@ def test_requests_are_spread_evenly_and_responses_do_not_depend_on_the_server(ma
     assert [sum(pair[i].url in note for note in engine.notes) for i in (0, 1)] == [1, 1]
 
 
-def test_a_slow_server_is_given_no_more_than_it_can_answer(make, pair):
+def test_a_slow_server_is_given_no_more_than_it_can_answer(make, pair, wanted, monkeypatch):
+    monkeypatch.setattr(server_engine, "THREADS", 4)
     engine = make()
     pair[1].hangs = True
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_engine, "THREADS", 4)
-        thread = threading.Thread(target=engine.generate, args=(batch(*PROMPTS), SAMPLING))
-        thread.start()
+    with generating(engine) as found:
         wait_until(lambda: len(pair[0].asked) >= len(PROMPTS) - 4)
         assert len(pair[1].asked) <= 4
         pair[1].released.set()
-        thread.join(20)
+    assert same(found[0], wanted)
 
 
 def test_every_server_gets_the_weights_of_every_version_which_are_gathered_once(make, pair, tmp_path, monkeypatch):
@@ -507,6 +513,9 @@ def test_the_token_that_is_missing_is_one_for_all(pair, tmp_path, monkeypatch):
         (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "5"}, ["0,1", "2,3"]),
         (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "2"}, []),
         (["rollout.server.env={A_VISIBLE_DEVICES: 7}"], {"LOCAL_WORLD_SIZE": "2"}, []),
+        (["rollout.server.env={SEEN: 7}"], {"LOCAL_WORLD_SIZE": "2"}, []),
+        ([], {"LOCAL_WORLD_SIZE": "2", "SEEN": "4"}, []),
+        (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "4", "SEEN": "4,5,6"}, []),
         (["rollout.server.url=http://a"], {"LOCAL_WORLD_SIZE": "2"}, []),
         ([], {}, []),
     ],
