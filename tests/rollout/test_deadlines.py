@@ -83,7 +83,7 @@ def engine_of(max_sequences: int = 64) -> tuple[LocalEngine, Clock]:
 
 
 def sampling(timeout: float | None, **more: Any) -> Sampling:
-    """Return settings under which some responses end early: every third token of the vocabulary ends one."""
+    """Return settings under which some responses end early: every ninth token of the vocabulary ends one."""
     stops = tuple(range(0, len(TOKENIZER), 9))
     return Sampling(3, STEPS, seed=5, stop_token_ids=stops, group_timeout=timeout, **more)
 
