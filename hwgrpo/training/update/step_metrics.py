@@ -86,11 +86,9 @@ def sample_metrics(
         "perf/response_tokens": float(lengths.sum()),
         "perf/total_num_tokens": float(sum(r["tokens"] for r in ranks)),
     }
-    if completions.late is not None:
-        values |= {
-            "rollout/groups_late": float(sum(r["late"] for r in ranks)),
-            "rollout/groups_dropped": float(dropped),
-        }
+    late = [r["late"] for r in ranks if r["late"] is not None]  # a resumed rank may have sampled with other settings
+    if late:
+        values |= {"rollout/groups_late": float(sum(late)), "rollout/groups_dropped": float(dropped)}
     for name in ranks[0]["functions"]:
         scores = torch.cat([r["functions"][name] for r in ranks])
         values[f"rewards/{name}/mean"] = float(scores.nanmean())
