@@ -74,23 +74,18 @@ class GroupDeadlines:
 
     def misses(self) -> list[tuple[int, bool]]:
         """Return the groups that have missed their deadlines now, and whether to dispatch each again."""
-        self.report()
         if self._timeout is None:
             return []
         return [(group, self.miss(group)) for group in late_groups(self._dispatched, monotonic(), self._timeout)]
 
-    def report(self) -> None:
-        """Print how many groups are awaited, if a report is due."""
-        self._wait.report()
-
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Report the wait from a thread during the block."""
+        """Print how many groups are awaited, from a thread during the block, whenever a report is due."""
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(REPORT_CHECK):
-                self.report()
+                self._wait.report()
 
         thread = threading.Thread(target=watch, name="hwgrpo-rollout-wait", daemon=True)
         thread.start()
@@ -110,14 +105,14 @@ class GroupDeadlines:
             count: how many are decoded together.
             n: responses per group.
         """
-        if self._timeout is None:
-            return lambda growing: False
         groups = {(first + row) // n for row in range(count)}
         complete = {group for group in groups if (group + 1) * n <= first + count}  # the others go on in the next part
         for group in set(self._dispatched) - groups:
             self.finish(group)  # decoded before
         for group in groups:
             self.dispatch(group)
+        if self._timeout is None:
+            return lambda growing: False
 
         def overdue(growing: np.ndarray) -> bool:
             growing_groups = {*((first + growing) // n).tolist()}

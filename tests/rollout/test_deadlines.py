@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hwgrpo import waits
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import deadlines
@@ -277,8 +278,26 @@ def test_a_long_wait_is_reported_with_the_number_of_groups(make, server, monkeyp
     monkeypatch.setattr(deadlines, "LONG_WORK", 0.2)
     monkeypatch.setattr(engine._settings, "request_timeout", 0.5)
     stick(server, "c", 1)
-    engine.generate(batch("c", "ba"), Sampling(2, 3))  # without a deadline, too
-    assert "waiting for the responses of 1 of 2 groups: 0 s\n" in capfd.readouterr().err
+    engine.generate(batch("c"), Sampling(2, 3))  # without a deadline, too
+    assert "waiting for the responses of 1 of 1 groups: " in capfd.readouterr().err
+
+
+def report_often(monkeypatch) -> None:
+    """Have every wait reported from its begin on."""
+    monkeypatch.setattr(deadlines, "REPORT_CHECK", 0.01)
+    monkeypatch.setattr(deadlines, "LONG_WORK", 0.0)
+    monkeypatch.setattr(waits, "REPORT_EVERY", 0.0)
+
+
+def test_a_long_wait_for_the_local_engine_is_reported_without_a_deadline(monkeypatch, capfd):
+    engine, _ = engine_of(6)
+    report_often(monkeypatch)
+    plain = engine._apply_new_weights
+    monkeypatch.setattr(engine, "_apply_new_weights", lambda: (time.sleep(0.02), plain())[1])
+    engine.generate(batch(*TEXTS), sampling(None))
+    said = capfd.readouterr().err
+    assert "hwgrpo: waiting for the responses of 4 of 4 groups: " in said
+    assert "hwgrpo: waiting for the responses of 2 of 4 groups: " in said, "two are decoded at a time"
 
 
 class VllmCore:

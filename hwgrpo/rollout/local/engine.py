@@ -147,7 +147,7 @@ class LocalEngine:
         texts: list[str] = []
         parts: list[Decoded] = []
         deadlines = GroupDeadlines(len(batch), sampling.group_timeout)
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), _evaluating(model), deadlines.reported():
             for prompts, samples in self._parts(batch, sampling.n):
                 overdue = deadlines.decoding(len(texts), len(samples), sampling.n)
                 decoded, part_texts = self._generate_part(model, prompts, samples, sampling, overdue)
