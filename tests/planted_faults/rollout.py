@@ -344,14 +344,14 @@ FAULTS = (
     Fault(
         "a late request counted as a failing server",
         "rollout/server/request_router.py",
-        "            if raise_late and isinstance(problem, TimedOut) and server.has_current_weights():",
+        "            if raise_late and isinstance(problem, TimedOut) and self._is_healthy(server):",
         "            if False:",
         "rollout/test_deadlines.py -k stays_stuck",
     ),
     Fault(
         "a lost server counted as a late group",
         "rollout/server/request_router.py",
-        "isinstance(problem, TimedOut) and server.has_current_weights():",
+        "isinstance(problem, TimedOut) and self._is_healthy(server):",
         "isinstance(problem, TimedOut):",
         "rollout/test_deadlines.py -k lost_its_weights",
     ),

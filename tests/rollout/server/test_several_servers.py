@@ -22,6 +22,8 @@ from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server import engine as server_engine
 from hwgrpo.rollout.server import rollout_server, server_connection
 from hwgrpo.rollout.server.engine import ServerEngine
+from hwgrpo.rollout.server.http_client import TimedOut
+from hwgrpo.rollout.server.rollout_server import RolloutServer
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.sglang import sglang_server
 from hwgrpo.rollout.server.vllm import check_running, vllm_server
@@ -363,6 +365,21 @@ def test_one_server_that_another_run_has_taken_ends_the_run_with_its_name(make, 
     pair[1].label = OTHER.label(0)
     with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
         engine.generate(batch(*PROMPTS), SAMPLING)
+
+
+def test_a_late_request_to_a_server_that_another_run_has_taken_ends_all_requests(make, pair, monkeypatch):
+    engine = make()
+    aborted: list[str] = []
+    for server in engine._servers:
+        monkeypatch.setattr(server.client, "abort_requests", lambda url=server.url: aborted.append(url))
+
+    def time_out(server: RolloutServer) -> Any:
+        pair[0].label = pair[1].label = OTHER.label(0)
+        raise TimedOut("late")
+
+    with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
+        engine._router.request(time_out, lambda _: None, [], raise_late=True)
+    assert aborted == [server.url for server in pair], "no other request waits for its own deadline"
 
 
 def test_a_run_claims_all_its_servers_and_leaves_all(make, pair):
