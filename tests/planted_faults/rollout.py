@@ -372,8 +372,48 @@ FAULTS = (
     Fault(
         "all servers of a run on its first device",
         "rollout/shared_devices.py",
-        "visible[first : first + size]",
+        "visible[size * k : size * (k + 1)]",
         "visible[:size]",
         "rollout/server/test_several_servers.py -k training_devices",
+    ),
+    Fault(
+        "a server for each rank of a run that sees fewer devices",
+        "rollout/shared_devices.py",
+        "min(len(visible), ranks) // size",
+        "ranks // size",
+        "rollout/server/test_several_servers.py -k training_devices",
+    ),
+    Fault(
+        "an aborted request counted as a late one",
+        "rollout/server/http_client.py",
+        "        if deadline.reached:  # the",
+        "        if deadline.ended:  # the",
+        "rollout/server/test_http_responses.py -k aborted_at",
+    ),
+    Fault(
+        "a long wait for the local engine not reported",
+        "rollout/local/engine.py",
+        ", deadlines.reported():",
+        ":",
+        "rollout/test_deadlines.py -k without_a_deadline",
+    ),
+    Fault(
+        "a long wait for vllm not reported",
+        "rollout/vllm/engine.py",
+        "with deadlines.reported():",
+        "if True:",
+        "rollout/vllm/test_engine.py -k without_a_deadline",
+    ),
+    Fault(
+        "requests left in flight on a server that another run has taken",
+        "rollout/server/request_router.py",
+        """            return server.has_current_weights()
+        except ServerInUse as in_use:
+            self.fail(in_use)
+""",
+        """            return server.has_current_weights()
+        except ServerInUse:
+""",
+        "rollout/server/test_several_servers.py -k late_request",
     ),
 )

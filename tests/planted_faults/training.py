@@ -486,4 +486,18 @@ FAULTS = (
         "",
         "training/test_late_groups.py -k checkpoint",
     ),
+    Fault(
+        "late groups counted only where this rank had a deadline",
+        "training/update/step_metrics.py",
+        "    if late:",
+        "    if completions.late is not None:",
+        "training/test_late_groups.py -k no_deadline_yet",
+    ),
+    Fault(
+        "dropped groups of a measurement not counted",
+        "training/evaluate.py",
+        "return found, dropped",
+        "return found, 0",
+        "training/test_late_groups.py -k measurement",
+    ),
 )
