@@ -500,4 +500,11 @@ FAULTS = (
         "return found, 0",
         "training/test_late_groups.py -k measurement",
     ),
+    Fault(
+        "dropped groups of other ranks not recorded",
+        "training/loop.py",
+        '    if values.get("rollout/groups_dropped"):',
+        "    if False:",
+        "distributed/test_late_groups.py -k all_groups_of_a_step",
+    ),
 )

@@ -228,8 +228,7 @@ def _mean(values: torch.Tensor) -> float:
 
 def failure_notes(
     values: Mapping[str, float],
-    prompts: PromptBatch,
-    completions: Completions,
+    dropped_groups: Sequence[Mapping[str, Any]],
     rewards: Rewards,
     step: int,
     reported: set[str],
@@ -238,8 +237,7 @@ def failure_notes(
 
     Args:
         values: the step's metrics.
-        prompts: this rank's.
-        completions: this rank's, for the first dropped group.
+        dropped_groups: `dropped_records` of all ranks.
         rewards: this rank's, for the first failure of each kind.
         step: the step.
         reported: metrics reported before; new ones are added.
@@ -254,8 +252,7 @@ def failure_notes(
     kind = "groups dropped" if dropped else "groups late"
     if late and kind not in reported:
         reported.add(kind)
-        first = next(((prompts.prompts[i].uid, reason) for i, reason in completions.dropped.items()), None)
-        which = f" (prompt {first[0]}: {first[1]})" if first else ""
+        which = "".join(f" (prompt {group['uid']}: {group['dropped']})" for group in dropped_groups[:1])
         yield (
             f"step {step} waited for {late:.0f} groups of responses longer than rollout.group_timeout, and dropped "
             f"{dropped:.0f} of them{which}; metrics count further ones"
