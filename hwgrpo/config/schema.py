@@ -258,8 +258,7 @@ class RolloutConfig:
     """vLLM, SGLang: neither compile nor record graphs; null: on a CPU only."""
     tensor_parallel_size: int = limited(1, at_least=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: devices that share one copy of the model. With `vllm` they are those of so many consecutive ranks
-    of a host, which then sample together; neither with `max_staleness` nor
-    with `group_timeout`."""
+    of a host, which then sample together; neither with `max_staleness` nor with `group_timeout`."""
     engine_kwargs: dict[str, Any] = setting(dict, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they override those that hwgrpo sets."""
     server: RolloutServerConfig = setting(RolloutServerConfig, used_by=[_SERVER])
