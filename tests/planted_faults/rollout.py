@@ -416,4 +416,11 @@ FAULTS = (
 """,
         "rollout/server/test_several_servers.py -k late_request",
     ),
+    Fault(
+        "requests waited for when the thread that generates is to end",
+        "rollout/pause_gate.py",
+        "        for abort in self._on_stop:",
+        "        for abort in ():",
+        "rollout/server/test_engine.py -k waits_for_no_response",
+    ),
 )

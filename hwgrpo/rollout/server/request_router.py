@@ -145,5 +145,9 @@ class RequestRouter:
         with self._state.changed:
             self._state.failure = self._state.failure or error
             self._state.changed.notify_all()
+        self.abort_requests()
+
+    def abort_requests(self) -> None:
+        """Abort all requests in flight."""
         for server in self._servers:
             server.client.abort_requests()
