@@ -106,7 +106,6 @@ class GroupDeadlines:
             n: responses per group.
         """
         groups = {(first + row) // n for row in range(count)}
-        complete = {group for group in groups if (group + 1) * n <= first + count}  # the others go on in the next part
         for group in set(self._dispatched) - groups:
             self.finish(group)  # decoded before
         for group in groups:
@@ -116,7 +115,7 @@ class GroupDeadlines:
 
         def overdue(growing: np.ndarray) -> bool:
             growing_groups = {*((first + growing) // n).tolist()}
-            for group in complete - growing_groups:
+            for group in groups - growing_groups:
                 self.finish(group)
             self.misses()
             return growing_groups <= self._dropped

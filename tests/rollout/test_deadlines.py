@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,13 +144,14 @@ def test_a_deadline_that_nobody_misses_changes_nothing(monkeypatch):
     assert_only_dropped(found, whole, set(), 1000)
 
 
-@pytest.mark.parametrize("together", [2, 3])
-def test_groups_that_are_decoded_in_parts_have_their_deadlines_from_their_first_part(monkeypatch, together: int):
+@pytest.mark.parametrize(("together", "timeout"), [(2, 4), (2, 5), (3, 5)])
+def test_groups_that_are_decoded_in_parts_have_their_deadlines_from_their_first_part(
+    monkeypatch, together: int, timeout: int
+):
     """With 3 samples per prompt, one group is decoded at a time; with room for 2, in two parts of its own."""
     engine, clock = engine_of(together)
     monkeypatch.setattr(deadlines, "monotonic", lambda: clock.now)
     whole = engine.generate(batch(*TEXTS), sampling(None))
-    timeout = 5
     lengths = [
         sum(
             max(len(tokens) for tokens, *_ in group(whole, prompt)[part : part + together])
@@ -360,6 +362,15 @@ def test_vllm_in_this_process_is_asked_again_once_and_then_the_group_is_dropped(
     kept = groups.apply(made)
     assert kept.prompt_index.tolist() == [0, 1, 3]
     assert (kept.late, [*kept.dropped]) == (2, [2])
+
+
+def test_a_dropped_group_takes_the_versions_of_its_weights_with_it():
+    groups = GroupDeadlines(2, 5)
+    assert [groups.miss(0), groups.miss(0)] == [True, False]
+    made = make_completions([[Sample([5, 6], [-0.5, -0.5], True)]] * 2, Sampling(1, 4), TOKENIZER, [], 3)
+    kept = groups.apply(replace(made, versions=torch.tensor([3, 4, 5, 6])))
+    assert kept.versions is not None
+    assert (kept.weight_version, kept.newest_version, kept.versions.tolist()) == (5, 6, [5, 6])
 
 
 def test_a_batch_of_dropped_groups_alone_has_no_responses():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,6 +163,11 @@ def test_requests_are_spread_evenly_and_responses_do_not_depend_on_the_server(ma
     assert same(found[0], wanted)
     assert [engine.metrics[f"rollout/{name}"] for name in ("servers_alive", "server_retries")] == [2, 0]
     assert [sum(pair[i].url in note for note in engine.notes) for i in (0, 1)] == [1, 1]
+    for server in pair:
+        server.asked.clear()
+    for _ in range(4):
+        engine.generate(batch("a"), SAMPLING)
+    assert [len(server.asked) for server in pair] == [2, 2], "one at a time, they take turns"
 
 
 def test_a_slow_server_is_given_no_more_than_it_can_answer(make, pair, wanted, monkeypatch):
@@ -212,8 +218,10 @@ def test_a_server_that_is_killed_in_a_step_leaves_its_requests_to_the_other_and_
     assert found[0].weight_version == 2
     assert again.asked
     assert engine.metrics["rollout/servers_alive"] == 2
+    again.close()
+    engine.generate(batch(*PROMPTS), SAMPLING)
     said = capsys.readouterr().err
-    assert said.count(f"the rollout server at {pair[1].url} is lost, and others take its requests: ") == 1
+    assert said.count(f"the rollout server at {pair[1].url} is lost, and others take its requests: ") == 2
     assert said.count(f"the rollout server at {pair[1].url} takes requests again, with weights 2") == 1
     assert pair[0].url not in said
 
@@ -355,6 +363,33 @@ def test_a_server_that_does_not_sleep_is_lost(make, pair):
     assert [server.repairing for server in engine._servers] == [False, True]
     engine.update_weights(1)
     wait_until(lambda: engine._servers[1].ready)
+
+
+def test_a_server_takes_requests_with_the_current_weights_only_and_none_while_it_sleeps(make):
+    engine = make("rollout.sleep_mode=always")
+    server = engine._servers[1]
+    engine.update_weights(1)
+    server.ready = False
+    assert not server._take_requests(0), "its repair had begun before the new weights"
+    assert server._take_requests(1)
+    engine.sleep()
+    assert not server._take_requests(1)
+
+
+def test_rank_0_repairs_a_server_whose_process_has_died_though_other_ranks_alone_use_it(make, monkeypatch):
+    monkeypatch.setattr(rollout_server, "HEARTBEAT", 0.01)
+    engine = make()
+    first, second = engine._servers
+    lost: list[RolloutServer] = []
+    for server in (first, second):
+        monkeypatch.setattr(server, "lose", lambda problem, server=server: lost.append(server))
+    dead: Any = SimpleNamespace(alive=False, stop=lambda: None)
+    second.connection.process = dead
+    for server in (first, second):
+        threading.Thread(target=server.keep_claim, args=(True,), daemon=True).start()
+    wait_until(lambda: lost)
+    assert set(lost) == {second}
+    second.connection.process = None
 
 
 OTHER = Owner("other", "session", "elsewhere:/other (process 7)")
