@@ -492,6 +492,11 @@ def test_process_groups_with_several_servers_are_fed_from_one_gathering(make, mo
     for server in servers:
         assert server.weights.keys() == wanted.keys()
         assert all(torch.equal(server.weights[name], weight) for name, weight in wanted.items())
+    complete = []
+    monkeypatch.setattr(engine._parts.weights, "full", lambda: (yield from full()) or complete.append(True))
+    monkeypatch.setattr(engine, "_expect", lambda version: [])
+    engine.update_weights(2)
+    assert complete, "other ranks gather them with this one, though all servers are lost"
 
 
 def test_where_one_server_offers_no_group_all_take_a_folder_and_the_note_names_it(make, pair):
