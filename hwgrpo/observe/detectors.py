@@ -15,7 +15,8 @@ from hwgrpo.observe import shown_fields
 from hwgrpo.observe.series import MetricSeries
 
 if TYPE_CHECKING:
-    from hwgrpo.config.schema import Config
+    from hwgrpo.catalog import ENGINES
+from hwgrpo.config.schema import Config
 
 START = 5
 """Steps at the beginning that later ones are compared with: few, for good runs move early."""
@@ -289,7 +290,7 @@ def gap_too_large(series: MetricSeries, config: Config) -> Finding | None:
     cuts = [
         _now(config, key)
         for key, off in (("rollout.top_k", 0), ("rollout.top_p", 1.0), ("rollout.min_p", 0.0))
-        if _value(config, key) != off
+        if _value(config, key) != off and not ENGINES.load(config.rollout.engine).reports_floors
     ]
     remedies = []
     if cuts:

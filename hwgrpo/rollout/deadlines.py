@@ -148,6 +148,7 @@ def _without(completions: Completions, dropped: Mapping[int, str]) -> Completion
         tokens=completions.tokens[kept_R],
         offsets=torch.nn.functional.pad(completions.lengths[kept].cumsum(0), (1, 0)),
         logprobs=completions.logprobs[kept_R],
+        floors=None if completions.floors is None else completions.floors[kept_R],
         finished=completions.finished[kept],
         texts=tuple(text for text, keep in zip(completions.texts, kept.tolist(), strict=True) if keep),
         versions=versions if versions is not None and versions.numel() else None,

@@ -105,9 +105,9 @@ FAULTS = (
     ),
     Fault(
         "top_p without the token that reaches it",
-        "rollout/local/token_sampling.py",
-        "[:, :-1] >= top_p",
-        "[:, 1:] >= top_p",
+        "rollout/local/logit_filters.py",
+        "[:, :-1] < top_p",
+        "[:, 1:] < top_p",
         "rollout/local/test_token_sampling.py",
     ),
     Fault(

@@ -412,7 +412,7 @@ FAULTS = (
     Fault(
         "the gap of truncated sampling judged",
         "training/rollout_guard.py",
-        " and (r.top_k, r.top_p, r.min_p) == (0, 1.0, 0.0)",
+        " and not unmatched_filters(config, update.policy.head.softcap)",
         "",
         "training/test_rollout_guard.py -k truncated",
     ),
