@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.observe import shown_fields
 from hwgrpo.observe.series import MetricSeries
 
 if TYPE_CHECKING:
-    from hwgrpo.catalog import ENGINES
-from hwgrpo.config.schema import Config
+    from hwgrpo.config.schema import Config
 
 START = 5
 """Steps at the beginning that later ones are compared with: few, for good runs move early."""

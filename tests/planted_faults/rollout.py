@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "a floor at the likeliest dropped token",
+        "rollout/local/logit_filters.py",
+        "(least + dropped) / 2",
+        "dropped",
+        "rollout/local/test_token_sampling.py -k floor",
+    ),
+    Fault(
+        "the floors of a dropped group kept",
+        "rollout/deadlines.py",
+        "completions.floors[kept_R]",
+        "completions.floors",
+        "rollout/test_deadlines.py -k versions",
+    ),
+    Fault(
         "an engine whose cache wakes up before its weights are loaded",
         "rollout/vllm/engine.py",
         'self._llm.wake_up(tags=["weights"])',

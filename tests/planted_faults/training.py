@@ -4,6 +4,27 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "floors of prefetched responses not in checkpoints",
+        "training/feed/prefetched_batches.py",
+        '"versions", "floors")',
+        '"versions")',
+        "training/test_rollout_guard.py -k prefetched",
+    ),
+    Fault(
+        "old and reference log-probs over dropped tokens, too",
+        "training/update/policy_update.py",
+        "{} if batch.floors is None else",
+        "{} if True else",
+        "training/test_rollout_guard.py -k several_updates",
+    ),
+    Fault(
+        "the loss over dropped tokens, too",
+        "training/update/train_batch.py",
+        ', "logprob_floor": batch.floors}',
+        "}",
+        "training/test_rollout_guard.py -k has_no_gap",
+    ),
+    Fault(
         "normalized by the rank's own tokens",
         "training/update/policy_update.py",
         "tokens, filled = self.strategy.sum(count(lengths))",

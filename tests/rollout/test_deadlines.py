@@ -368,8 +368,11 @@ def test_a_dropped_group_takes_the_versions_of_its_weights_with_it():
     groups = GroupDeadlines(2, 5)
     assert [groups.miss(0), groups.miss(0)] == [True, False]
     made = make_completions([[Sample([5, 6], [-0.5, -0.5], True)]] * 2, Sampling(1, 4), TOKENIZER, [], 3)
-    kept = groups.apply(replace(made, versions=torch.tensor([3, 4, 5, 6])))
+    floors = torch.tensor([-1.0, -2.0, -3.0, -4.0])
+    kept = groups.apply(replace(made, versions=torch.tensor([3, 4, 5, 6]), floors=floors))
     assert kept.versions is not None
+    assert kept.floors is not None
+    assert kept.floors.tolist() == [-3.0, -4.0]
     assert (kept.weight_version, kept.newest_version, kept.versions.tolist()) == (5, 6, [5, 6])
 
 

@@ -240,7 +240,7 @@ def test_other_settings_begin_at_level_0(tmp_path, notes, monkeypatch):
     [
         (
             ["rollout.top_p=0.9"],
-            "has no effect with rollout.top_p=0.9, rollout.engine='sglang_server'; set rollout.top_p",
+            "has no effect with rollout.top_p=0.9, rollout.engine='sglang_server'",
         ),
         (["rollout.top_k=5"], "has no effect with rollout.top_k=5"),
         (["rollout.min_p=0.1"], "has no effect with rollout.min_p=0.1"),
@@ -264,6 +264,16 @@ def test_the_gap_of_truncated_sampling_is_not_judged_where_the_engine_reports_no
 def test_truncated_sampling_has_no_gap(tmp_path, filters):
     runs.run(tmp_path / "run", *ENOUGH, filters, "rollout.temperature=1.2", "trainer.max_steps=4")
     assert max(map(abs, gaps(tmp_path / "run"))) < 1e-6
+
+
+def test_a_resumed_run_drops_the_tokens_of_prefetched_responses_too(tmp_path, monkeypatch):
+    words = ("rollout.top_p=0.8", "trainer.save_every=1", *STALE, *ENOUGH)
+    runs.run(tmp_path / "whole", *words, "trainer.max_steps=5")
+    run_until(3, monkeypatch, tmp_path / "parts", *words, "trainer.max_steps=5")
+    runs.run(tmp_path / "parts", *words, "trainer.max_steps=5")
+    whole, parts = runs.everything(tmp_path / "whole"), runs.everything(tmp_path / "parts")
+    assert _steps(parts) == _steps(whole)
+    assert parts["weights"] == whole["weights"]
 
 
 def test_a_faulty_engine_with_truncated_sampling_is_named(tmp_path, notes, monkeypatch):
