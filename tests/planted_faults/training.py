@@ -15,7 +15,7 @@ FAULTS = (
         "training/update/policy_update.py",
         "{} if batch.floors is None else",
         "{} if True else",
-        "training/test_rollout_guard.py -k several_updates",
+        "training/test_rollout_guard.py -k in_several_updates",
     ),
     Fault(
         "the loss over dropped tokens, too",

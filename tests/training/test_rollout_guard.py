@@ -266,6 +266,13 @@ def test_truncated_sampling_has_no_gap(tmp_path, filters):
     assert max(map(abs, gaps(tmp_path / "run"))) < 1e-6
 
 
+def test_truncated_sampling_in_several_updates_has_no_gap_and_no_kl_at_the_start(tmp_path):
+    words = ("rollout.top_k=2", "trainer.prompts_per_update=4", "algorithm.kl.coef=0.1", "trainer.max_steps=3")
+    runs.run(tmp_path / "run", *ENOUGH, *words, "optim.lr=1e-7")
+    assert max(map(abs, gaps(tmp_path / "run"))) < 1e-6
+    assert max(map(abs, gaps(tmp_path / "run", "actor/kl_loss"))) < 1e-4
+
+
 def test_a_resumed_run_drops_the_tokens_of_prefetched_responses_too(tmp_path, monkeypatch):
     words = ("rollout.top_p=0.8", "trainer.save_every=1", *STALE, *ENOUGH)
     runs.run(tmp_path / "whole", *words, "trainer.max_steps=5")
