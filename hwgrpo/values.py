@@ -119,6 +119,8 @@ class Completions:
     """Policy version that sampled the responses; the oldest, if there are several."""
     versions: torch.Tensor | None = None
     """[R] int64: policy version that sampled each token, if weights changed in between; None: all `weight_version`."""
+    floors: torch.Tensor | None = None
+    """[R] fp32: log-prob under the full distribution below which the filters dropped tokens; None: not reported."""
     late: int | None = None
     """Groups that missed `Sampling.group_timeout`; None: there is none."""
     dropped: Mapping[int, str] = field(default_factory=dict)
@@ -174,6 +176,8 @@ class TrainBatch:
     """[S] fp32."""
     rollout_logprobs: torch.Tensor
     """[R] fp32: log-probs that the rollout engine reported."""
+    floors: torch.Tensor | None = None
+    """[R] fp32: as in `Completions`; the trainer's log-probs are then those of the same tokens."""
     old_logprobs: torch.Tensor | None = None
     """[R] fp32: log-probs of the policy at the start of the update; None on policy, where the ratio is 1."""
     ref_logprobs: torch.Tensor | None = None

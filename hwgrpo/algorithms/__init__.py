@@ -7,7 +7,8 @@ policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels
 surrogates.py           PPO clip per token
 surrogate_variants.py   GSPO, GMPO, VESPO, CISPO, SAPO, TOPR, GPG
 divergence_losses.py    DPPO, DRO
-kl.py                   per-token estimators of KL(policy || reference)
+kl.py                   per-token estimators of KL(policy || reference): k3
+kl_variants.py          k1, k2, |x|, and those with the gradient of k2
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
 aggregation_variants.py sums, means over sequences and over prompts
 correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch

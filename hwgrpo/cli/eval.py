@@ -58,12 +58,15 @@ def run(args: argparse.Namespace) -> int:
     for note in evaluation.notes:
         print(f"hwgrpo: {note}", file=sys.stderr)
     if file is None:
-        greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
+        results = evaluation.greedy(), evaluation.sampled(args.n)
     else:
         with file:
-            greedy = replace(evaluation, rewards=_Recording(evaluation.rewards, file, "greedy")).greedy()
-            sampled = replace(evaluation, rewards=_Recording(evaluation.rewards, file, "sampled")).sampled(args.n)
+            results = (
+                replace(evaluation, rewards=_Recording(evaluation.rewards, file, "greedy")).greedy(),
+                replace(evaluation, rewards=_Recording(evaluation.rewards, file, "sampled")).sampled(args.n),
+            )
     evaluation.rewards.close()
+    (greedy, greedy_dropped), (sampled, sampled_dropped) = results
     result = {
         "schema": "hwgrpo.eval/1",
         "model": config.model.path,
@@ -75,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         "n": args.n,
         "temperature": config.rollout.temperature,
         "success": args.success,
+        **({"groups_dropped": greedy_dropped + sampled_dropped} if config.rollout.group_timeout is not None else {}),
         "greedy_reward": float(greedy.nanmean()),
         "mean_reward": float(sampled.nanmean()),
         "greedy_pass": float((greedy >= args.success).double().mean()),  # a sample without a reward has not passed

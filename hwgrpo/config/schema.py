@@ -51,7 +51,10 @@ _PPO_OR_GSPO = none_of(
 _KL_ON = on("algorithm.kl.coef", " above 0")
 _CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
 _CORRECTED = none_of("algorithm.correction.name", "none")
-_FULL_DISTRIBUTION = (one_of("rollout.top_k", 0), one_of("rollout.top_p", 1.0), one_of("rollout.min_p", 0.0))
+_REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
+_SAME_DISTRIBUTION = tuple(
+    one_of(f"rollout.{key}", off) + _REPORTS_FLOORS for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
+)
 _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 
 
@@ -176,8 +179,8 @@ class RolloutConfig:
     """Sample from the k most likely tokens only; 0 is off."""
     top_p: float = limited(1.0, above=0, at_most=1)
     """Sample from the most likely tokens that together have this probability; 1 is off. As with top_k and min_p, the
-    rollout's log-probs are then of the truncated distribution and the trainer's of the full one; rollout_corr/* shows
-    the gap."""
+    trainer normalizes over the same tokens with the local engine; with others over all, and rollout_corr/* shows the
+    gap."""
     min_p: float = limited(0.0, at_least=0, below=1)
     """Drop tokens less likely than this times the most likely one; 0 is off."""
     stop: list[str] = field(default_factory=list)
@@ -197,7 +200,7 @@ class RolloutConfig:
     alternate. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout
     prefetches up to that many steps. Above 0 the engine has its own copy of the weights, and `algorithm.correction`
     must be on."""
-    guard: str = choice("warn", ("off", "warn", "act"), used_by=_FULL_DISTRIBUTION)
+    guard: str = choice("warn", ("off", "warn", "act"), used_by=_SAME_DISTRIBUTION)
     """What a large gap between the rollout engine's and the trainer's log-probs does. `warn`: a note with the numbers,
     the likely cause and the remedy. `act`: the run applies importance weights, then rejects tokens, then samples with
     fresher weights, then ends, and goes back step by step when the gap is small again (docs/rollout.md)."""
@@ -236,7 +239,7 @@ class RolloutConfig:
     """vLLM, SGLang: neither compile nor record graphs; null: on a CPU only."""
     tensor_parallel_size: int = limited(1, at_least=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: devices that share one copy of the model. With `vllm` they are those of so many consecutive ranks
-    of a host, which then sample together; not with `max_staleness`."""
+    of a host, which then sample together; neither with `max_staleness` nor with `group_timeout`."""
     engine_kwargs: dict[str, Any] = setting(dict, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they override those that hwgrpo sets."""
     server: RolloutServerConfig = setting(RolloutServerConfig, used_by=[_SERVER])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,13 +150,19 @@ class CompletionsLog:
         self._per_step = per_step
 
     def log(
-        self, step: int, batch: PromptBatch, completions: Completions, rewards: Rewards, advantages_S: torch.Tensor
+        self,
+        step: int,
+        batch: PromptBatch,
+        completions: Completions,
+        rewards: Rewards,
+        advantages_S: torch.Tensor,
+        dropped: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Append a step's chosen samples, as `sample_record` with `step` and `advantage`, and its dropped groups."""
         for i in complete_groups_first(completions.prompt_index.tolist(), self._per_step):
             record = sample_record(i, batch, completions, rewards)
             self._lines.append({"step": step, **record, "advantage": float(advantages_S[i])})
-        for record in dropped_records(batch, completions):
+        for record in dropped:
             self._lines.append({"step": step, **record, "advantage": None})
 
     def cut_back(self, step: int) -> None:

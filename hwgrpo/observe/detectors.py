@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.observe import shown_fields
 from hwgrpo.observe.series import MetricSeries
 
@@ -289,7 +290,7 @@ def gap_too_large(series: MetricSeries, config: Config) -> Finding | None:
     cuts = [
         _now(config, key)
         for key, off in (("rollout.top_k", 0), ("rollout.top_p", 1.0), ("rollout.min_p", 0.0))
-        if _value(config, key) != off
+        if _value(config, key) != off and not ENGINES.load(config.rollout.engine).reports_floors
     ]
     remedies = []
     if cuts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -148,7 +148,13 @@ class Observer:
         self._show(lambda: self._progress.validation(step, values))
 
     def completions(
-        self, step: int, batch: PromptBatch, completions: Completions, rewards: Rewards, advantages_S: torch.Tensor
+        self,
+        step: int,
+        batch: PromptBatch,
+        completions: Completions,
+        rewards: Rewards,
+        advantages_S: torch.Tensor,
+        dropped: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Write some samples of this rank to completions.jsonl, as many as `observe.completions_per_step`.
 
@@ -158,6 +164,7 @@ class Observer:
             completions: their S responses.
             rewards: [S] rewards.
             advantages_S: [S] advantages.
+            dropped: `dropped_records` of all ranks.
 
         Raises:
             RunError: the file could not be written.
@@ -166,7 +173,7 @@ class Observer:
             self._write(
                 "completions.jsonl",
                 step,
-                lambda: self._completions.log(step, batch, completions, rewards, advantages_S),
+                lambda: self._completions.log(step, batch, completions, rewards, advantages_S, dropped),
             )
 
     def note(self, text: str) -> None:

@@ -74,23 +74,18 @@ class GroupDeadlines:
 
     def misses(self) -> list[tuple[int, bool]]:
         """Return the groups that have missed their deadlines now, and whether to dispatch each again."""
-        self.report()
         if self._timeout is None:
             return []
         return [(group, self.miss(group)) for group in late_groups(self._dispatched, monotonic(), self._timeout)]
 
-    def report(self) -> None:
-        """Print how many groups are awaited, if a report is due."""
-        self._wait.report()
-
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Report the wait from a thread during the block."""
+        """Print how many groups are awaited, from a thread during the block, whenever a report is due."""
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(REPORT_CHECK):
-                self.report()
+                self._wait.report()
 
         thread = threading.Thread(target=watch, name="hwgrpo-rollout-wait", daemon=True)
         thread.start()
@@ -110,18 +105,17 @@ class GroupDeadlines:
             count: how many are decoded together.
             n: responses per group.
         """
-        if self._timeout is None:
-            return lambda growing: False
         groups = {(first + row) // n for row in range(count)}
-        complete = {group for group in groups if (group + 1) * n <= first + count}  # the others go on in the next part
         for group in set(self._dispatched) - groups:
             self.finish(group)  # decoded before
         for group in groups:
             self.dispatch(group)
+        if self._timeout is None:
+            return lambda growing: False
 
         def overdue(growing: np.ndarray) -> bool:
             growing_groups = {*((first + growing) // n).tolist()}
-            for group in complete - growing_groups:
+            for group in groups - growing_groups:
                 self.finish(group)
             self.misses()
             return growing_groups <= self._dropped
@@ -154,6 +148,7 @@ def _without(completions: Completions, dropped: Mapping[int, str]) -> Completion
         tokens=completions.tokens[kept_R],
         offsets=torch.nn.functional.pad(completions.lengths[kept].cumsum(0), (1, 0)),
         logprobs=completions.logprobs[kept_R],
+        floors=None if completions.floors is None else completions.floors[kept_R],
         finished=completions.finished[kept],
         texts=tuple(text for text, keep in zip(completions.texts, kept.tolist(), strict=True) if keep),
         versions=versions if versions is not None and versions.numel() else None,

@@ -33,6 +33,8 @@ class EngineKind:
     kind or rejects the token. None: the engine uses no server."""
     samples_with_policy: bool = False
     """Whether it samples with the policy's weights, or a copy of them in this process; others are sent the weights."""
+    reports_floors: bool = False
+    """Whether it reports which tokens top_k, top_p and min_p dropped (`Completions.floors`)."""
     runs_vllm: bool = False
     """Whether vLLM computes the attention."""
     receives_in_group: bool = False
@@ -56,6 +58,21 @@ class EngineKind:
 def engine_kind(config: Config) -> EngineKind:
     """Return the kind of engine that the settings name."""
     return ENGINES.load(config.rollout.engine)
+
+
+def unmatched_filters(config: Config, softcap: float | None = None) -> str | None:
+    """Return why the trainer's log-probs are over more tokens than top_k, top_p and min_p keep; None: they are not.
+
+    Args:
+        config: the run's settings.
+        softcap: the model's, of its logits; None: it has none.
+    """
+    r = config.rollout
+    if (r.top_k, r.top_p, r.min_p) == (0, 1.0, 0.0):
+        return None
+    if not engine_kind(config).reports_floors:
+        return f"rollout.engine={r.engine} does not report which tokens they drop"
+    return None if softcap is None else "the model's logits have a softcap"
 
 
 def check_engine(config: Config) -> None:

@@ -29,6 +29,7 @@ class Gate:
         self._finishing_batches = 0
         self._inside = False
         self._stopped = False
+        self._on_stop: list[Callable[[], None]] = []
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -80,6 +81,12 @@ class Gate:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        for abort in self._on_stop:
+            abort()
+
+    def on_stop(self, abort: Callable[[], None]) -> None:
+        """Have `stop` call a function that aborts what the generating thread waits for."""
+        self._on_stop.append(abort)
 
     @property
     def stopped(self) -> bool:

@@ -30,10 +30,11 @@ def server_devices(config: Config, variable: str | None, environ: Mapping[str, s
         Values of the variable; none where there is one server only, which sees what the run sees.
     """
     ranks, size = int(environ.get("LOCAL_WORLD_SIZE") or 1), config.rollout.tensor_parallel_size
-    if variable is None or not shares_device(config) or ranks < 2 * size:
+    if variable is None or variable in config.rollout.server.env or not shares_device(config):
         return []
     visible = environ[variable].split(",") if environ.get(variable) else [str(index) for index in range(ranks)]
-    return [",".join(visible[first : first + size]) for first in range(0, ranks - size + 1, size)]
+    count = min(len(visible), ranks) // size
+    return [",".join(visible[size * k : size * (k + 1)]) for k in range(count)] if count > 1 else []
 
 
 def sleeps(config: Config, *, on_host: bool) -> bool:

@@ -142,17 +142,18 @@ class Evaluation:
     notes: tuple[str, ...] = ()
     """Notes for the user on the checkpoint."""
 
-    def greedy(self) -> torch.Tensor:
-        """Return the rewards [prompts, 1] of greedy responses."""
+    def greedy(self) -> tuple[torch.Tensor, int]:
+        """Return the rewards [prompts, 1] of greedy responses, and how many groups were dropped."""
         return self._scores(greedy=True, n=1)
 
-    def sampled(self, n: int) -> torch.Tensor:
-        """Return the rewards [prompts, n] of sampled responses."""
+    def sampled(self, n: int) -> tuple[torch.Tensor, int]:
+        """Return the rewards [prompts, n] of sampled responses, and how many groups were dropped."""
         return self._scores(greedy=False, n=n)
 
-    def _scores(self, **changes: Any) -> torch.Tensor:
+    def _scores(self, **changes: Any) -> tuple[torch.Tensor, int]:
         sampling = replace(self.sampling, **changes)
-        return scores(self.engine, self.dataset, self.rewards, sampling, range(len(self.dataset)))[0]
+        found, _, dropped = scores(self.engine, self.dataset, self.rewards, sampling, range(len(self.dataset)))
+        return found, dropped
 
 
 def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoint: Path | None = None) -> Evaluation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hwgrpo.observe.completions import pick_sample
+from hwgrpo.observe.completions import dropped_records, pick_sample
 from hwgrpo.observe.custom_metrics import over_ranks
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
@@ -91,10 +91,13 @@ def train_step(run: Run, step: int) -> None:
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(generated.metrics) | run.memory()
     raise_if_moved(run.lock, run.strategy)  # before writing to the run's folder
-    for note in (*run.update.pop_notes(), *failure_notes(values, *samples[:3], step, run.reported_failures)):
+    dropped = [*dropped_records(prompts, completions)]
+    if values.get("rollout/groups_dropped"):
+        dropped = [record for records in run.strategy.gather_objects(dropped) for record in records]
+    for note in (*run.update.pop_notes(), *failure_notes(values, dropped, rewards, step, run.reported_failures)):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
-    run.observer.completions(step, *samples)
+    run.observer.completions(step, *samples, dropped)
 
 
 def validate_now(run: Run, step: int) -> None:

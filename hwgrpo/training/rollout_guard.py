@@ -23,6 +23,7 @@ from hwgrpo.algorithms.gap_guard import (
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import Config
 from hwgrpo.errors import RunError, quoted
+from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.step_metrics import WorstToken
@@ -66,7 +67,7 @@ class RolloutGuard:
         adjustable = r.max_staleness if isinstance(source, AdjustableSource) else 0
         self._measures = measures(config.algorithm.correction, adjustable)
         # The log-probs of a truncated distribution differ from those of the full one by design.
-        self._watches = r.guard != "off" and (r.top_k, r.top_p, r.min_p) == (0, 1.0, 0.0)
+        self._watches = r.guard != "off" and not unmatched_filters(config, update.policy.head.softcap)
         self._acts = self._watches and r.guard == "act"
         self._state = GuardState()
         saved = checkpoint.manifest["state"].get("guard") if checkpoint else None

@@ -18,6 +18,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.prompts import template_note
+from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.startup_checks import Data
@@ -46,6 +47,16 @@ def frozen_dtype_note(config: Config, models: Models) -> str | None:
     return (
         f"the frozen base model stays in float32 and is copied to sample with, since {_named(compute)} would round its "
         "values; model.lora.base_dtype=bfloat16 rounds them"
+    )
+
+
+def filters_note(config: Config, models: Models) -> str | None:
+    """Return a line where rollout and trainer normalize over different tokens."""
+    reason = unmatched_filters(config, models.policy.head.softcap)
+    return reason and (
+        f"the trainer's log-probs are over all tokens, not only those that top_k, top_p and min_p keep: {reason}. "
+        "The gap in rollout_corr/* is large and rollout.guard does not watch it; "
+        "algorithm.correction.name=token_truncate weighs tokens by it"
     )
 
 

@@ -41,6 +41,7 @@ from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, rest
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
+    filters_note,
     frozen_dtype_note,
     memory_metrics,
     prompt_notes,
@@ -161,7 +162,7 @@ def _build(
             keep_copies(config, folder.path)
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
-    notes += filter(None, (frozen_dtype_note(config, models),))
+    notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models)))
     notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)

@@ -22,6 +22,7 @@
     rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,
                         tiles.py their block sizes per architecture, ascend_tiles.py those for Ascend,
                         triton_support.py where they can run
+    kept_tokens.py      rows whose target was drawn from a truncated distribution
     npu_scoring.py      linear_logprob through torch-npu's fused head, for scoring
     fused_modules.py    fused modules in a transformers model, by device; npu_modules/ those of torch-npu
 

@@ -212,15 +212,15 @@ def _(
 def open_stream(
     hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, mapping: LogitMap,
     chunk_rows: int | None, logits_dtype: torch.dtype | None, kernels: RowKernels | None = None,
+    floor: Tensor | None = None,
 ) -> tuple[Stream, list[tuple[int, int]]]:  # fmt: skip
     """Return the stream of the rows and its chunks; the hidden states have the GEMMs' dtype."""
     device_type = hidden.device.type
     head = Head(weight, bias, hidden.dtype, logits_dtype or hidden.dtype)
     buffers = logits_buffers(hidden.dtype, head.logits_dtype, device_type)
     rows = chunk_rows or chunk_rows_for(head.vocab, head.logits_dtype, device_type, buffers)
-    return Stream(head, head.operand(hidden, hidden.dtype), targets, mapping, kernels), even_chunks(
-        hidden.shape[0], rows
-    )
+    stream = Stream(head, head.operand(hidden, hidden.dtype), targets, mapping, kernels, floor_N=floor)
+    return stream, even_chunks(hidden.shape[0], rows)
 
 
 def linear_logprob_in_torch(
@@ -240,6 +240,20 @@ def linear_logprob_in_torch(
         mapping = LogitMap(scale, squash, row_scale)
         stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
         return stream.all_stats(chunks, with_entropy)[:4]
+
+
+def score_kept_tokens(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, mapping: LogitMap, with_entropy: bool,
+    chunk_rows: int | None, logits_dtype: torch.dtype | None, floor: Tensor,
+) -> RowStats:  # fmt: skip
+    """Compute `linear_logprob` over the tokens that `kept_tokens.drop_tokens` keeps, without gradient."""
+    check_target_range(targets, weight.shape[0])
+    parameters: tuple[Any, ...] = hidden, weight, bias
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in parameters):
+        raise ValueError("linear_logprob with a logprob_floor has no gradient: use torch.no_grad or linear_token_loss")
+    with torch.no_grad(), without_autocast(hidden.device.type):
+        stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype, floor=floor)
+        return stream.all_stats(chunks, with_entropy)
 
 
 @torch.library.custom_op("hwgrpo::linear_logprob_backward", mutates_args=())

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import argument_checks, inplace, library, vocab_logprob
+from . import argument_checks, inplace, kept_tokens, library, vocab_logprob
 from .guards import compute_dtype_of, refuse_compiled_region
 from .logit_map import logit_map
 from .vocab_checks import raise_on_all_ranks
@@ -69,6 +69,7 @@ def linear_logprob(
     chunk_rows: int | None = None,
     logits_dtype: torch.dtype | None = None,
     vocab_group: dist.ProcessGroup | None = None,
+    logprob_floor: Tensor | None = None,
 ) -> TokenLogprob:
     """Return the log-probability (nats) of each row's target without materializing [N,V] logits.
 
@@ -90,6 +91,9 @@ def linear_logprob(
             the gradient of hidden (all-reduced in backward) are the same on all ranks. All ranks must call forward
             and backward together; each chunk costs an all-gather of four numbers per row. Release the results before
             the group is destroyed.
+        logprob_floor: [N] fp32, nats: the distribution is that of the tokens whose log-prob under the full one is at
+            least this, and of the target, as after top-k, top-p or min-p; -inf: of all. Has no gradient, and does not
+            support a softcap or a vocab_group.
 
     Returns:
         `TokenLogprob`, fp32 (fp64 for fp64 hidden states).
@@ -108,9 +112,12 @@ def linear_logprob(
         chunk_rows = argument_checks.check_chunk_rows(chunk_rows)
         compute_dtype = compute_dtype_of(hidden)
         argument_checks.check_logits_dtype(logits_dtype, compute_dtype)
+        kept_tokens.check_floor(logprob_floor, hidden, softcap, vocab_group)
     mapping = logit_map(temperature, softcap, logit_scale)
     rows = hidden.to(compute_dtype), weight, targets.long(), bias
-    if vocab_group is None:
+    if logprob_floor is not None:
+        stats = library.score_kept_tokens(*rows, mapping, with_entropy, chunk_rows, logits_dtype, logprob_floor)
+    elif vocab_group is None:
         stats = library.linear_logprob(*rows, *mapping, with_entropy, chunk_rows, logits_dtype)
     else:
         stats = vocab_logprob.linear_logprob(*rows, mapping, with_entropy, chunk_rows, logits_dtype, vocab_group)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .head import Head, HeadGradients
+from .kept_tokens import drop_tokens
 from .logit_map import LogitMap
 from .registry import default_registry
 
@@ -120,6 +121,7 @@ class Stream:
         mapping: from raw logits to the distribution's.
         kernels: the row ops; resolved from the registry when None.
         reference: for the KL divergence from its distribution under the same mapping; None without.
+        floor_N: log-prob below which a row's tokens are dropped (`kept_tokens`); None keeps all.
     """
 
     def __init__(
@@ -130,7 +132,9 @@ class Stream:
         mapping: LogitMap,
         kernels: RowKernels | None = None,
         reference: ReferenceRows | None = None,
+        floor_N: Tensor | None = None,
     ) -> None:
+        self.floor = floor_N
         self.head, self.hidden, self.targets, self.mapping = head, hidden_NH, targets_N, mapping
         self.reference = reference
         self.kernels = kernels or row_kernels(
@@ -146,6 +150,9 @@ class Stream:
     def logits_of(self, start: int, stop: int, with_reference: bool = True) -> ChunkLogits:
         """Compute the logits of rows [start, stop)."""
         logits = self.head.logits(self.hidden[start:stop])
+        if self.floor is not None:
+            rows = self.targets[start:stop], self.floor[start:stop], self.mapping.rows(start, stop)
+            drop_tokens(logits, *rows, self.kernels.stats)
         if self.reference is None or not with_reference:
             return ChunkLogits(logits, None)
         return ChunkLogits(logits, self.reference.head.logits(self.reference.hidden_NH[start:stop]))

@@ -12,6 +12,7 @@ from . import argument_checks
 from .chunks import chunk_rows_for, even_chunks, sequence_chunks
 from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compiled_region, without_autocast
 from .head import Head, HeadGradients, logits_buffers, operand_dtype
+from .kept_tokens import check_floor
 from .logit_map import logit_map
 from .loss_calls import LossCalls, LossFunction
 from .precomputed_gradients import PrecomputedGradients
@@ -60,6 +61,7 @@ def linear_token_loss(
     reference: ReferenceHead | None = None,
     weight_operand_VH: Tensor | None = None,
     final_gradients: bool = False,
+    logprob_floor: Tensor | None = None,
 ) -> TokenLoss:
     """Stream the vocabulary for any loss of per-token statistics; [N,V] logits never exist.
 
@@ -91,6 +93,7 @@ def linear_token_loss(
             The gradients are then returned as computed: a device's grad_output cannot be read without waiting for it,
             and multiplying by it reads and writes all of dW. If it is not 1, backward raises on a CPU, and makes
             gradients NaN elsewhere.
+        logprob_floor: as for `linear_logprob`, here with gradients; does not support a reference either.
 
     Returns:
         `TokenLoss`. Without unmasked rows the loss is a differentiable zero.
@@ -113,6 +116,7 @@ def linear_token_loss(
         if weight_operand_VH is not None:
             dtype = operand_dtype(compute_dtype, logits_dtype, device_type)
             argument_checks.check_operand(weight_operand_VH, weight_VH, dtype)
+        check_floor(logprob_floor, hidden_NH, softcap, vocab_group or reference)
         bounds = argument_checks.check_rows(hidden_NH, loss_fn, rows, row_mask, cu_seqlens, scope)
         with_reference = reference is not None
         kernels = row_kernels(device_type, logits_dtype, weight_VH.shape[0], with_reference=with_reference)
@@ -126,6 +130,7 @@ def linear_token_loss(
             if row_mask is not None and unmasked is not None:
                 hidden, targets, mapping = hidden[unmasked], targets[unmasked], mapping.select(unmasked)
                 rows = {name: each[unmasked] for name, each in rows.items()}
+                logprob_floor = None if logprob_floor is None else logprob_floor[unmasked]
                 bounds = None if bounds is None else _unmasked_before(row_mask, bounds)
             head = Head(weight_VH, bias, compute_dtype, logits_dtype, weight_operand_VH)
             operand = head.operand(hidden, compute_dtype)
@@ -146,7 +151,7 @@ def linear_token_loss(
         same_values = {"targets_N": targets, "row_mask": targets.new_empty(0) if unmasked is None else unmasked}
         vocab = exchange_shards(vocab_group, weight_VH, hidden_NH, same, same_values)
         argument_checks.check_target_range(targets, vocab.total)
-        stream = Stream(head, operand, targets, mapping, vocab.kernels(kernels), reference_rows)
+        stream = Stream(head, operand, targets, mapping, vocab.kernels(kernels), reference_rows, logprob_floor)
         call = LossCalls(loss_fn, rows, bounds, hidden.device, with_reference)
         buffers = logits_buffers(compute_dtype, logits_dtype, device_type) + with_reference
         size = chunk_rows or chunk_rows_for(vocab.largest, logits_dtype, device_type, buffers)

@@ -186,6 +186,8 @@ def test_two_ranks_go_on_when_all_groups_of_a_step_are_dropped(server, words, st
     two(tmp_path / "run", *words(), *more)
     (step,) = (line for line in runs.metrics(tmp_path / "run") if "reward" in line)
     assert (step["rollout/groups_dropped"], step["response/aborted_ratio"], step["reward"]) == (2, 1, "NaN")
+    records = list(read_lines(tmp_path / "run/completions.jsonl"))
+    assert {record["prompt"] for record in records if "dropped" in record} == every, "those of both ranks"
     server.stick()
     answers = {line["ground_truth"] for line in read_lines(tmp_path / "one/completions.jsonl")}
     two(tmp_path / "reward", *words(*sorted(answers)), *more)

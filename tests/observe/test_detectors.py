@@ -234,6 +234,8 @@ def test_advice_knows_the_settings_of_the_run():
     gap = CASES["rollout and trainer differ"][0][0]
     assert "top_k" not in str(found("rollout and trainer differ", gap, config))
     config.rollout.top_k = 5
+    assert "top_k" not in str(found("rollout and trainer differ", gap, config)), "the trainer drops the same tokens"
+    config.rollout.engine = "sglang_server"
     assert "switch off rollout.top_k (now 5)" in str(found("rollout and trainer differ", gap, config))
 
 

@@ -101,8 +101,8 @@ def test_what_an_inspection_of_data_shows_is_ours(tmp_path, capsys):
 def test_what_an_evaluation_prints_is_ours(tmp_path, monkeypatch, capsys):
     scores = torch.ones(1, 1)
     evaluation = SimpleNamespace(
-        greedy=lambda: scores,
-        sampled=lambda _n: scores,
+        greedy=lambda: (scores, 0),
+        sampled=lambda _n: (scores, 0),
         rewards=SimpleNamespace(close=lambda: None),
         dataset=Data(),
         notes=(),

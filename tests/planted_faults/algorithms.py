@@ -24,7 +24,7 @@ FAULTS = (
         "x = logprob_N - ref_logprob_N",
         "algorithms",
     ),
-    Fault("k3+ with the other gradient", "algorithms/kl.py", "+ slope_N *", "- slope_N *", "algorithms"),
+    Fault("k3+ with the other gradient", "algorithms/kl_variants.py", "+ slope_N *", "- slope_N *", "algorithms"),
     Fault("population std", "algorithms/groups.py", "(self.size_G - correction)", "self.size_G", "algorithms"),
     Fault(
         "invalid samples count", "algorithms/groups.py", "self.valid_S & (self.signal_G", "(self.signal_G", "algorithms"

@@ -6,7 +6,7 @@ FAULTS = (
     Fault(
         "dropped groups not recorded",
         "observe/completions.py",
-        "        for record in dropped_records(batch, completions):",
+        "        for record in dropped:",
         "        for record in ():",
         "training/test_late_groups.py -k recorded",
     ),

@@ -4,6 +4,34 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "dropped tokens counted without the temperature",
+        "../kernels/hwgrpo_kernels/kept_tokens.py",
+        "lowest = row_max + (floor + log_sum) / factor",
+        "lowest = row_max + (floor + log_sum)",
+        "kernels/test_kept_tokens.py",
+    ),
+    Fault(
+        "a target below its floor dropped",
+        "../kernels/hwgrpo_kernels/kept_tokens.py",
+        ".scatter_(1, columns[a:b], False)",
+        "",
+        "kernels/test_kept_tokens.py",
+    ),
+    Fault(
+        "dropped tokens of the rows of another chunk",
+        "../kernels/hwgrpo_kernels/streaming.py",
+        "self.floor[start:stop], ",
+        "self.floor[: stop - start], ",
+        "kernels/test_kept_tokens.py",
+    ),
+    Fault(
+        "masked rows that keep their floors",
+        "../kernels/hwgrpo_kernels/token_loss.py",
+        "None if logprob_floor is None else logprob_floor[unmasked]",
+        "None if logprob_floor is None else logprob_floor[: len(unmasked)]",
+        "kernels/test_kept_tokens.py -k masked_rows",
+    ),
+    Fault(
         "quantized codes in the wrong half of a byte",
         "../kernels/hwgrpo_kernels/nf4_torch.py",
         "table.repeat_interleave(16), table.repeat(16)",

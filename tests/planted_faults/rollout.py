@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "a floor at the likeliest dropped token",
+        "rollout/local/logit_filters.py",
+        "(least + dropped) / 2",
+        "dropped",
+        "rollout/local/test_token_sampling.py -k floor",
+    ),
+    Fault(
+        "the floors of a dropped group kept",
+        "rollout/deadlines.py",
+        "completions.floors[kept_R]",
+        "completions.floors",
+        "rollout/test_deadlines.py -k versions",
+    ),
+    Fault(
         "an engine whose cache wakes up before its weights are loaded",
         "rollout/vllm/engine.py",
         'self._llm.wake_up(tags=["weights"])',
@@ -105,9 +119,9 @@ FAULTS = (
     ),
     Fault(
         "top_p without the token that reaches it",
-        "rollout/local/token_sampling.py",
-        "[:, :-1] >= top_p",
-        "[:, 1:] >= top_p",
+        "rollout/local/logit_filters.py",
+        "[:, :-1] < top_p",
+        "[:, 1:] < top_p",
         "rollout/local/test_token_sampling.py",
     ),
     Fault(
@@ -344,14 +358,14 @@ FAULTS = (
     Fault(
         "a late request counted as a failing server",
         "rollout/server/request_router.py",
-        "            if raise_late and isinstance(problem, TimedOut) and server.has_current_weights():",
+        "            if raise_late and isinstance(problem, TimedOut) and self._is_healthy(server):",
         "            if False:",
         "rollout/test_deadlines.py -k stays_stuck",
     ),
     Fault(
         "a lost server counted as a late group",
         "rollout/server/request_router.py",
-        "isinstance(problem, TimedOut) and server.has_current_weights():",
+        "isinstance(problem, TimedOut) and self._is_healthy(server):",
         "isinstance(problem, TimedOut):",
         "rollout/test_deadlines.py -k lost_its_weights",
     ),
@@ -372,8 +386,104 @@ FAULTS = (
     Fault(
         "all servers of a run on its first device",
         "rollout/shared_devices.py",
-        "visible[first : first + size]",
+        "visible[size * k : size * (k + 1)]",
         "visible[:size]",
         "rollout/server/test_several_servers.py -k training_devices",
+    ),
+    Fault(
+        "a server for each rank of a run that sees fewer devices",
+        "rollout/shared_devices.py",
+        "min(len(visible), ranks) // size",
+        "ranks // size",
+        "rollout/server/test_several_servers.py -k training_devices",
+    ),
+    Fault(
+        "an aborted request counted as a late one",
+        "rollout/server/http_client.py",
+        "        if deadline.reached:  # the",
+        "        if deadline.ended:  # the",
+        "rollout/server/test_http_responses.py -k aborted_at",
+    ),
+    Fault(
+        "a long wait for the local engine not reported",
+        "rollout/local/engine.py",
+        ", deadlines.reported():",
+        ":",
+        "rollout/test_deadlines.py -k without_a_deadline",
+    ),
+    Fault(
+        "a long wait for vllm not reported",
+        "rollout/vllm/engine.py",
+        "with deadlines.reported():",
+        "if True:",
+        "rollout/vllm/test_engine.py -k without_a_deadline",
+    ),
+    Fault(
+        "requests left in flight on a server that another run has taken",
+        "rollout/server/request_router.py",
+        """            return server.has_current_weights()
+        except ServerInUse as in_use:
+            self.fail(in_use)
+""",
+        """            return server.has_current_weights()
+        except ServerInUse:
+""",
+        "rollout/server/test_several_servers.py -k late_request",
+    ),
+    Fault(
+        "requests waited for when the thread that generates is to end",
+        "rollout/pause_gate.py",
+        "        for abort in self._on_stop:",
+        "        for abort in ():",
+        "rollout/server/test_engine.py -k waits_for_no_response",
+    ),
+    Fault(
+        "a new deadline for each part of a group",
+        "rollout/deadlines.py",
+        "self._dispatched.setdefault(group, monotonic())",
+        "self._dispatched[group] = monotonic()",
+        "rollout/test_deadlines.py -k in_parts",
+    ),
+    Fault(
+        "responses as old as a dropped one",
+        "rollout/deadlines.py",
+        "    if versions is not None and versions.numel():",
+        "    if False:",
+        "rollout/test_deadlines.py -k versions",
+    ),
+    Fault(
+        "single requests all sent to the first of several servers",
+        "rollout/server/request_router.py",
+        "            self._turn += 1\n",
+        "",
+        "rollout/server/test_several_servers.py -k spread_evenly",
+    ),
+    Fault(
+        "the second loss of a server not printed",
+        "rollout/server/rollout_server.py",
+        "            self._announced.clear()\n",
+        "",
+        "rollout/server/test_several_servers.py -k killed_in_a_step",
+    ),
+    Fault(
+        "a dead server left to the ranks that cannot restart it",
+        "rollout/server/rollout_server.py",
+        "(died or stale)",
+        "stale",
+        "rollout/server/test_several_servers.py -k process_has_died",
+    ),
+    Fault(
+        "requests sent to a server with the weights before",
+        "rollout/server/rollout_server.py",
+        "            if version != self._state.version or not self._state.usable:",
+        "            if not self._state.usable:",
+        "rollout/server/test_several_servers.py -k current_weights_only",
+    ),
+    Fault(
+        "weights not gathered by rank 0 where all servers are lost",
+        "rollout/server/engine.py",
+        "        transfer.finish()  # where there was no server to send to\n",
+        "",
+        "rollout/server/test_several_servers.py -k process_groups",
     ),
 )

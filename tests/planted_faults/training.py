@@ -4,6 +4,27 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "floors of prefetched responses not in checkpoints",
+        "training/feed/prefetched_batches.py",
+        '"versions", "floors")',
+        '"versions")',
+        "training/test_rollout_guard.py -k prefetched",
+    ),
+    Fault(
+        "old and reference log-probs over dropped tokens, too",
+        "training/update/policy_update.py",
+        "{} if batch.floors is None else",
+        "{} if True else",
+        "training/test_rollout_guard.py -k in_several_updates",
+    ),
+    Fault(
+        "the loss over dropped tokens, too",
+        "training/update/train_batch.py",
+        ', "logprob_floor": batch.floors}',
+        "}",
+        "training/test_rollout_guard.py -k has_no_gap",
+    ),
+    Fault(
         "normalized by the rank's own tokens",
         "training/update/policy_update.py",
         "tokens, filled, prompts = self.strategy.sum([*count(lengths), prompts])",
@@ -412,7 +433,7 @@ FAULTS = (
     Fault(
         "the gap of truncated sampling judged",
         "training/rollout_guard.py",
-        " and (r.top_k, r.top_p, r.min_p) == (0, 1.0, 0.0)",
+        " and not unmatched_filters(config, update.policy.head.softcap)",
         "",
         "training/test_rollout_guard.py -k truncated",
     ),
@@ -520,5 +541,26 @@ FAULTS = (
         'scored = batch.old_logprobs if self.config.algorithm.old_logprobs == "trainer" else None',
         "scored = batch.old_logprobs",
         "training/test_old_logprobs.py",
+    ),
+    Fault(
+        "late groups counted only where this rank had a deadline",
+        "training/update/step_metrics.py",
+        "    if late:",
+        "    if completions.late is not None:",
+        "training/test_late_groups.py -k no_deadline_yet",
+    ),
+    Fault(
+        "dropped groups of a measurement not counted",
+        "training/evaluate.py",
+        "return found, dropped",
+        "return found, 0",
+        "training/test_late_groups.py -k measurement",
+    ),
+    Fault(
+        "dropped groups of other ranks not recorded",
+        "training/loop.py",
+        '    if values.get("rollout/groups_dropped"):',
+        "    if False:",
+        "distributed/test_late_groups.py -k all_groups_of_a_step",
     ),
 )

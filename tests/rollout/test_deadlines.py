@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from hwgrpo import waits
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import deadlines
@@ -83,7 +85,7 @@ def engine_of(max_sequences: int = 64) -> tuple[LocalEngine, Clock]:
 
 
 def sampling(timeout: float | None, **more: Any) -> Sampling:
-    """Return settings under which some responses end early: every third token of the vocabulary ends one."""
+    """Return settings under which some responses end early: every ninth token of the vocabulary ends one."""
     stops = tuple(range(0, len(TOKENIZER), 9))
     return Sampling(3, STEPS, seed=5, stop_token_ids=stops, group_timeout=timeout, **more)
 
@@ -142,13 +144,14 @@ def test_a_deadline_that_nobody_misses_changes_nothing(monkeypatch):
     assert_only_dropped(found, whole, set(), 1000)
 
 
-@pytest.mark.parametrize("together", [2, 3])
-def test_groups_that_are_decoded_in_parts_have_their_deadlines_from_their_first_part(monkeypatch, together: int):
+@pytest.mark.parametrize(("together", "timeout"), [(2, 4), (2, 5), (3, 5)])
+def test_groups_that_are_decoded_in_parts_have_their_deadlines_from_their_first_part(
+    monkeypatch, together: int, timeout: int
+):
     """With 3 samples per prompt, one group is decoded at a time; with room for 2, in two parts of its own."""
     engine, clock = engine_of(together)
     monkeypatch.setattr(deadlines, "monotonic", lambda: clock.now)
     whole = engine.generate(batch(*TEXTS), sampling(None))
-    timeout = 5
     lengths = [
         sum(
             max(len(tokens) for tokens, *_ in group(whole, prompt)[part : part + together])
@@ -277,8 +280,26 @@ def test_a_long_wait_is_reported_with_the_number_of_groups(make, server, monkeyp
     monkeypatch.setattr(deadlines, "LONG_WORK", 0.2)
     monkeypatch.setattr(engine._settings, "request_timeout", 0.5)
     stick(server, "c", 1)
-    engine.generate(batch("c", "ba"), Sampling(2, 3))  # without a deadline, too
-    assert "waiting for the responses of 1 of 2 groups: 0 s\n" in capfd.readouterr().err
+    engine.generate(batch("c"), Sampling(2, 3))  # without a deadline, too
+    assert "waiting for the responses of 1 of 1 groups: " in capfd.readouterr().err
+
+
+def report_often(monkeypatch) -> None:
+    """Have every wait reported from its begin on."""
+    monkeypatch.setattr(deadlines, "REPORT_CHECK", 0.01)
+    monkeypatch.setattr(deadlines, "LONG_WORK", 0.0)
+    monkeypatch.setattr(waits, "REPORT_EVERY", 0.0)
+
+
+def test_a_long_wait_for_the_local_engine_is_reported_without_a_deadline(monkeypatch, capfd):
+    engine, _ = engine_of(6)
+    report_often(monkeypatch)
+    plain = engine._apply_new_weights
+    monkeypatch.setattr(engine, "_apply_new_weights", lambda: (time.sleep(0.02), plain())[1])
+    engine.generate(batch(*TEXTS), sampling(None))
+    said = capfd.readouterr().err
+    assert "hwgrpo: waiting for the responses of 4 of 4 groups: " in said
+    assert "hwgrpo: waiting for the responses of 2 of 4 groups: " in said, "two are decoded at a time"
 
 
 class VllmCore:
@@ -341,6 +362,18 @@ def test_vllm_in_this_process_is_asked_again_once_and_then_the_group_is_dropped(
     kept = groups.apply(made)
     assert kept.prompt_index.tolist() == [0, 1, 3]
     assert (kept.late, [*kept.dropped]) == (2, [2])
+
+
+def test_a_dropped_group_takes_the_versions_of_its_weights_with_it():
+    groups = GroupDeadlines(2, 5)
+    assert [groups.miss(0), groups.miss(0)] == [True, False]
+    made = make_completions([[Sample([5, 6], [-0.5, -0.5], True)]] * 2, Sampling(1, 4), TOKENIZER, [], 3)
+    floors = torch.tensor([-1.0, -2.0, -3.0, -4.0])
+    kept = groups.apply(replace(made, versions=torch.tensor([3, 4, 5, 6]), floors=floors))
+    assert kept.versions is not None
+    assert kept.floors is not None
+    assert kept.floors.tolist() == [-3.0, -4.0]
+    assert (kept.weight_version, kept.newest_version, kept.versions.tolist()) == (5, 6, [5, 6])
 
 
 def test_a_batch_of_dropped_groups_alone_has_no_responses():

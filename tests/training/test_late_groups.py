@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,19 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.catalog import ADVANTAGES
+from hwgrpo.cli.main import main
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.report.compact_completions import read_completions
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.rollout.requests import Sample, make_completions
 from hwgrpo.training.evaluate import scores
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.response_source import Batch
+from hwgrpo.training.update.step_metrics import sample_metrics
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
+from tests.rollout.served import TOKENIZER
 from tests.support.runs import runs
 
 WORDS = ("trainer.max_steps=3", "observe.completions_per_step=64")
@@ -196,6 +201,30 @@ def test_a_group_dropped_in_a_validation_is_counted_and_in_no_mean(tmp_path: Pat
     mean = next(name for name in plain if name.startswith("val-core/") and "/mean@" in name)
     assert late[greedy] == "NaN", "there is no reward"
     assert late[mean] not in ("NaN", plain[mean])
+
+
+@pytest.mark.parametrize("more", [(), (DEADLINE,)], ids=["without a deadline", "with one"])
+def test_a_measurement_says_how_many_groups_it_dropped(tmp_path: Path, monkeypatch, capsys, more: tuple[str, ...]):
+    assert runs.run(tmp_path / "run", *WORDS, *more, "trainer.max_steps=1") == "completed"
+    if more:
+        drop(monkeypatch, lambda prompt, sampling: prompt.uid[-1] in ("02" if sampling.greedy else "0"))
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), "--n", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).get("groups_dropped") == (3 if more else None)
+
+
+def test_late_groups_are_counted_where_some_ranks_had_no_deadline_yet():
+    """A resumed run may set a deadline; a rank whose prefetched batch it cannot use samples that batch with it."""
+    completions = make_completions([[Sample([5], [-0.5], True)], None], Sampling(1, 4), TOKENIZER, [], 0)
+    prompts = PromptBatch(tuple(Prompt(str(i), "p", (1,), None, {}) for i in range(2)))
+    rewards = Rewards(total=torch.ones(1).double(), valid=torch.ones(1).bool(), per_function={})
+    batches = [completions, replace(completions, late=2, dropped={1: REASON})]
+    sent: list[Any] = []
+    for each in batches:
+        sample_metrics(prompts, each, rewards, torch.zeros(1), lambda own: (sent.append(own), [own])[1])
+    for each in batches:
+        found = sample_metrics(prompts, each, rewards, torch.zeros(1), lambda own: sent)
+        assert (found["rollout/groups_late"], found["rollout/groups_dropped"]) == (2, 1)
 
 
 def test_rewards_of_a_validation_stay_with_their_prompts():

@@ -12,6 +12,9 @@ from hwgrpo.algorithms import gap_guard
 from hwgrpo.config.schema import CorrectionConfig
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.observe.observer import Observer
+from hwgrpo.rollout import engine_kind
+from hwgrpo.rollout.local import LOCAL
+from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training import loop
 from tests.support.runs import faulty_engines, runs
 from tests.training import healthy_runs
@@ -235,20 +238,55 @@ def test_other_settings_begin_at_level_0(tmp_path, notes, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rollout.top_p=0.9"], "rollout.guard='act' has no effect with rollout.top_p=0.9; set rollout.top_p=1.0"),
+        (
+            ["rollout.top_p=0.9"],
+            "has no effect with rollout.top_p=0.9, rollout.engine='sglang_server'",
+        ),
         (["rollout.top_k=5"], "has no effect with rollout.top_k=5"),
         (["rollout.min_p=0.1"], "has no effect with rollout.min_p=0.1"),
     ],
 )
 def test_a_guard_of_truncated_sampling_is_refused(tmp_path, words, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
-        runs.small(tmp_path, "rollout.guard=act", *words)
+        runs.small(tmp_path, "rollout.guard=act", "rollout.engine=sglang_server", *words)
 
 
-def test_the_gap_of_truncated_sampling_is_not_judged(tmp_path, notes):
+def test_the_gap_of_truncated_sampling_is_not_judged_where_the_engine_reports_no_floors(tmp_path, notes, monkeypatch):
+    plain = LocalEngine.generate
+    monkeypatch.setattr(LocalEngine, "generate", lambda *words: dataclasses.replace(plain(*words), floors=None))
+    monkeypatch.setattr(engine_kind, "engine_kind", lambda config: dataclasses.replace(LOCAL, reports_floors=False))
     runs.run(tmp_path / "run", *ENOUGH, "rollout.top_k=2", "trainer.max_steps=5")
     assert notes == []
     assert max(gaps(tmp_path / "run")) > 0.01, "by design"
+
+
+@pytest.mark.parametrize("filters", ["rollout.top_k=2", "rollout.top_p=0.8", "rollout.min_p=0.1"])
+def test_truncated_sampling_has_no_gap(tmp_path, filters):
+    runs.run(tmp_path / "run", *ENOUGH, filters, "rollout.temperature=1.2", "trainer.max_steps=4")
+    assert max(map(abs, gaps(tmp_path / "run"))) < 1e-6
+
+
+def test_truncated_sampling_in_several_updates_has_no_gap_and_no_kl_at_the_start(tmp_path):
+    words = ("rollout.top_k=2", "trainer.prompts_per_update=4", "algorithm.kl.coef=0.1", "trainer.max_steps=3")
+    runs.run(tmp_path / "run", *ENOUGH, *words, "optim.lr=1e-7")
+    assert max(map(abs, gaps(tmp_path / "run"))) < 1e-6
+    assert max(map(abs, gaps(tmp_path / "run", "actor/kl_loss"))) < 1e-4
+
+
+def test_a_resumed_run_drops_the_tokens_of_prefetched_responses_too(tmp_path, monkeypatch):
+    words = ("rollout.top_p=0.8", "trainer.save_every=1", *STALE, *ENOUGH)
+    runs.run(tmp_path / "whole", *words, "trainer.max_steps=5")
+    run_until(3, monkeypatch, tmp_path / "parts", *words, "trainer.max_steps=5")
+    runs.run(tmp_path / "parts", *words, "trainer.max_steps=5")
+    whole, parts = runs.everything(tmp_path / "whole"), runs.everything(tmp_path / "parts")
+    assert _steps(parts) == _steps(whole)
+    assert parts["weights"] == whole["weights"]
+
+
+def test_a_faulty_engine_with_truncated_sampling_is_named(tmp_path, notes, monkeypatch):
+    faulty_engines.install(monkeypatch, faulty_engines.at_temperature(1.6))
+    runs.run(tmp_path / "run", *ENOUGH, "rollout.top_k=2", "trainer.max_steps=4")
+    assert len(notes) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ engine.py                    generate, with the training weights or a copy in th
 decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
 decode_rows.py               protocol of a batch of rows, and decoding with the model's forward
 distinct_rows.py             responses that are equal so far, decoded once
-token_sampling.py            logit filters and sampling of a token
+token_sampling.py            sampling of a token
+logit_filters.py             top-k, top-p, min-p, and what they dropped
 lean_step.py                 a decode step with as few operations as the architecture allows
 architectures.py             architectures that support it
 lean_step_check.py           its startup check against the model's own forward
@@ -16,4 +17,4 @@ decode_graph.py              the lean step as a device graph
 
 from hwgrpo.rollout.engine_kind import EngineKind
 
-LOCAL = EngineKind(maker="hwgrpo.rollout.local.engine:local_engine", samples_with_policy=True)
+LOCAL = EngineKind(maker="hwgrpo.rollout.local.engine:local_engine", samples_with_policy=True, reports_floors=True)

@@ -35,6 +35,8 @@ class Decoded:
     """Drawn tokens, including those of rows that had ended."""
     versions: np.ndarray
     """[R] int64: version of the weights that gave each token's logits."""
+    floors: np.ndarray | None
+    """[R] fp32: `Completions.floors`; None without filters."""
 
 
 def decode(
@@ -72,14 +74,14 @@ def decode(
     finished = np.zeros(len(prompt_of), dtype=bool)
     sequence = np.arange(len(prompt_of))  # the response that each row of the batch holds
     growing = np.ones(len(prompt_of), dtype=bool)  # rows of the batch that have not ended
-    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]] = []
-    unseen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[torch.Tensor | None]]] = []
+    unseen: list[tuple[torch.Tensor, list[torch.Tensor | None]]] = []
     versions: list[int] = []
     block = torch.empty(0)
     for position in range(sampling.max_response_tokens):
         if position % UNIFORM_BLOCK == 0 and not sampling.greedy:
             block = uniforms(keys[sequence], position, UNIFORM_BLOCK).to(device)
-        token, logprob = draw(
+        token, *stats = draw(
             logits,
             None if sampling.greedy else block[:, position % UNIFORM_BLOCK],
             temperature=sampling.temperature,
@@ -88,19 +90,19 @@ def decode(
             min_p=sampling.min_p,
         )
         logits = logits.new_empty(0)  # the next step may be recorded, which needs the memory
-        unseen.append((token, logprob))
+        unseen.append((token, stats))
         versions.append(version)
         last = position + 1 == sampling.max_response_tokens
         if last or len(unseen) == sync_every:
             tokens = torch.stack([token for token, _ in unseen]).cpu().numpy()
-            for drawn, (_, logprob) in zip(tokens, unseen, strict=True):
+            for drawn, (_, stats) in zip(tokens, unseen, strict=True):
                 if (drawn[growing] < 0).any():
                     raise RunError(
                         f"the model's logits at response position {len(steps)} are not finite: its weights hold NaN "
                         "or infinite values, or the compute dtype overflows (model.dtype: bfloat16 has the range of "
                         "float32)"
                     )
-                steps.append((growing.copy(), sequence, drawn, logprob))
+                steps.append((growing.copy(), sequence, drawn, stats))
                 growing[growing] = ~watch.ended(sequence[growing], drawn[growing])
             unseen.clear()
             finished[sequence[~growing]] = True
@@ -119,9 +121,11 @@ def decode(
 
 
 def _collect(
-    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]], finished: np.ndarray, versions: np.ndarray
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[torch.Tensor | None]]],
+    finished: np.ndarray,
+    versions: np.ndarray,
 ) -> Decoded:
-    """Turn steps of (growing [B], sequence [B], token [B], logprob [B]) into ragged responses."""
+    """Turn steps of (growing [B], sequence [B], token [B], (logprob [B], floor [B])) into ragged responses."""
     valid = np.concatenate([growing for growing, _, _, _ in steps])
     sequence = np.concatenate([row for _, row, _, _ in steps])[valid]
     position = np.repeat(np.arange(len(steps)), [len(row) for _, row, _, _ in steps])[valid]
@@ -129,8 +133,14 @@ def _collect(
     place = (np.cumsum(lengths) - lengths)[sequence] + position
     tokens = np.empty(len(place), dtype=np.int64)
     tokens[place] = np.concatenate([token for _, _, token, _ in steps])[valid]
-    logprobs = np.empty(len(place), dtype=np.float32)
-    logprobs[place] = torch.cat([logprob for _, _, _, logprob in steps]).cpu().numpy()[valid]
+    per_token: list[np.ndarray | None] = []
+    for stat in zip(*(stats for *_, stats in steps), strict=True):
+        values = [each for each in stat if each is not None]
+        per_token.append(np.empty(len(place), dtype=np.float32) if values else None)
+        if per_token[-1] is not None:
+            per_token[-1][place] = torch.cat(values).cpu().numpy()[valid]
+    logprobs, floors = per_token
+    assert logprobs is not None
     of_token = np.empty(len(place), dtype=np.int64)
     of_token[place] = versions[position]
-    return Decoded(lengths, tokens, logprobs, finished, rows_decoded=len(valid), versions=of_token)
+    return Decoded(lengths, tokens, logprobs, finished, rows_decoded=len(valid), versions=of_token, floors=floors)

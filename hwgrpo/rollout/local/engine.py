@@ -147,7 +147,7 @@ class LocalEngine:
         texts: list[str] = []
         parts: list[Decoded] = []
         deadlines = GroupDeadlines(len(batch), sampling.group_timeout)
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), _evaluating(model), deadlines.reported():
             for prompts, samples in self._parts(batch, sampling.n):
                 overdue = deadlines.decoding(len(texts), len(samples), sampling.n)
                 decoded, part_texts = self._generate_part(model, prompts, samples, sampling, overdue)
@@ -160,6 +160,7 @@ class LocalEngine:
         }
         versions = torch.from_numpy(np.concatenate([part.versions for part in parts]))
         oldest, newest = (int(version) for version in versions.aminmax())
+        floors = [torch.from_numpy(part.floors) for part in parts if part.floors is not None]
         completions = Completions(
             prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
             tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
@@ -169,6 +170,7 @@ class LocalEngine:
             texts=tuple(texts),
             weight_version=oldest,
             versions=versions if newest > oldest else None,
+            floors=torch.cat(floors) if floors else None,
         )
         return deadlines.apply(completions)
 

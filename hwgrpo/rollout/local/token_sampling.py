@@ -1,8 +1,10 @@
-"""Sampling of a token: logit filters, and the inverse CDF at a uniform."""
+"""Sampling of a token by the inverse CDF at a uniform."""
 
 from __future__ import annotations
 
 import torch
+
+from hwgrpo.rollout.local.logit_filters import filter_logits, logprob_floor
 
 SUMS_IN_ORDER = ("cpu",)
 """Device types on which a cumulative sum adds terms in order."""
@@ -12,38 +14,6 @@ BLOCK = 256
 
 FEW_TOKENS = 4096
 """Largest vocabulary for which a CPU uses one cumulative sum: it adds terms in order, blocks many at once."""
-
-
-def filter_logits(logits_SV: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Set the logits outside top-k, then top-p, then min-p to -inf; the order and the sets are those of transformers.
-
-    top-k keeps all tokens tied with the k-th; top-p keeps the fewest tokens whose probability (after top-k) reaches p,
-    among equals those with the lowest id (Holtzman et al. 2020, section 3.1); min-p keeps tokens at least min_p times
-    as likely as the likeliest (Nguyen et al. 2024, section 3).
-
-    Args:
-        logits_SV: [S, V] fp32, already divided by the temperature.
-        top_k: number of tokens; 0 is off.
-        top_p: probability; 1 is off.
-        min_p: share of the largest probability; 0 is off.
-
-    Returns:
-        [S, V] fp32.
-    """
-    if 0 < top_k < logits_SV.shape[-1]:
-        kth = logits_SV.topk(top_k, dim=-1).values[:, -1:]
-        logits_SV = logits_SV.masked_fill(logits_SV < kth, -torch.inf)
-    if top_p < 1.0:
-        ordered, token = logits_SV.sort(dim=-1, descending=True, stable=True)
-        outside_ordered = torch.zeros_like(ordered, dtype=torch.bool)
-        outside_ordered[:, 1:] = ordered.softmax(dim=-1).cumsum(dim=-1)[:, :-1] >= top_p
-        outside = torch.zeros_like(outside_ordered).scatter(-1, token, outside_ordered)
-        logits_SV = logits_SV.masked_fill(outside, -torch.inf)
-    if min_p > 0.0:
-        # Compared as exp(difference), not as a difference of logits with log(min_p): this is the definition's rounding.
-        relative = (logits_SV - logits_SV.amax(dim=-1, keepdim=True)).exp()
-        logits_SV = logits_SV.masked_fill(relative < min_p, -torch.inf)
-    return logits_SV
 
 
 def inverse_cdf(probability_SV: torch.Tensor, uniform_S: torch.Tensor) -> torch.Tensor:
@@ -116,7 +86,7 @@ def draw(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Draw one token per row and return its log-prob under the distribution it was drawn from.
 
     Args:
@@ -128,17 +98,20 @@ def draw(
         min_p: see `filter_logits`.
 
     Returns:
-        tokens [S] int64 (-1 where the row's logits are not finite), log-probs [S] fp32.
+        tokens [S] int64 (-1 where the row's logits are not finite), log-probs [S] fp32, and with a filter the floor [S]
+        fp32: log-prob under the full distribution below which tokens were dropped.
     """
-    logits_SV = logits_SV.float()
+    logits_SV, floor_S = logits_SV.float(), None
     if uniform_S is None:
         probability_SV = logits_SV.softmax(dim=-1)
         token_S = logits_SV.argmax(dim=-1)
     else:
         if temperature != 1.0:
             logits_SV = logits_SV / temperature
-        probability_SV = filter_logits(logits_SV, top_k=top_k, top_p=top_p, min_p=min_p).softmax(dim=-1)
+        kept_SV = filter_logits(logits_SV, top_k=top_k, top_p=top_p, min_p=min_p)
+        floor_S = None if kept_SV is logits_SV else logprob_floor(logits_SV, kept_SV)
+        probability_SV = kept_SV.softmax(dim=-1)
         token_S = inverse_cdf(probability_SV, uniform_S)
     logprob_S = probability_SV.gather(-1, token_S.clamp_min(0)[:, None])[:, 0].log()
     # False for NaN, too; no log-prob is +inf
-    return torch.where(logprob_S > -torch.inf, token_S, -1), logprob_S
+    return torch.where(logprob_S > -torch.inf, token_S, -1), logprob_S, floor_S

@@ -78,6 +78,8 @@ class ServerEngine:
         ]
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._router = RequestRouter(self._servers, self._state, self._settings.retries, rank)
+        if parts.gate is not None:
+            parts.gate.on_stop(self._router.abort_requests)
         try:
             self._send_weights(0, adapter)
         except BaseException:

@@ -117,8 +117,10 @@ class Client:
         finally:
             self._in_flight.discard(deadline)
             connection.close()
-        if deadline.ended:  # the response may be truncated, which an aborted connection does not show
+        if deadline.reached:  # the response may be truncated, which an aborted connection does not show
             raise TimedOut(f"{path}: no complete response within {timeout:g} s")
+        if deadline.ended:
+            raise Unreachable(f"{path}: the request was aborted")
         self._check_status(response.status, path, text)
         headers = {name.lower(): value for name, value in response.getheaders()}
         if not text:

@@ -70,7 +70,7 @@ class RequestRouter:
             if self._state.is_over:
                 raise Stopped
             self._state.check_failure()
-            if raise_late and isinstance(problem, TimedOut) and server.has_current_weights():
+            if raise_late and isinstance(problem, TimedOut) and self._is_healthy(server):
                 raise problem
             if attempt == self._most_retries:
                 urls = dict.fromkeys(server.url for server in failed)
@@ -84,6 +84,14 @@ class RequestRouter:
             self.retries += 1
             server.lose(str(problem))
         raise AssertionError("the loop returns or raises")
+
+    def _is_healthy(self, server: RolloutServer) -> bool:
+        """Return whether a server is healthy and has the current weights; abort all where it has another run's."""
+        try:
+            return server.has_current_weights()
+        except ServerInUse as in_use:
+            self.fail(in_use)
+            raise
 
     @contextmanager
     def next_server(self, failed: Sequence[RolloutServer]) -> Iterator[RolloutServer]:
@@ -137,5 +145,9 @@ class RequestRouter:
         with self._state.changed:
             self._state.failure = self._state.failure or error
             self._state.changed.notify_all()
+        self.abort_requests()
+
+    def abort_requests(self) -> None:
+        """Abort all requests in flight."""
         for server in self._servers:
             server.client.abort_requests()

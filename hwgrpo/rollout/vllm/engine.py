@@ -125,10 +125,11 @@ class VllmEngine:
         prompts = [{"prompt_token_ids": [*r.tokens], "cache_salt": f"weights {self._version}"} for r in requests]
         settings = [self._sampling_params(sampling, request.n, request.seed, end_ids) for request in requests]
         deadlines = GroupDeadlines(len(requests), sampling.group_timeout)
-        if sampling.group_timeout is None:
-            outputs = self._llm.generate(prompts, settings, use_tqdm=False, lora_request=self._adapter)
-        else:
-            outputs = generate_in_time(self._llm.llm_engine, prompts, settings, self._adapter, deadlines)
+        with deadlines.reported():
+            if sampling.group_timeout is None:
+                outputs = self._llm.generate(prompts, settings, use_tqdm=False, lora_request=self._adapter)
+            else:
+                outputs = generate_in_time(self._llm.llm_engine, prompts, settings, self._adapter, deadlines)
         responses = []
         for request, output in zip(requests[own], outputs[own], strict=True):
             if output is None:

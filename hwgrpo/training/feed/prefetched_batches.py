@@ -18,7 +18,7 @@ from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch
 from hwgrpo.values import Completions, PromptBatch
 
-_TENSORS = ("prompt_index", "tokens", "offsets", "logprobs", "finished", "versions")
+_TENSORS = ("prompt_index", "tokens", "offsets", "logprobs", "finished", "versions", "floors")
 _JSON = "words"
 """Suffix of a batch's JSON values, as bytes."""
 

@@ -109,7 +109,7 @@ class PolicyModel(nn.Module):
         operand = None if torch.is_grad_enabled() else self._operand(weight)
         if operand is not None and operand.dtype == self.compute_dtype:
             weight = operand
-        return linear_logprob(hidden, weight, batch.targets, **self._head_options(head))
+        return linear_logprob(hidden, weight, batch.targets, **self._head_options(head, batch))
 
     def _loss(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn) -> tuple[Any, ...]:
         """Return the fields of a TokenLoss."""
@@ -124,7 +124,7 @@ class PolicyModel(nn.Module):
             cu_seqlens=batch.cu_seqlens,
             weight_operand_VH=self._operand(weight),
             final_gradients=self.has_final_gradients,
-            **self._head_options(head),
+            **self._head_options(head, batch),
         )
         return tuple(vars(result).values())
 
@@ -133,8 +133,10 @@ class PolicyModel(nn.Module):
             return None
         return self.head_operand.of(weight, self.compute_dtype, self.options.logits_dtype or self.compute_dtype)
 
-    def _head_options(self, head: Any) -> dict[str, Any]:
+    def _head_options(self, head: Any, batch: MicroBatch) -> dict[str, Any]:
+        floor = batch.signals.get("logprob_floor") if self.head.softcap is None else None
         return {
+            "logprob_floor": floor,
             "bias": self.head.bias(head),
             "temperature": self.options.temperature,
             "softcap": self.head.softcap,

@@ -101,7 +101,8 @@ class PolicyUpdate:
         scorer = policy or self.policy
         logprobs = torch.zeros(len(batch.tokens))
         wanted = range(len(batch)) if sequences is None else sequences
-        pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted, TokenSignals({}, {}))
+        signals = TokenSignals({}, {} if batch.floors is None else {"logprob_floor": batch.floors})
+        pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted, signals)
         pooled_logprobs = torch.zeros(len(pooled.batch.tokens))
 
         def passes() -> None:

@@ -86,11 +86,9 @@ def sample_metrics(
         "perf/response_tokens": float(lengths.sum()),
         "perf/total_num_tokens": float(sum(r["tokens"] for r in ranks)),
     }
-    if completions.late is not None:
-        values |= {
-            "rollout/groups_late": float(sum(r["late"] for r in ranks)),
-            "rollout/groups_dropped": float(dropped),
-        }
+    late = [r["late"] for r in ranks if r["late"] is not None]  # a resumed rank may have sampled with other settings
+    if late:
+        values |= {"rollout/groups_late": float(sum(late)), "rollout/groups_dropped": float(dropped)}
     for name in ranks[0]["functions"]:
         scores = torch.cat([r["functions"][name] for r in ranks])
         values[f"rewards/{name}/mean"] = float(scores.nanmean())
@@ -230,8 +228,7 @@ def _mean(values: torch.Tensor) -> float:
 
 def failure_notes(
     values: Mapping[str, float],
-    prompts: PromptBatch,
-    completions: Completions,
+    dropped_groups: Sequence[Mapping[str, Any]],
     rewards: Rewards,
     step: int,
     reported: set[str],
@@ -240,8 +237,7 @@ def failure_notes(
 
     Args:
         values: the step's metrics.
-        prompts: this rank's.
-        completions: this rank's, for the first dropped group.
+        dropped_groups: `dropped_records` of all ranks.
         rewards: this rank's, for the first failure of each kind.
         step: the step.
         reported: metrics reported before; new ones are added.
@@ -256,8 +252,7 @@ def failure_notes(
     kind = "groups dropped" if dropped else "groups late"
     if late and kind not in reported:
         reported.add(kind)
-        first = next(((prompts.prompts[i].uid, reason) for i, reason in completions.dropped.items()), None)
-        which = f" (prompt {first[0]}: {first[1]})" if first else ""
+        which = "".join(f" (prompt {group['uid']}: {group['dropped']})" for group in dropped_groups[:1])
         yield (
             f"step {step} waited for {late:.0f} groups of responses longer than rollout.group_timeout, and dropped "
             f"{dropped:.0f} of them{which}; metrics count further ones"

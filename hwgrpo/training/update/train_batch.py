@@ -78,6 +78,7 @@ def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Ten
         offsets=_offsets(kept),
         advantages=advantages[valid],
         rollout_logprobs=completions.logprobs[token_valid],
+        floors=None if completions.floors is None else completions.floors[token_valid],
     )
 
 
@@ -110,7 +111,7 @@ def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Te
     """
     weight = torch.zeros(len(batch))
     weight[torch.tensor(list(sequences), dtype=torch.int64)] = weights
-    per_token = {"old_logprob": batch.old_logprobs, "ref_logprob": batch.ref_logprobs}
+    per_token = {"old_logprob": batch.old_logprobs, "ref_logprob": batch.ref_logprobs, "logprob_floor": batch.floors}
     if rollout:
         per_token["rollout_logprob"] = batch.rollout_logprobs
     return TokenSignals(

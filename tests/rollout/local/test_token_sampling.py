@@ -45,13 +45,31 @@ def test_the_filters_keep_exactly_the_tokens_of_a_plain_reference(top_k, top_p, 
     assert torch.equal(filtered[filtered.isfinite()], logits[filtered.isfinite()])
 
 
-def test_top_k_keeps_ties_and_top_p_keeps_the_lowest_ids_among_equals():
+def test_top_k_and_top_p_keep_ties():
     logits = torch.tensor([[0.0, 1.0, 1.0, 1.0, -9.0]])
     assert filter_logits(logits, top_k=2, top_p=1.0, min_p=0.0).isfinite().tolist() == [
         [False, True, True, True, False]
     ]
-    equal = torch.zeros(1, 4)
-    assert filter_logits(equal, top_k=0, top_p=0.5, min_p=0.0).isfinite().tolist() == [[True, True, False, False]]
+    tied = torch.tensor([[0.0, 0.0, 3.0, 0.0, -1.0]])
+    assert filter_logits(tied, top_k=0, top_p=0.9, min_p=0.0).isfinite().tolist() == [[True, True, True, True, False]]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.7}], ids=str
+)
+def test_the_floor_separates_the_tokens_that_were_kept(settings):
+    logits = torch.cat([torch.randn(50, 20) * 2, torch.randn(50, 20).round()]) / 0.7  # the second half has ties
+    uniform = torch.rand(100)
+    _, _, floor = draw(logits * 0.7, uniform, temperature=0.7, **settings)
+    assert floor is not None
+    kept = filter_logits(logits, **{"top_k": 0, "top_p": 1.0, "min_p": 0.0} | settings).isfinite()
+    assert torch.equal(logits.log_softmax(-1) >= floor[:, None], kept)
+    assert draw(logits, uniform)[2] is None, "no filter, no floor"
+
+
+def test_a_row_of_which_nothing_is_dropped_has_no_floor():
+    _, _, floor = draw(torch.tensor([[0.0, 0.1, -0.1]]), torch.tensor([0.5]), min_p=0.01)
+    assert floor.tolist() == [-torch.inf]
 
 
 def test_uniforms_are_strictly_inside_0_and_1_even_at_the_largest_counter():
@@ -192,7 +210,7 @@ def test_what_holds_no_distribution_draws_nothing_and_the_very_end_draws_the_las
 def test_a_row_without_finite_logits_gives_minus_1():
     logits = torch.tensor([[0.0, float("nan")], [float("inf"), 0.0], [0.0, 0.0]])
     for uniform in (torch.full((3,), 0.3), None):
-        token, _ = draw(logits, uniform)
+        token, *_ = draw(logits, uniform)
         assert token.tolist() == [-1, -1, 0]
 
 
@@ -203,7 +221,7 @@ def test_many_draws_follow_the_filtered_softmax_and_report_its_log_probs(setting
     logits = torch.randn(12) * 1.5
     count = 40_000
     uniform = uniforms(stream_keys(1, ["p"] * 40, range(40)), 0, 1000).flatten()
-    token, logprob = draw(logits.expand(count, -1), uniform, **settings)
+    token, logprob, _ = draw(logits.expand(count, -1), uniform, **settings)
     kept = sorted(
         reference_kept(
             (logits / settings.get("temperature", 1.0)).tolist(),
@@ -225,7 +243,7 @@ def test_many_draws_follow_the_filtered_softmax_and_report_its_log_probs(setting
 
 def test_greedy_takes_the_likeliest_token_and_its_raw_log_prob_whatever_the_filters():
     logits = torch.randn(20, 9)
-    token, logprob = draw(logits, None, temperature=0.1, top_k=1, top_p=0.1, min_p=0.9)
+    token, logprob, _ = draw(logits, None, temperature=0.1, top_k=1, top_p=0.1, min_p=0.9)
     assert torch.equal(token, logits.argmax(-1))
     torch.testing.assert_close(logprob, logits.log_softmax(-1).amax(-1))
 

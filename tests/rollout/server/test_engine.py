@@ -550,6 +550,27 @@ def test_a_thread_that_generates_ahead_waits_for_no_start_when_it_is_to_end(serv
     assert not engine._servers[0].connection.process.alive
 
 
+def test_a_thread_that_generates_ahead_waits_for_no_response_when_it_is_to_end(server, tmp_path):
+    gate, server.faults, raised = Gate(), ["hang"], []
+    engine = vllm_server(replace(parts_for(server.url, tmp_path, "rollout.server.request_timeout=600"), gate=gate))
+
+    def generate() -> None:
+        try:
+            engine.generate(batch("a"), SAMPLING)
+        except Stopped as stopped:
+            raised.append(stopped)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    while not server.asked:
+        time.sleep(0.01)
+    gate.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(raised) == 1
+    engine.close()
+
+
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"rollout\.server\.python='/nowhere/python' cannot be run"):
         vllm_server(parts_for(None, tmp_path, "rollout.server.python=/nowhere/python"))

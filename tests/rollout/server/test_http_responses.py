@@ -160,6 +160,16 @@ def test_a_complete_response_is_read_however_it_is_sent(serve, text):
     assert headers["x-name"] == "v"
 
 
+def test_a_response_that_is_aborted_at_its_end_is_no_timeout(serve):
+    """Without a length only the end of the connection ends it, so that an abort looks like that."""
+    client = serve(forever(OK + b"\r\n", b" "), 0.02)
+    abort = threading.Timer(0.2, client.abort_requests)
+    abort.start()
+    with pytest.raises(Unreachable, match="/path: the request was aborted"):
+        client.request("GET", "/path", timeout=HELD)
+    abort.join()
+
+
 def test_what_is_broken_off_ends_at_once_and_the_next_request_works(serve):
     client = serve(forever(OK, b""), 0.02)
     raised: list[BaseException] = []

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server import engine as server_engine
 from hwgrpo.rollout.server import rollout_server, server_connection
 from hwgrpo.rollout.server.engine import ServerEngine
+from hwgrpo.rollout.server.http_client import TimedOut
+from hwgrpo.rollout.server.rollout_server import RolloutServer
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.sglang import sglang_server
 from hwgrpo.rollout.server.vllm import check_running, vllm_server
@@ -119,17 +122,25 @@ def same(found: Completions, wanted: Completions) -> bool:
 
 
 @contextmanager
-def in_flight_on_both(engine: ServerEngine, pair: list[SeededServer]) -> Iterator[list[Completions]]:
-    """Run the block when half of the requests are in flight on each server, and then wait for the responses."""
+def generating(engine: ServerEngine) -> Iterator[list[Completions]]:
+    """Run the block while another thread generates, and then wait for the responses."""
     found: list[Completions] = []
-    for server in pair:
-        server.hangs = True
     thread = threading.Thread(target=lambda: found.append(engine.generate(batch(*PROMPTS), SAMPLING)))
     thread.start()
-    wait_until(lambda: [len(server.asked) for server in pair] == [len(PROMPTS) // 2] * 2)
     yield found
     thread.join(20)
     assert not thread.is_alive()
+    assert found
+
+
+@contextmanager
+def in_flight_on_both(engine: ServerEngine, pair: list[SeededServer]) -> Iterator[list[Completions]]:
+    """Run the block when half of the requests are in flight on each server, and then wait for the responses."""
+    for server in pair:
+        server.hangs = True
+    with generating(engine) as found:
+        wait_until(lambda: [len(server.asked) for server in pair] == [len(PROMPTS) // 2] * 2)
+        yield found
 
 
 @pytest.fixture
@@ -152,19 +163,22 @@ def test_requests_are_spread_evenly_and_responses_do_not_depend_on_the_server(ma
     assert same(found[0], wanted)
     assert [engine.metrics[f"rollout/{name}"] for name in ("servers_alive", "server_retries")] == [2, 0]
     assert [sum(pair[i].url in note for note in engine.notes) for i in (0, 1)] == [1, 1]
+    for server in pair:
+        server.asked.clear()
+    for _ in range(4):
+        engine.generate(batch("a"), SAMPLING)
+    assert [len(server.asked) for server in pair] == [2, 2], "one at a time, they take turns"
 
 
-def test_a_slow_server_is_given_no_more_than_it_can_answer(make, pair):
+def test_a_slow_server_is_given_no_more_than_it_can_answer(make, pair, wanted, monkeypatch):
+    monkeypatch.setattr(server_engine, "THREADS", 4)
     engine = make()
     pair[1].hangs = True
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_engine, "THREADS", 4)
-        thread = threading.Thread(target=engine.generate, args=(batch(*PROMPTS), SAMPLING))
-        thread.start()
+    with generating(engine) as found:
         wait_until(lambda: len(pair[0].asked) >= len(PROMPTS) - 4)
         assert len(pair[1].asked) <= 4
         pair[1].released.set()
-        thread.join(20)
+    assert same(found[0], wanted)
 
 
 def test_every_server_gets_the_weights_of_every_version_which_are_gathered_once(make, pair, tmp_path, monkeypatch):
@@ -204,8 +218,10 @@ def test_a_server_that_is_killed_in_a_step_leaves_its_requests_to_the_other_and_
     assert found[0].weight_version == 2
     assert again.asked
     assert engine.metrics["rollout/servers_alive"] == 2
+    again.close()
+    engine.generate(batch(*PROMPTS), SAMPLING)
     said = capsys.readouterr().err
-    assert said.count(f"the rollout server at {pair[1].url} is lost, and others take its requests: ") == 1
+    assert said.count(f"the rollout server at {pair[1].url} is lost, and others take its requests: ") == 2
     assert said.count(f"the rollout server at {pair[1].url} takes requests again, with weights 2") == 1
     assert pair[0].url not in said
 
@@ -349,6 +365,33 @@ def test_a_server_that_does_not_sleep_is_lost(make, pair):
     wait_until(lambda: engine._servers[1].ready)
 
 
+def test_a_server_takes_requests_with_the_current_weights_only_and_none_while_it_sleeps(make):
+    engine = make("rollout.sleep_mode=always")
+    server = engine._servers[1]
+    engine.update_weights(1)
+    server.ready = False
+    assert not server._take_requests(0), "its repair had begun before the new weights"
+    assert server._take_requests(1)
+    engine.sleep()
+    assert not server._take_requests(1)
+
+
+def test_rank_0_repairs_a_server_whose_process_has_died_though_other_ranks_alone_use_it(make, monkeypatch):
+    monkeypatch.setattr(rollout_server, "HEARTBEAT", 0.01)
+    engine = make()
+    first, second = engine._servers
+    lost: list[RolloutServer] = []
+    for server in (first, second):
+        monkeypatch.setattr(server, "lose", lambda problem, server=server: lost.append(server))
+    dead: Any = SimpleNamespace(alive=False, stop=lambda: None)
+    second.connection.process = dead
+    for server in (first, second):
+        threading.Thread(target=server.keep_claim, args=(True,), daemon=True).start()
+    wait_until(lambda: lost)
+    assert set(lost) == {second}
+    second.connection.process = None
+
+
 OTHER = Owner("other", "session", "elsewhere:/other (process 7)")
 
 
@@ -357,6 +400,21 @@ def test_one_server_that_another_run_has_taken_ends_the_run_with_its_name(make, 
     pair[1].label = OTHER.label(0)
     with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
         engine.generate(batch(*PROMPTS), SAMPLING)
+
+
+def test_a_late_request_to_a_server_that_another_run_has_taken_ends_all_requests(make, pair, monkeypatch):
+    engine = make()
+    aborted: list[str] = []
+    for server in engine._servers:
+        monkeypatch.setattr(server.client, "abort_requests", lambda url=server.url: aborted.append(url))
+
+    def time_out(server: RolloutServer) -> Any:
+        pair[0].label = pair[1].label = OTHER.label(0)
+        raise TimedOut("late")
+
+    with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
+        engine._router.request(time_out, lambda _: None, [], raise_late=True)
+    assert aborted == [server.url for server in pair], "no other request waits for its own deadline"
 
 
 def test_a_run_claims_all_its_servers_and_leaves_all(make, pair):
@@ -434,6 +492,11 @@ def test_process_groups_with_several_servers_are_fed_from_one_gathering(make, mo
     for server in servers:
         assert server.weights.keys() == wanted.keys()
         assert all(torch.equal(server.weights[name], weight) for name, weight in wanted.items())
+    complete = []
+    monkeypatch.setattr(engine._parts.weights, "full", lambda: (yield from full()) or complete.append(True))
+    monkeypatch.setattr(engine, "_expect", lambda version: [])
+    engine.update_weights(2)
+    assert complete, "other ranks gather them with this one, though all servers are lost"
 
 
 def test_where_one_server_offers_no_group_all_take_a_folder_and_the_note_names_it(make, pair):
@@ -507,6 +570,9 @@ def test_the_token_that_is_missing_is_one_for_all(pair, tmp_path, monkeypatch):
         (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "5"}, ["0,1", "2,3"]),
         (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "2"}, []),
         (["rollout.server.env={A_VISIBLE_DEVICES: 7}"], {"LOCAL_WORLD_SIZE": "2"}, []),
+        (["rollout.server.env={SEEN: 7}"], {"LOCAL_WORLD_SIZE": "2"}, []),
+        ([], {"LOCAL_WORLD_SIZE": "2", "SEEN": "4"}, []),
+        (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "4", "SEEN": "4,5,6"}, []),
         (["rollout.server.url=http://a"], {"LOCAL_WORLD_SIZE": "2"}, []),
         ([], {}, []),
     ],

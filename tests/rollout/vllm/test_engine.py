@@ -1,11 +1,13 @@
 """What the engine in the training process says to vLLM, to one that is not there; tests/vllm has the real one."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hwgrpo.rollout import deadlines
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm.engine import VllmEngine
 from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
@@ -70,3 +72,12 @@ def test_every_prompt_is_marked_with_the_version_of_the_weights(engine):
         TOKENIZER("ab").input_ids,
         TOKENIZER("c").input_ids,
     ]
+
+
+def test_a_long_wait_for_vllm_is_reported_without_a_deadline(engine, monkeypatch, capfd):
+    monkeypatch.setattr(deadlines, "REPORT_CHECK", 0.01)
+    monkeypatch.setattr(deadlines, "LONG_WORK", 0.0)
+    plain = engine._llm.generate
+    monkeypatch.setattr(engine._llm, "generate", lambda *a, **k: (time.sleep(0.2), plain(*a, **k))[1])
+    engine.generate(batch("ab", "c"), SAMPLING)
+    assert "hwgrpo: waiting for the responses of 2 of 2 groups: " in capfd.readouterr().err

@@ -77,6 +77,11 @@ class FakeWorkers:
         self._scratch.cleanup()
 
 
+class _HttpServer(ThreadingHTTPServer):
+    allow_reuse_address = daemon_threads = True
+    request_queue_size = 128  # connections beyond it are tried again by the client's kernel after a second
+
+
 class FakeServer:
     """Serves on loopback.
 
@@ -128,9 +133,7 @@ class FakeServer:
             def log_message(self, format: str, *args: Any) -> None:
                 return
 
-        ThreadingHTTPServer.allow_reuse_address = True
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
+        self._server = _HttpServer(("127.0.0.1", port), Handler)
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
