@@ -32,10 +32,12 @@ POLICY_LOSSES = Registry(
         "dppo_tv": "hwgrpo.algorithms.divergence_losses:dppo_tv",
         "dppo_kl": "hwgrpo.algorithms.divergence_losses:dppo_kl",
         "dro": "hwgrpo.algorithms.divergence_losses:dro",
+        "kl_cov": "hwgrpo.algorithms.covariance_losses:kl_cov",
+        "clip_cov": "hwgrpo.algorithms.covariance_losses:clip_cov",
     },
 )
 """`Scoped` functions `(surrogate_input, config) -> (pg_loss_N, {metric: per-row})`."""
-LOSSES_WITH_ARGUMENTS = ("dppo_kl", "dppo_tv", "dro", "vespo")
+LOSSES_WITH_ARGUMENTS = ("clip_cov", "dppo_kl", "dppo_tv", "dro", "kl_cov", "vespo")
 """Those with keyword arguments of their own, given as `algorithm.loss.kwargs`."""
 KL_ESTIMATORS = Registry(
     "KL estimator",

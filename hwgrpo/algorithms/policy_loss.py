@@ -15,6 +15,7 @@ from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
 from hwgrpo.algorithms.sequence_mask import on_policy_enough
 from hwgrpo.algorithms.surrogates import SurrogateInput
+from hwgrpo.algorithms.token_selection import MASKS, selections_of
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.errors import ConfigError
@@ -39,7 +40,10 @@ class TokenStats(Protocol):
         ...
 
 
-OWN_METRICS = ("loss", "pg_loss", "kl", "entropy", "tokens", "trained", "router_loss", "off_policy_masked")
+OWN_METRICS = (
+    *("loss", "pg_loss", "kl", "entropy", "tokens", "trained", "router_loss", "off_policy_masked"),
+    *(f"{name}_tokens" for name in sorted(MASKS)),
+)
 """Names of sums over rows that are not the policy loss's."""
 
 
@@ -54,6 +58,8 @@ class PolicyLoss:
         self._correction = load_correction(algorithm.correction)
         masks = "token" if algorithm.off_policy_threshold is None else "sequence"
         self.scope: Scope = widest(self._surrogate.scope, self._correction.scope, masks)
+        self.selections = selections_of(algorithm, self._surrogate)
+        """Name of a row -> what selects its tokens among all of an update; see `token_selection`."""
         self._corrects = algorithm.correction.name != "none" or bool(algorithm.correction.reject)
         self.needs_rollout = self._corrects or algorithm.off_policy_threshold is not None
         """Whether rows need the rollout engine's log-probs."""
@@ -69,7 +75,9 @@ class PolicyLoss:
         old_logprob = stats.logprob.detach() if old_logprob is None else old_logprob
         log_ratio = stats.logprob - old_logprob
         loss, metrics = self._surrogate(
-            SurrogateInput(stats.logprob, log_ratio, on_policy, rows["advantage"], stats.cu_seqlens),
+            SurrogateInput(
+                stats.logprob, log_ratio, on_policy, rows["advantage"], stats.cu_seqlens, rows.get("selected")
+            ),
             self.algorithm.loss,
         )
         if reserved := sorted(metrics.keys() & set(OWN_METRICS)):
@@ -89,6 +97,8 @@ class PolicyLoss:
             stale = (rows["rollout_logprob"] - stats.logprob).detach()
             kept = on_policy_enough(stale, rows["advantage"], self.algorithm.off_policy_threshold, stats.cu_seqlens)
             loss, metrics["off_policy_masked"] = loss * kept, 1 - kept
+        for name in sorted(MASKS & rows.keys()):
+            loss, metrics[f"{name}_tokens"] = loss * rows[name], rows[name]
         metrics["pg_loss"] = loss.detach()
 
         ref_logprob = rows.get("ref_logprob")

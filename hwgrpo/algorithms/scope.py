@@ -29,14 +29,18 @@ class Scoped(Generic[P, R]):
 
     function: Callable[P, R]
     scope: Scope
+    selects: Callable[..., torch.Tensor] | None = None
+    """For a policy loss that treats some tokens apart: selects them of all tokens of the update (`token_selection`)."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
 
-def scoped(scope: Scope) -> Callable[[Callable[P, R]], Scoped[P, R]]:
-    """Return a decorator that declares the scope of a function of rows."""
-    return lambda function: Scoped(function, scope)
+def scoped(
+    scope: Scope, *, selects: Callable[..., torch.Tensor] | None = None
+) -> Callable[[Callable[P, R]], Scoped[P, R]]:
+    """Return a decorator that declares the scope of a function of rows, and what selects its tokens."""
+    return lambda function: Scoped(function, scope, selects)
 
 
 def load_scoped(
@@ -60,7 +64,7 @@ def load_scoped(
             f'{key}.name={name!r}: the function does not declare its scope; put @scoped("token") '
             "above it (from hwgrpo.algorithms.scope; token, sequence or batch)"
         )
-    return Scoped(bind_arguments(found.function, arguments, positional, f"{key}.kwargs"), found.scope)
+    return Scoped(bind_arguments(found.function, arguments, positional, f"{key}.kwargs"), found.scope, found.selects)
 
 
 def widest(*scopes: Scope) -> Scope:

@@ -33,6 +33,8 @@ class SurrogateInput:
     """[N]."""
     cu_seqlens: torch.Tensor | None
     """[S + 1] row bounds of the sequences; for losses of scope `sequence` and `batch`."""
+    selected: torch.Tensor | None = None
+    """[N] 1 where the loss's own selection chose the token, else 0; None for losses without one."""
 
 
 @scoped("token")

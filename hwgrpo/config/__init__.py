@@ -1,7 +1,7 @@
 """Settings: the schema, loading (recipe + overrides), checking, documentation.
 
 schema.py          the settings as dataclasses: type, default, limits, and a docstring for each
-distributed_settings.py  those of sharded strategies and rollout servers
+optional_settings.py those of adapters, sharded strategies and rollout servers
 fields.py          how a field states its limits and its uses
 backend_choices.py choices that the device backends declare
 load.py            recipe + overrides -> `Config`

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwgrpo.catalog import ENGINES, REJECTIONS
-from hwgrpo.config.distributed_settings import RolloutServerConfig
+from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, shown
 

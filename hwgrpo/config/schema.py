@@ -12,7 +12,6 @@ from omegaconf import MISSING
 
 from hwgrpo import catalog
 from hwgrpo.config.backend_choices import attention_choices, backend_choices
-from hwgrpo.config.distributed_settings import DeepspeedConfig, Fsdp2Config, RolloutServerConfig
 from hwgrpo.config.fields import (
     LONGEST_TIMEOUT,
     Use,
@@ -26,12 +25,12 @@ from hwgrpo.config.fields import (
     own_function,
     setting,
 )
+from hwgrpo.config.optional_settings import DeepspeedConfig, Fsdp2Config, LoraConfig, RolloutServerConfig
 from hwgrpo.config.shipped_files import preset_names
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
 
 # Conditions under which settings have an effect, for `used_by`.
-_ADAPTERS = on("model.lora.rank", " above 0")
 _NOT_BUILT_IN = (Use("model.path", (), " to a folder or a hub name", lambda path: not path.startswith("builtin://")),)
 _VALIDATION = (
     *on("data.validation"),
@@ -43,7 +42,7 @@ _SCALED = none_of(
     "algorithm.advantage.name", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl"
 )
 _DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
-_CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg", "vespo", "topr", "dro")
+_CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg", "vespo", "topr", "dro", "kl_cov")
 _PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name != "ppo_clip"))
 _PPO_OR_GSPO = none_of(
     "algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name not in ("ppo_clip", "gspo"))
@@ -69,23 +68,6 @@ def _names_with_splits(spec: Any) -> bool:
 
 def _splits(key: str) -> tuple[Use, ...]:
     return (Use(key, (), " to a folder or a hub dataset", _names_with_splits),)
-
-
-@dataclass
-class LoraConfig:
-    rank: int = limited(0, at_least=0)
-    """Rank of the low-rank adapters; 0 trains all parameters."""
-    alpha: float = limited(32.0, above=0, used_by=[_ADAPTERS])
-    """Scale of the adapters: their output is multiplied by alpha / rank."""
-    dropout: float = limited(0.0, at_least=0, below=1, used_by=[_ADAPTERS])
-    """Dropout on the adapters' input. Above 0 the old log-probs are computed in a separate pass."""
-    target_modules: list[str] = setting(lambda: ["all-linear"], used_by=[_ADAPTERS])
-    """Names of the linear layers that get adapters, or `all-linear`: all that process text, except the LM head."""
-    adapter: str | None = setting(None, path=True)
-    """Folder of an existing adapter to train further, at its rank; a frozen copy of it is the reference."""
-    base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[_ADAPTERS])
-    """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
-    it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
 
 
 @dataclass
@@ -311,7 +293,7 @@ class LossConfig:
     """Cap of the ratio where it is not clipped, with a negative advantage (TRL's delta, INTELLECT-2's two-sided clip);
     null: none."""
     log_ratio_clamp: float | None = limited(
-        20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gmpo", "gpg", "dro")]
+        20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gmpo", "gpg", "dro", "kl_cov", "clip_cov")]
     )
     """Clamp of the log-ratio, plus or minus, before exp, as in verl; null: none, as in TRL."""
     tau_pos: float = limited(1.0, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
@@ -384,6 +366,12 @@ class AlgorithmConfig:
     mask_truncated: bool = False
     """Leave responses that reached the length limit out of the update: DAPO's overlong filter, TRL's
     mask_truncated_completions. Their rewards count in the statistics of their group."""
+    top_entropy_share: float = limited(1.0, above=0, at_most=1)
+    """Share of an update's tokens, those of the highest entropy, to which the policy loss is limited (TRL's
+    top_entropy_quantile). Below 1 it takes a scoring pass before each update."""
+    m2po_threshold: float | None = limited(None, above=0)
+    """Limit the policy loss to tokens over which the mean squared log-ratio of trainer and rollout engine stays below
+    this; the largest are left out (M2PO). Takes a scoring pass before each update; null: no limit."""
     old_logprobs: str = choice("trainer", ("trainer", "rollout"))
     """Whose log-probs the ratio is against: those of the trainer at the start of the update, or those that the rollout
     engine reported, which takes no pass of its own and no correction (verl's bypass_mode)."""

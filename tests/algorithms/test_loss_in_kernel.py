@@ -25,6 +25,7 @@ def test_streaming_a_loss_gives_the_gradients_of_whole_logits(policy, correction
     rows = {
         "advantage": torch.randn(N, generator=g),
         "weight": torch.rand(N, generator=g),
+        "selected": (torch.rand(N, generator=g) < 0.5).float(),
         "old_logprob": now + 0.4 * torch.randn(N, generator=g),
         "ref_logprob": now + 0.4 * torch.randn(N, generator=g),
     }

@@ -225,6 +225,30 @@ def test_dppo_kl_measures_the_move_by_the_kl_of_the_token_and_the_rest(advantage
         assert back == pytest.approx(math.exp(-d) * advantage), "a move against the advantage is never left out"
 
 
+def test_kl_cov_pulls_the_selected_tokens_back_and_clip_cov_leaves_them_alone():
+    def losses(name: str, **kwargs: float) -> tuple[list[float], list[float]]:
+        algorithm = AlgorithmConfig(loss=LossConfig(name, kwargs=kwargs))
+        rows = {"advantage": [1.0, 1.0], "old_logprob": [-1.3, -1.3], "selected": [1.0, 0.0]}
+        loss, metrics, gradient, _ = run(algorithm, [-1.0, -1.0], **rows)
+        assert metrics["selected_tokens"].tolist() == [1.0, 0.0]
+        return loss.tolist(), gradient.tolist()
+
+    ratio = math.exp(0.3)
+    loss, gradient = losses("kl_cov", coef=0.5)
+    assert loss == pytest.approx([-ratio + 0.5 * 0.3, -ratio])
+    assert gradient == pytest.approx([-ratio + 0.5, -ratio])
+    assert losses("clip_cov") == (pytest.approx([0.0, -1.2]), [0.0, 0.0])
+
+
+def test_the_policy_loss_is_limited_to_what_a_mask_selected_and_the_kl_is_not():
+    algorithm = AlgorithmConfig(kl=KlConfig(coef=1.0, estimator="k2"), m2po_threshold=1.0, top_entropy_share=0.5)
+    rows = {"advantage": [1.0] * 3, "ref_logprob": [-2.0] * 3}
+    loss, metrics, _, _ = run(algorithm, [-1.0] * 3, **rows, trusted=[1.0, 1.0, 0.0], uncertain=[1.0, 0.0, 1.0])
+    assert loss.tolist() == [-1.0 + 0.5, 0.5, 0.5]
+    assert metrics["trusted_tokens"].tolist() == [1.0, 1.0, 0.0]
+    assert metrics["uncertain_tokens"].tolist() == [1.0, 0.0, 1.0]
+
+
 def test_delta_caps_a_ratio_that_is_not_clipped():
     for delta, expected, slope in ((None, 4.48168907, 4.48168907), (2.0, 2.0, 0.0)):
         loss, _, gradient = one(AlgorithmConfig(loss=LossConfig(dual_clip=None, delta=delta)), -1, 1.5)
@@ -316,6 +340,7 @@ def batch(n=40):
         "advantage": torch.randn(n, generator=g, dtype=torch.float64),
         "weight": torch.rand(n, generator=g, dtype=torch.float64),
         "entropy": torch.rand(n, generator=g, dtype=torch.float64),
+        "selected": (torch.rand(n, generator=g) < 0.5).double(),
     }
 
 
@@ -366,7 +391,9 @@ def test_the_whole_loss_and_its_gradients_equal_the_formula_on_paper(kl_times_ra
     )
 
 
-@pytest.mark.parametrize("policy", ["ppo_clip", "cispo", "sapo", "gpg", "topr", "dppo_tv", "dppo_kl", "dro"])
+@pytest.mark.parametrize(
+    "policy", ["ppo_clip", "cispo", "sapo", "gpg", "topr", "dppo_tv", "dppo_kl", "dro", "kl_cov", "clip_cov"]
+)
 def test_a_token_loss_does_not_depend_on_how_rows_are_cut(policy):
     b = batch(30)
     algorithm = AlgorithmConfig(

@@ -10,6 +10,7 @@ from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights
 from hwgrpo.algorithms.correction import correction_weights
 from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.config import load_config
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
 from tests.peers.peer_formulas import VerlActor, trl_loss, verl_core, verl_correction
@@ -59,6 +60,16 @@ def ours(
     rows["advantage"] = given["advantage"].repeat_interleave(LENGTHS)
     rows["weight"] = weights.repeat_interleave(LENGTHS)
     logprob = rows.pop("logprob").clone().requires_grad_()
+    tokens = UpdateTokens(
+        logprob.detach(),
+        rows["old_logprob"],
+        rows["rollout_logprob"],
+        rows["entropy"],
+        rows["advantage"],
+        torch.arange(len(logprob)),
+    )
+    for name, select in build_loss(algorithm).selections.items():
+        rows[name] = select(tokens).double()
     stats = SimpleNamespace(logprob=logprob, entropy=rows.pop("entropy"), cu_seqlens=CU)
     loss, _ = build_loss(algorithm)(stats, rows)
     (gradient,) = torch.autograd.grad(loss.sum(), logprob)
@@ -80,6 +91,10 @@ def ours(
         ("dppo_kl", LossConfig("dppo_kl", clip_low=0.02, clip_high=0.05),
          {"low": 0.02, "high": 0.05, "clip_ratio_c": 20}, "token-mean"),
         ("dro", LossConfig("dro", kwargs={"beta": 0.3}), {"policy_loss": {"dro_beta": 0.3}}, "token-mean"),
+        ("kl_cov", LossConfig("kl_cov", kwargs={"share": 0.2, "coef": 0.7}),
+         {"policy_loss": {"kl_cov_ratio": 0.2, "ppo_kl_coef": 0.7}}, "token-mean"),
+        ("clip_cov", LossConfig("clip_cov", clip_high=0.28, kwargs={"share": 1.0, "low": 0.2, "high": 0.8}),
+         {"policy_loss": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.2, "clip_cov_ub": 0.8}}, "token-mean"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -197,6 +212,20 @@ def test_a_preset_is_the_loss_of_trl_with_its_name(preset: str):
     found, found_gradient = ours(a, given, a.aggregation.name)
     torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
     torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+
+
+def test_the_mask_of_low_entropies_of_trl():
+    given = tensors(spread=0.25)
+    logprob = given["logprob"].clone().requires_grad_()
+    inputs = {"completion_mask": MASK.to(torch.int64), "advantages": given["advantage"]}
+    inputs["old_per_token_logps"] = given["old_logprob"]
+    expected = trl_loss(logprob, given["entropy"], inputs, top_entropy_quantile=0.3)
+    (gradient,) = torch.autograd.grad(expected, logprob)
+    algorithm = AlgorithmConfig(loss=LossConfig(**PLAIN), top_entropy_share=0.3)
+    found, found_gradient = ours(algorithm, given, MEAN_OF_TOKENS)
+    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
+    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+    assert 0 < (gradient[MASK] != 0).sum() < 0.35 * MASK.sum()
 
 
 @pytest.mark.parametrize("correction", ["none", "token_truncate"])

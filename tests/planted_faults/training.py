@@ -563,4 +563,18 @@ FAULTS = (
         "    if False:",
         "distributed/test_late_groups.py -k all_groups_of_a_step",
     ),
+    Fault(
+        "tokens of this rank alone compared",
+        "training/update/update_tokens.py",
+        "ranks = strategy.gather_objects(own)",
+        "ranks = [own] * (strategy.rank + 1)",
+        "distributed/test_selection_on_ranks.py",
+    ),
+    Fault(
+        "the other rank's selection",
+        "training/update/update_tokens.py",
+        "ranks[: strategy.rank]",
+        "ranks[strategy.rank + 1 :]",
+        "distributed/test_selection_on_ranks.py",
+    ),
 )

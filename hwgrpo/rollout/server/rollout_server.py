@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from hwgrpo.config.distributed_settings import RolloutServerConfig
+from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.server.engine_state import EngineState
 from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem

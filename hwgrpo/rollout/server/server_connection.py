@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from hwgrpo.config.distributed_settings import RolloutServerConfig
+from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.config.rollout_rules import server_urls
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import hwgrpo
-from hwgrpo.config.distributed_settings import RolloutServerConfig
+from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerProblem
 from hwgrpo.text import hide_secrets

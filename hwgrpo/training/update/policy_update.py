@@ -27,6 +27,7 @@ from hwgrpo.training.update.group_batch import GroupBatch, gather_group_batch
 from hwgrpo.training.update.step_metrics import WorstToken, gap_to_rollout, update_metrics
 from hwgrpo.training.update.token_budget import TokenBudget
 from hwgrpo.training.update.train_batch import split_updates, token_signals
+from hwgrpo.training.update.update_tokens import select_tokens
 from hwgrpo.values import TrainBatch
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class PolicyUpdate:
         """
         a = self.config.algorithm
         coefficients = (a.kl.coef, a.entropy_coef, self.config.model.router_loss_coef)
-        return not any(coefficients) and self.loss_fn.scope != "batch"
+        return not any(coefficients) and self.loss_fn.scope != "batch" and not self.loss_fn.selections
 
     def trained_sequences(self, batch: TrainBatch, sequences: Sequence[int]) -> list[int]:
         """Return those of `sequences` on which the gradient depends."""
@@ -89,7 +90,11 @@ class PolicyUpdate:
         return [s for s in sequences if has_gradient[s]]
 
     def score(
-        self, batch: TrainBatch, policy: PolicyModel | None = None, sequences: Sequence[int] | None = None
+        self,
+        batch: TrainBatch,
+        policy: PolicyModel | None = None,
+        sequences: Sequence[int] | None = None,
+        entropies: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the log-probs [R] fp32 of the batch's response tokens, without gradient or dropout.
 
@@ -97,18 +102,22 @@ class PolicyUpdate:
             batch: this rank's sequences.
             policy: the model that scores; None: the policy in training.
             sequences: indices of the sequences to score, the others get 0; None: all.
+            entropies: [R], into which the entropies are written, if not None.
         """
         scorer = policy or self.policy
         logprobs = torch.zeros(len(batch.tokens))
         wanted = range(len(batch)) if sequences is None else sequences
         signals = TokenSignals({}, {} if batch.floors is None else {"logprob_floor": batch.floors})
         pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted, signals)
-        pooled_logprobs = torch.zeros(len(pooled.batch.tokens))
+        pooled_logprobs, pooled_entropies = torch.zeros(2, len(pooled.batch.tokens))
 
         def passes() -> None:
             for part in self._micro_batches(pooled.batch, pooled.sequences):
                 micro = shard_micro_batch(self._build_micro_batch(pooled, part), pooled.group, full_sequences=False)
-                pooled_logprobs[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
+                scored = scorer(micro.to(self.device), with_entropy=entropies is not None)
+                pooled_logprobs[micro.token_index] = scored.logprob.float().cpu()
+                if scored.entropy is not None:
+                    pooled_entropies[micro.token_index] = scored.entropy.float().cpu()
 
         was_training = scorer.training
         scorer.eval()
@@ -116,6 +125,8 @@ class PolicyUpdate:
             self._run_within_budget("scoring", passes, undo=lambda: None)
         scorer.train(was_training)
         logprobs[pooled.own_tokens] = pooled.scatter_back(pooled_logprobs)
+        if entropies is not None:
+            entropies[pooled.own_tokens] = pooled.scatter_back(pooled_entropies)
         return logprobs
 
     def __call__(self, batch: TrainBatch) -> dict[str, float]:
@@ -208,6 +219,12 @@ class PolicyUpdate:
         # Strategies average gradients over ranks; the factor turns that average into a sum.
         weights = weights * self.strategy.world_size
         signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.needs_rollout)
+        if selections := self.loss_fn.selections:
+            entropies = torch.zeros(len(batch.tokens))
+            scored = self.score(batch, sequences=sequences, entropies=entropies), entropies
+            seed = self.config.trainer.seed * 1_000_003 + self.updates_done
+            chosen_tokens = select_tokens(selections, batch, sequences, scored, self.strategy, seed)
+            signals = replace(signals, per_token={**signals.per_token, **chosen_tokens})
         trained = self.trained_sequences(batch, sequences)
         pooled = gather_group_batch(self.strategy.sequence_group, batch, trained, signals)
         pooled_logprobs = None if logprobs is None else torch.zeros(len(pooled.batch.tokens))

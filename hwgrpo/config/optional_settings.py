@@ -1,4 +1,4 @@
-"""Settings of sharded strategies and rollout servers; the other settings are in `schema.py`."""
+"""Settings of what a plain run does without: adapters, sharded strategies, rollout servers. See `schema.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,27 @@ from dataclasses import dataclass
 
 from hwgrpo.config.fields import LONGEST_TIMEOUT, choice, limited, none_of, off, on, one_of, setting
 
+ADAPTERS = on("model.lora.rank", " above 0")
+"""Condition that a run trains adapters."""
 _OWN_SERVER = off("rollout.server.url")
 _RUNNING_SERVER = on("rollout.server.url")
+
+
+@dataclass
+class LoraConfig:
+    rank: int = limited(0, at_least=0)
+    """Rank of the low-rank adapters; 0 trains all parameters."""
+    alpha: float = limited(32.0, above=0, used_by=[ADAPTERS])
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
+    dropout: float = limited(0.0, at_least=0, below=1, used_by=[ADAPTERS])
+    """Dropout on the adapters' input. Above 0 the old log-probs are computed in a separate pass."""
+    target_modules: list[str] = setting(lambda: ["all-linear"], used_by=[ADAPTERS])
+    """Names of the linear layers that get adapters, or `all-linear`: all that process text, except the LM head."""
+    adapter: str | None = setting(None, path=True)
+    """Folder of an existing adapter to train further, at its rank; a frozen copy of it is the reference."""
+    base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[ADAPTERS])
+    """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
+    it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
 
 
 @dataclass
