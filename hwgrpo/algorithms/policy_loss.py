@@ -42,7 +42,7 @@ class TokenStats(Protocol):
 
 OWN_METRICS = (
     *("loss", "pg_loss", "kl", "entropy", "tokens", "trained", "router_loss", "off_policy_masked"),
-    *(f"{name}_tokens" for name in sorted(MASKS)),
+    *MASKS.values(),
 )
 """Names of sums over rows that are not the policy loss's."""
 
@@ -97,8 +97,8 @@ class PolicyLoss:
             stale = (rows["rollout_logprob"] - stats.logprob).detach()
             kept = on_policy_enough(stale, rows["advantage"], self.algorithm.off_policy_threshold, stats.cu_seqlens)
             loss, metrics["off_policy_masked"] = loss * kept, 1 - kept
-        for name in sorted(MASKS & rows.keys()):
-            loss, metrics[f"{name}_tokens"] = loss * rows[name], rows[name]
+        for name in MASKS.keys() & rows.keys():
+            loss, metrics[MASKS[name]] = loss * rows[name], rows[name]
         metrics["pg_loss"] = loss.detach()
 
         ref_logprob = rows.get("ref_logprob")

@@ -33,8 +33,8 @@ class UpdateTokens:
     """A random permutation of 0 to R - 1, for selections by chance."""
 
 
-MASKS = frozenset({"trusted", "uncertain"})
-"""Selections outside of which the policy loss is 0."""
+MASKS = {"trusted": "trusted_tokens", "uncertain": "uncertain_tokens"}
+"""Selections outside of which the policy loss is 0, and their metrics."""
 
 
 def selections_of(

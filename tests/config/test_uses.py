@@ -21,7 +21,7 @@ DEEPSPEED = ("trainer.strategy=deepspeed", "trainer.deepspeed.stage=3")
 CASES = [
     # (a setting, where it has no effect, what that message names, where it has one)
     ("algorithm.loss.dual_clip=4", ["algorithm.loss.name=gspo"], "set algorithm.loss.name=ppo_clip,", []),
-    ("algorithm.loss.clip_high=0.3", ["algorithm.loss.name=gpg"], "set algorithm.loss.name=cispo or dppo_kl or", []),
+    ("algorithm.loss.clip_high=0.3", ["algorithm.loss.name=gpg"], "set algorithm.loss.name=cispo or clip_cov", []),
     ("algorithm.loss.clip_low=0.1", ["algorithm.loss.name=sapo"], "algorithm.loss.name='sapo'", []),
     (
         "algorithm.advantage.std=none",

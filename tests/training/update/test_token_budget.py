@@ -52,11 +52,11 @@ def test_memory_that_runs_out_amid_an_update_leaves_no_gradient_of_the_first_try
     run(tmp_path / "small", *SHORT, "trainer.tokens_per_micro_batch=24")
     plain, calls = PolicyModel.forward, []
 
-    def forward(self, batch, *arguments):
+    def forward(self, batch, *arguments, **options):
         calls.append(len(arguments) > 0)
         if sum(calls) == 2 and arguments:  # the second micro-batch of the first update
             torch.empty(10**15, dtype=torch.uint8)
-        return plain(self, batch, *arguments)
+        return plain(self, batch, *arguments, **options)
 
     monkeypatch.setattr(PolicyModel, "forward", forward)
     run(tmp_path / "large", *SHORT, "trainer.tokens_per_micro_batch=48")
