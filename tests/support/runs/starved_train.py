@@ -22,11 +22,11 @@ def starve(limit: int) -> list[int]:
     plain = PolicyModel.forward
     refused: list[int] = []
 
-    def forward(self, batch, *arguments):
+    def forward(self, batch, *arguments, **options):
         if batch.input_ids.numel() > limit:
             refused.append(batch.input_ids.numel())
             torch.empty(10**15, dtype=torch.uint8)
-        return plain(self, batch, *arguments)
+        return plain(self, batch, *arguments, **options)
 
     PolicyModel.forward = forward
     return refused
