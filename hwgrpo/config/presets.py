@@ -12,23 +12,24 @@ from hwgrpo.config.overrides import merge
 from hwgrpo.config.recipe_files import read_recipe
 from hwgrpo.config.shipped_files import preset_files
 
-KEY = "algorithm.preset"
-
 
 def with_presets(recipe: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], set[str]]:
-    """Return a recipe with the settings of the presets that it and overrides name, and the keys of these settings.
+    """Return a recipe with the settings of the preset that it or an override names, and the keys of these settings.
 
-    A recipe's own settings win over its preset; an override's preset wins over the recipe.
+    A recipe's own settings win over its preset. The last preset of the overrides, also null, takes the place of the
+    recipe's, and wins over the recipe.
     """
-    section = recipe.get("algorithm")
-    own = _settings_of(section.get("preset") if isinstance(section, dict) else None)
-    given = [_settings_of(value) for key, value in overrides if key == KEY]
-    merged = merge(own, recipe)
-    for preset in given:
-        merged = merge(merged, preset)
-    return merged, {
-        leaf for preset in (own, *given) for name, value in preset.items() for leaf in leaf_keys(value, name)
-    }
+    given = [value[0] for each in overrides if (value := _named(*each))]
+    preset = _settings_of(given[-1] if given else next(iter(_named("algorithm", recipe.get("algorithm"))), None))
+    merged = merge(recipe, preset) if given else merge(preset, recipe)
+    return merged, {leaf for name, value in preset.items() for leaf in leaf_keys(value, name)}
+
+
+def _named(key: str, value: Any) -> tuple[Any, ...]:
+    """Return the preset that a setting names, in a tuple; an empty one if it names none."""
+    if key == "algorithm" and isinstance(value, Mapping) and "preset" in value:
+        return (value["preset"],)
+    return (value,) if key == "algorithm.preset" else ()
 
 
 def _settings_of(name: Any) -> dict[str, Any]:

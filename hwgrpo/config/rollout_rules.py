@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.catalog import ENGINES, REJECTIONS
@@ -80,12 +81,14 @@ def check_rejection(reject: Mapping[str, Any]) -> None:
         key = f"algorithm.correction.reject.{name}={bounds!r}"
         if name not in REJECTIONS:
             raise ConfigError(f"{key}: there is no such statistic; use one of: {', '.join(REJECTIONS)}")
+        numbers = bounds if isinstance(bounds, list | tuple) else [bounds]
+        right = all(type(each) in (int, float) and 0 < each < math.inf for each in numbers)
         if name.endswith("k1"):
-            if not (isinstance(bounds, Sequence) and len(bounds) == 2 and 0 < bounds[0] < bounds[1]):
+            if not (right and len(numbers) == 2 and numbers[0] < numbers[1]):
                 raise ConfigError(
                     f"{key}: give the least and the largest ratio of the engine's probability to the trainer's, e.g. "
                     "[0.5, 2.0]"
                 )
-        elif isinstance(bounds, bool) or not isinstance(bounds, int | float) or bounds <= 0:
+        elif not right or numbers is bounds:
             example = "1e-4" if name == "veto" else "0.01"
             raise ConfigError(f"{key}: give one number above 0, e.g. {example}")

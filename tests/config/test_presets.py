@@ -44,6 +44,11 @@ def test_a_recipes_own_settings_win_over_its_preset_and_an_overrides_preset_wins
     assert (a.preset, a.loss.clip_high, a.loss.dual_clip, a.advantage.eps) == ("dapo", 0.3, None, 1e-4)
     a = load_config(file, ["algorithm.preset=gspo"]).algorithm
     assert (a.preset, a.loss.name, a.loss.clip_high, a.advantage.eps) == ("gspo", "gspo", 4e-4, 1e-4)
+    assert a.loss.dual_clip == 3.0, "nothing of the recipe's preset is left"
+    a = load_config(file, ["algorithm.preset=null"]).algorithm
+    assert (a.preset, a.loss.clip_high, a.loss.dual_clip) == (None, 0.3, 3.0)
+    a = load_config(file, ["algorithm={preset: gmpo}"]).algorithm
+    assert (a.preset, a.loss.name, a.loss.clip_high) == ("gmpo", "gmpo", 0.4)
     for order in (("algorithm.preset=gspo", "algorithm.loss.clip_high=0.1"),):
         for words in (order, order[::-1]):
             assert load_config(file, words).algorithm.loss.clip_high == 0.1

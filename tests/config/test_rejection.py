@@ -15,6 +15,11 @@ from hwgrpo.errors import ConfigError
         ("{token_k3: [0.1, 0.2]}", r"reject.token_k3=\[0.1, 0.2\]: give one number above 0, e.g. 0.01"),
         ("{veto: 0}", "reject.veto=0: give one number above 0, e.g. 1e-4"),
         ("{veto: true}", "give one number above 0"),
+        ("{veto: .nan}", "give one number above 0"),
+        ("{token_k3: text}", "give one number above 0"),
+        ("{token_k1: [a, b]}", "give the least and the largest ratio"),
+        ("{token_k1: ab}", "give the least and the largest ratio"),
+        ("{token_k1: [0.5, .inf]}", "give the least and the largest ratio"),
     ],
 )
 def test_bounds_that_a_statistic_does_not_take_are_refused(reject, message):

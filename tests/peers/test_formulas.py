@@ -78,6 +78,16 @@ def ours(
     return loss.sum().detach(), spread
 
 
+def assert_same(
+    expected: torch.Tensor, logprob: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor], atol: float
+) -> torch.Tensor:
+    """Compare a peer's loss and its gradient with ours; return the gradient. 1e-7: TRL rounds temperatures to fp32."""
+    (gradient,) = torch.autograd.grad(expected, logprob)
+    torch.testing.assert_close(found[0], expected.detach(), rtol=2e-7, atol=atol)
+    torch.testing.assert_close(found[1], gradient, rtol=2e-7, atol=atol)
+    return gradient
+
+
 @pytest.mark.parametrize(
     ("theirs", "loss", "actor", "aggregation"),
     [
@@ -115,11 +125,8 @@ def test_a_loss_of_verl(theirs: str, loss: LossConfig, actor: dict[str, Any], ag
         config=VerlActor(**actor),
         rollout_is_weights=None if correction == "none" else weights,
     )
-    (gradient,) = torch.autograd.grad(expected, logprob)
     algorithm = AlgorithmConfig(loss=loss, correction=CorrectionConfig(correction, high=1.05))
-    found, found_gradient = ours(algorithm, given, aggregation)
-    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-8)
-    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-8)
+    assert_same(expected, logprob, ours(algorithm, given, aggregation), atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +195,8 @@ def test_a_loss_of_trl(theirs: dict[str, Any], loss: LossConfig, aggregation: st
     times_ratio = theirs.get("importance_sampling_level") != "sequence"
     settings = theirs | {"beta": beta, "use_bias_correction_kl": times_ratio}
     expected = trl_loss(logprob, given["entropy"], inputs, **settings)
-    (gradient,) = torch.autograd.grad(expected, logprob)
     kl = KlConfig(coef=beta, input_clamp=None, output_clamp=None, times_ratio=times_ratio)
-    found, found_gradient = ours(AlgorithmConfig(loss=loss, kl=kl), given, aggregation)
-    # 1e-7: TRL rounds temperatures to fp32
-    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
-    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+    assert_same(expected, logprob, ours(AlgorithmConfig(loss=loss, kl=kl), given, aggregation), atol=1e-7)
 
 
 @pytest.mark.parametrize("preset", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"])
@@ -208,10 +211,7 @@ def test_a_preset_is_the_loss_of_trl_with_its_name(preset: str):
         settings["epsilon_high"] = 5.0
     inputs = {"completion_mask": MASK.to(torch.int64), "advantages": given["advantage"]}
     expected = trl_loss(logprob, given["entropy"], inputs | {"old_per_token_logps": given["old_logprob"]}, **settings)
-    (gradient,) = torch.autograd.grad(expected, logprob)
-    found, found_gradient = ours(a, given, a.aggregation.name)
-    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
-    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+    assert_same(expected, logprob, ours(a, given, a.aggregation.name), atol=1e-7)
 
 
 def test_the_mask_of_low_entropies_of_trl():
@@ -220,11 +220,8 @@ def test_the_mask_of_low_entropies_of_trl():
     inputs = {"completion_mask": MASK.to(torch.int64), "advantages": given["advantage"]}
     inputs["old_per_token_logps"] = given["old_logprob"]
     expected = trl_loss(logprob, given["entropy"], inputs, top_entropy_quantile=0.3)
-    (gradient,) = torch.autograd.grad(expected, logprob)
     algorithm = AlgorithmConfig(loss=LossConfig(**PLAIN), top_entropy_share=0.3)
-    found, found_gradient = ours(algorithm, given, MEAN_OF_TOKENS)
-    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
-    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+    gradient = assert_same(expected, logprob, ours(algorithm, given, MEAN_OF_TOKENS), atol=1e-7)
     assert 0 < (gradient[MASK] != 0).sum() < 0.35 * MASK.sum()
 
 
@@ -244,13 +241,10 @@ def test_the_off_policy_sequence_mask_of_trl(correction: str):
     threshold = float(gaps[given["advantage"] < 0].mean())  # leaves out one of the two
     settings = {"off_policy_mask_threshold": threshold, "use_vllm": correction != "none"}
     expected = trl_loss(logprob, given["entropy"], inputs, **settings)
-    (gradient,) = torch.autograd.grad(expected, logprob)
     algorithm = AlgorithmConfig(
         loss=LossConfig(**PLAIN), correction=CorrectionConfig(correction, high=1.05), off_policy_threshold=threshold
     )
-    found, found_gradient = ours(algorithm, given, MEAN_OF_TOKENS)
-    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
-    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+    gradient = assert_same(expected, logprob, ours(algorithm, given, MEAN_OF_TOKENS), atol=1e-7)
     assert (gradient.abs().sum(1) == 0).sum() == 2, "one left out, one without advantage"
 
 

@@ -13,15 +13,15 @@ FAULTS = (
     Fault(
         "a preset in an override loses to the recipe",
         "config/presets.py",
-        "        merged = merge(merged, preset)",
-        "        merged = merge(preset, merged)",
+        "merge(recipe, preset) if given else",
+        "merge(preset, recipe) if given else",
         "config/test_presets.py",
     ),
     Fault(
         "a preset wins over the recipe that names it",
         "config/presets.py",
-        "merged = merge(own, recipe)",
-        "merged = merge(recipe, own)",
+        "else merge(preset, recipe)",
+        "else merge(recipe, preset)",
         "config/test_presets.py",
     ),
     Fault(
