@@ -117,6 +117,7 @@ RESPONSE_SOURCES = Registry(
     "rollout.source",
     {
         "on_demand": "hwgrpo.training.feed.response_source:on_demand",
+        "filtered": "hwgrpo.training.feed.group_filter:filtered",
         "prefetch": "hwgrpo.training.feed.prefetcher:prefetch",
     },
 )

@@ -1,4 +1,4 @@
-"""Settings of what a plain run does without: adapters, sharded strategies, rollout servers. See `schema.py`."""
+"""Settings of what a plain run does without: adapters, group filters, sharded strategies, servers. See `schema.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hwgrpo.config.fields import LONGEST_TIMEOUT, choice, limited, none_of, off,
 ADAPTERS = on("model.lora.rank", " above 0")
 """Condition that a run trains adapters."""
 _OWN_SERVER = off("rollout.server.url")
+_FILTERED = on("algorithm.filter_groups.enable", "=true")
 _RUNNING_SERVER = on("rollout.server.url")
 
 
@@ -27,6 +28,31 @@ class LoraConfig:
     base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[ADAPTERS])
     """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
     it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
+
+
+@dataclass
+class FilterGroupsConfig:
+    enable: bool = False
+    """Train on groups whose rewards differ, and sample further prompts in place of the others, until the step has its
+    prompts (DAPO's dynamic sampling)."""
+    metric: str = setting("reward", used_by=[_FILTERED])
+    """Values that must differ within a group: `reward`, the name of a reward function, or a field that one returns
+    beside its score, e.g. `acc`."""
+    min_std: float = limited(0.0, at_least=0, used_by=[_FILTERED])
+    """Least standard deviation, exclusive, of these values in a group; 0: any difference."""
+    mean_above: float | None = limited(None, used_by=[_FILTERED])
+    """Least mean, exclusive, of these values in a group; null: any."""
+    mean_below: float | None = limited(None, used_by=[_FILTERED])
+    """Largest mean, exclusive; null: any."""
+    max_rounds: int = limited(10, at_least=1, used_by=[_FILTERED])
+    """Most rounds of sampling in a step, each of at most `trainer.prompts_per_step` prompts. After them groups that
+    were filtered out fill the step."""
+    keep_surplus: bool = setting(False, used_by=[_FILTERED])
+    """Train the next step on groups beyond the step's prompts instead of discarding them. They are of older weights,
+    which needs `algorithm.correction`."""
+    replay_groups: int = limited(0, at_least=0, used_by=[_FILTERED])
+    """Groups to keep for replay, the newest ones that passed: drawn in proportion to their standard deviation, they
+    fill steps that have too few after `max_rounds`. Needs `algorithm.correction`, as surplus does; 0: none."""
 
 
 @dataclass

@@ -27,6 +27,7 @@ def check_rollout(config: Config) -> None:
             f"rollout.source={r.source!r} with rollout.max_staleness={r.max_staleness}: responses are prefetched "
             "with a max_staleness of 1 or more, and never with 0; leave rollout.source out"
         )
+    check_filter(config)
     if r.sleep_mode == "always" and r.max_staleness:
         raise ConfigError(
             f"rollout.sleep_mode='always' with rollout.max_staleness={r.max_staleness}: the engine generates while the "
@@ -51,6 +52,43 @@ def check_rollout(config: Config) -> None:
         raise ConfigError(
             f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
             "an adapter goes to the server through a folder; leave rollout.server.transfer out"
+        )
+
+
+def check_filter(config: Config) -> None:
+    """Check the settings of `algorithm.filter_groups`.
+
+    Raises:
+        ConfigError: the other settings do not allow it.
+    """
+    r, f, a = config.rollout, config.algorithm.filter_groups, config.algorithm
+    if not f.enable:
+        if r.source == "filtered":
+            raise ConfigError(
+                "rollout.source='filtered' with algorithm.filter_groups.enable=false filters nothing; leave "
+                "rollout.source out, or set algorithm.filter_groups.enable=true"
+            )
+        return
+    key = "algorithm.filter_groups.enable=true"
+    if r.source not in ("auto", "filtered"):
+        raise ConfigError(f"{key} with rollout.source={r.source!r}, which does not filter; leave rollout.source out")
+    if r.max_staleness:
+        raise ConfigError(
+            f"{key} with rollout.max_staleness={r.max_staleness}: how much to sample is known only after scoring, so "
+            "that nothing can be prefetched; leave one of them out"
+        )
+    if r.n == 1:
+        raise ConfigError(f"{key} with rollout.n=1: the rewards of one response never differ; use rollout.n=2 or more")
+    if f.mean_above is not None and f.mean_below is not None and f.mean_above >= f.mean_below:
+        raise ConfigError(
+            f"algorithm.filter_groups.mean_above={f.mean_above:g} must be below "
+            f"algorithm.filter_groups.mean_below={f.mean_below:g}"
+        )
+    stale = f"replay_groups={f.replay_groups}" if f.replay_groups else "keep_surplus=true" if f.keep_surplus else None
+    if stale and a.correction.name == "none" and a.old_logprobs == "trainer":
+        raise ConfigError(
+            f"algorithm.filter_groups.{stale}: responses of older weights need importance weights; set "
+            "algorithm.correction.name, e.g. token_truncate"
         )
 
 

@@ -25,7 +25,13 @@ from hwgrpo.config.fields import (
     own_function,
     setting,
 )
-from hwgrpo.config.optional_settings import DeepspeedConfig, Fsdp2Config, LoraConfig, RolloutServerConfig
+from hwgrpo.config.optional_settings import (
+    DeepspeedConfig,
+    FilterGroupsConfig,
+    Fsdp2Config,
+    LoraConfig,
+    RolloutServerConfig,
+)
 from hwgrpo.config.shipped_files import preset_names
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
@@ -149,8 +155,9 @@ class RolloutConfig:
     tested with a real server yet). auto: the first of the backend's engines that is installed, supports the settings
     and has room; a resumed run keeps it."""
     source: str = choice("auto", lambda: ("auto", *catalog.RESPONSE_SOURCES.names()), files=True)
-    """Source of a step's responses: `on_demand` generates them in the step, `prefetch` while earlier steps are trained,
-    or `path/to/file.py:function` of `SourceParts`. auto: prefetch if `max_staleness` is above 0, else on_demand."""
+    """Source of a step's responses: `on_demand` generates them in the step, `filtered` with `algorithm.filter_groups`,
+    `prefetch` while earlier steps are trained (`max_staleness` above 0), or `path/to/file.py:function` of
+    `SourceParts`."""
     n: int = limited(8, at_least=1)
     """Samples per prompt: the group size."""
     max_response_tokens: int = limited(512, at_least=1)
@@ -361,6 +368,7 @@ class AlgorithmConfig:
     kl: KlConfig = field(default_factory=KlConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     entropy_coef: float = limited(0.0, at_least=0)
     """Weight of the entropy bonus."""
     mask_truncated: bool = False

@@ -64,9 +64,11 @@ def train_step(run: Run, step: int) -> None:
                 raise_on_all_ranks(run.strategy, run.engine.sleep)
         prompts, completions = generated.prompts, generated.completions
         with watch("reward"):
-            rewards = raise_on_all_ranks(run.strategy, lambda: run.rewards.score(prompts, completions, step))
-            if config.reward.shuffle:
-                rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
+            rewards = generated.rewards
+            if rewards is None:
+                rewards = raise_on_all_ranks(run.strategy, lambda: run.rewards.score(prompts, completions, step))
+                if config.reward.shuffle:
+                    rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
         with watch("adv"):
             advantages = advantages_over_ranks(config, completions, rewards, run.strategy)
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
@@ -94,7 +96,8 @@ def train_step(run: Run, step: int) -> None:
     dropped = [*dropped_records(prompts, completions)]
     if values.get("rollout/groups_dropped"):
         dropped = [record for records in run.strategy.gather_objects(dropped) for record in records]
-    for note in (*run.update.pop_notes(), *failure_notes(values, dropped, rewards, step, run.reported_failures)):
+    failures = failure_notes(values, dropped, rewards, step, run.reported_failures)
+    for note in (*generated.notes, *run.update.pop_notes(), *failures):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
     run.observer.completions(step, *samples, dropped)

@@ -143,10 +143,13 @@ def _build(
             engine=engine,
             gate=gate,
             device=device,
+            strategy=strategy,
+            rewards=data.rewards,
             start=start,
             total_steps=total_steps,
             prefetched=prefetched,
             state=position,
+            checkpoint=folder.checkpoint,
         )
     )
     undo.callback(responses.close)
@@ -291,7 +294,7 @@ def _saver(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=lambda: prefetched_batches.files_of(responses.prefetched(), strategy.rank),
+        extra_files=responses.files,
         note=observer.note,
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,

@@ -12,6 +12,7 @@ import pytest
 
 from hwgrpo.training.checkpoint import checkpoint_files, saver
 from tests.resume.kill_points import PLACES, count_lines, kill_after, kill_at
+from tests.resume.test_ranks import FILTERED
 from tests.support.processes import ranks
 from tests.support.runs import runs
 
@@ -128,11 +129,21 @@ def test_killed_at_random_points_every_run_ends_as_the_uninterrupted_one(tmp_pat
     assert sum(met for _, met in told) >= 0.8 * POINTS, "too many runs were over before they were killed"
 
 
-def test_a_run_that_samples_ahead_is_killed_at_random_points_and_ends_as_the_uninterrupted_one(tmp_path: Path):
-    words = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
+@pytest.mark.parametrize(
+    ("words", "stale"),
+    [
+        (("rollout.max_staleness=1",), "rollout/staleness_max"),
+        ((*FILTERED, "trainer.max_steps=5"), "filter_groups/staleness_max"),
+    ],
+    ids=["prefetched", "filtered"],
+)
+def test_a_run_with_responses_of_earlier_steps_is_killed_at_random_points_and_ends_as_the_uninterrupted_one(
+    words: tuple[str, ...], stale: str, tmp_path: Path
+):
+    words = (*words, "algorithm.correction.name=token_truncate")
     limits = measured(tmp_path / "whole", *words)
     expected = runs.everything(tmp_path / "whole")
-    assert any(line.get("rollout/staleness_max") == 1 for line in expected["metrics"])
+    assert any(line.get(stale) == 1 for line in expected["metrics"])
     met = 0
     points = 5
     for point in range(points):
@@ -153,9 +164,12 @@ def _child(body) -> int:
 def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ):
+    """Under ddp with filtered groups, which ranks exchange."""
     monkeypatch.setattr(saver, "GRACE_S", 0.5)  # what the rank that is left waits for one that is dead
     # a rank that died before the process group was made is waited for so many seconds
     words = (f"trainer.strategy={strategy}", "trainer.validate_every=0", "trainer.process_group_timeout=15")
+    if strategy == "ddp":
+        words += FILTERED
     if strategy == "fsdp2":  # which takes no quantized base
         words += ("model.quantize=none", "trainer.fsdp2.sync_every=update", "trainer.tokens_per_micro_batch=64")
 

@@ -22,6 +22,15 @@ from tests.support.numbers.rounding import GENTLE, assert_gradients_close, asser
 from tests.support.processes import ranks
 from tests.support.runs import runs
 
+FILTERED = (
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.min_std=0.25",
+    "algorithm.filter_groups.max_rounds=2",
+    "algorithm.filter_groups.keep_surplus=true",
+    "algorithm.filter_groups.replay_groups=8",
+    "algorithm.correction.name=token_truncate",
+    "trainer.prompts_per_step=8",
+)
 LORA = ("model.lora.rank=2", "optim.lr=1e-2")
 
 
@@ -75,14 +84,15 @@ LONG_CHAIN = (*CHAIN, "fsdp2 4", "single 1", "ddp 4", "fsdp2 4", "fsdp2 2")
     ("kind", "chain"),
     [
         ("full", CHAIN),
+        ("filtered", CHAIN),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("lora", CHAIN), ("full", LONG_CHAIN))),
     ],
-    ids=["full", "lora", "full, long"],
+    ids=["full", "filtered", "lora", "full, long"],
 )
 def test_each_step_on_other_ranks_by_another_strategy_is_that_of_one_process(
     tmp_path: Path, kind: str, chain: tuple[str, ...]
 ):
-    words = (*GENTLE, *(("model.lora.rank=2", "model.lora.dropout=0") if kind == "lora" else ()))
+    words = (*GENTLE, *{"lora": ("model.lora.rank=2", "model.lora.dropout=0"), "filtered": FILTERED}.get(kind, ()))
     start(tmp_path / "one", "single 1", len(chain), *words)
     cuts = []
     for step, way in enumerate(chain, start=1):
@@ -90,6 +100,11 @@ def test_each_step_on_other_ranks_by_another_strategy_is_that_of_one_process(
         cuts.append(pieces(tmp_path / "several", step))
     for number, held in zip(("1", "2", "4"), (cuts[0], cuts[1], cuts[2])):
         assert {str(len({rank for parts in held.values() for rank, *_ in parts}))} == {number}
+    if kind == "filtered":
+        filtered = steps(tmp_path / "one")
+        assert min(line["filter_groups/passed_ratio"] for line in filtered) < 1, "every group passes"
+        assert max(line["filter_groups/replayed_ratio"] for line in filtered) > 0, "nothing is replayed"
+        assert max(line["filter_groups/staleness_max"] for line in filtered) > 0
     if kind == "lora":
         assert min(len(parts) for parts in cuts[2].values()) == 2, "no rank is without a row of some parameter"
     one, several = steps(tmp_path / "one"), steps(tmp_path / "several")

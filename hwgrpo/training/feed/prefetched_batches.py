@@ -6,7 +6,7 @@ A resumed run trains on the same responses. The file has no prompts: they are dr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,34 @@ def files_of(batches: Sequence[Batch], rank: int) -> dict[str, dict[str, torch.T
     """
     tensors: dict[str, torch.Tensor] = {}
     for i, batch in enumerate(batches):
-        values_json = {
-            "asked": _prompt_key(batch.prompts),
-            "texts": batch.completions.texts,
-            "weight_version": batch.completions.weight_version,
-            "late": batch.completions.late,
-            "dropped": [*batch.completions.dropped.items()],
-            "metrics": dict(batch.metrics),
-        }
-        values = {name: getattr(batch.completions, name) for name in _TENSORS}
-        values[_JSON] = torch.tensor(list(json.dumps(values_json).encode()), dtype=torch.uint8)
-        tensors |= {f"{i}.{name}": value for name, value in values.items() if value is not None}
+        values_json = {"asked": _prompt_key(batch.prompts), "metrics": dict(batch.metrics)}
+        tensors |= pack(f"{i}.", batch.completions, values_json)
     return {_file(rank): tensors} if tensors else {}
+
+
+def pack(prefix: str, completions: Completions, values_json: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return completions and further JSON values as tensors, their names with a prefix; `unpack` reads them."""
+    values_json = {
+        **values_json,
+        "texts": completions.texts,
+        "weight_version": completions.weight_version,
+        "late": completions.late,
+        "dropped": [*completions.dropped.items()],
+    }
+    values = {name: getattr(completions, name) for name in _TENSORS}
+    values[_JSON] = torch.tensor(list(json.dumps(values_json).encode()), dtype=torch.uint8)
+    return {prefix + name: value for name, value in values.items() if value is not None}
+
+
+def unpack(prefix: str, tensors: Mapping[str, torch.Tensor]) -> tuple[Completions, dict[str, Any]] | None:
+    """Return what `pack` packed, with all JSON values; None if there is nothing under this prefix."""
+    if prefix + _JSON not in tensors:
+        return None
+    values_json = json.loads(bytes(tensors[prefix + _JSON].tolist()))
+    values: dict[str, Any] = {name: tensors.get(prefix + name) for name in _TENSORS}
+    values |= {"texts": tuple(values_json["texts"]), "weight_version": values_json["weight_version"]}
+    late, dropped = values_json.get("late"), dict(values_json.get("dropped", ()))  # absent in older checkpoints
+    return Completions(**values, late=late, dropped=dropped), values_json
 
 
 def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tuple[list[PrefetchedBatch], list[str]]:
@@ -87,10 +103,6 @@ def _prompt_key(batch: PromptBatch) -> list[list[Any]]:
 def _read(path: Path) -> Iterator[tuple[Completions, dict[str, Any]]]:
     tensors = checkpoint_files.read_tensors(path)
     i = 0
-    while f"{i}.{_JSON}" in tensors:
-        values_json = json.loads(bytes(tensors[f"{i}.{_JSON}"].tolist()))
-        values: dict[str, Any] = {name: tensors.get(f"{i}.{name}") for name in _TENSORS}
-        values |= {"texts": tuple(values_json["texts"]), "weight_version": values_json["weight_version"]}
-        late, dropped = values_json.get("late"), dict(values_json.get("dropped", ()))  # absent in older checkpoints
-        yield Completions(**values, late=late, dropped=dropped), values_json
+    while (batch := unpack(f"{i}.", tensors)) is not None:
+        yield batch
         i += 1

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config.derived import sampling_of
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
+from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch, SourceParts
 from hwgrpo.values import PromptBatch, Sampling
@@ -154,9 +156,9 @@ class Prefetcher:
     def state(self) -> dict[str, Any]:
         return self._state
 
-    def prefetched(self) -> list[Batch]:
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
         with self._changed:
-            return [each.batch for each in self._done]
+            return prefetched_batches.files_of([each.batch for each in self._done], self._source.rank)
 
     def close(self) -> None:
         self._gate.stop()

@@ -35,6 +35,16 @@ class PromptSource:
         ]
         return PromptBatch(tuple(self.dataset.prompt(row, epoch) for epoch, row in mine))
 
+    def draw(self, count: int) -> tuple[PromptBatch, int]:
+        """Draw `count` prompts over all ranks; return this rank's, contiguous, and how many they are.
+
+        A rank without any gets one that another has: ranks may share an engine, and then generate together.
+        """
+        drawn = self.sampler.take(count)
+        first, end = (count * rank // self.world_size for rank in (self.rank, self.rank + 1))
+        mine = drawn[first:end] or drawn[:1]
+        return PromptBatch(tuple(self.dataset.prompt(row, epoch) for epoch, row in mine)), end - first
+
     def state(self) -> dict[str, Any]:
         """Return the position in the data, as JSON values."""
         return self.sampler.state()

@@ -7,15 +7,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.catalog import RESPONSE_SOURCES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import sampling_of
+from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
+from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.values import Completions, PromptBatch, Sampling
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.values import Completions, PromptBatch, Rewards, Sampling
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,10 @@ class Batch:
     completions: Completions
     metrics: Mapping[str, float]
     """The engine's metrics, and the staleness of the weights."""
+    rewards: Rewards | None = None
+    """The responses' rewards, where the source needed them; None: the loop scores."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class ResponseSource(Protocol):
         """Return the position in the data after the last batch from `next`, as JSON values."""
         ...
 
-    def prefetched(self) -> list[Batch]:
-        """Return the finished batches that `next` has not returned yet, the next first."""
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return this rank's checkpoint files: file name -> tensors of responses that are not trained on yet."""
         ...
 
     def close(self) -> None:
@@ -77,6 +85,8 @@ class SourceParts:
     gate: Gate
     """Gate at which an engine that generates in its own thread pauses for new weights."""
     device: Device
+    strategy: Strategy
+    rewards: RewardPipeline
     start: int = 0
     """Steps finished before this start."""
     total_steps: int
@@ -84,6 +94,8 @@ class SourceParts:
     """Batches of the first steps from a checkpoint; `prompts` is positioned after them."""
     state: dict[str, Any] | None = None
     """Position in the data before them; None if there are none."""
+    checkpoint: Checkpoint | None = None
+    """Checkpoint that the run resumes from."""
 
 
 def on_demand(parts: SourceParts) -> OnDemand:
@@ -92,9 +104,12 @@ def on_demand(parts: SourceParts) -> OnDemand:
 
 
 def choose_source(config: Config) -> str:
-    """Return the name of the response source: `auto` prefetches where responses may be stale."""
-    wanted = config.rollout.source
-    return wanted if wanted != "auto" else "prefetch" if config.rollout.max_staleness else "on_demand"
+    """Return the name of the response source: `auto` filters groups or prefetches where the settings say so."""
+    if config.rollout.source != "auto":
+        return config.rollout.source
+    if config.algorithm.filter_groups.enable:
+        return "filtered"
+    return "prefetch" if config.rollout.max_staleness else "on_demand"
 
 
 def make_source(parts: SourceParts) -> ResponseSource:
@@ -124,8 +139,8 @@ class OnDemand:
     def state(self) -> dict[str, Any]:
         return self.source.state()
 
-    def prefetched(self) -> list[Batch]:
-        return []
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+        return {}
 
     def close(self) -> None:
         pass

@@ -284,8 +284,8 @@ class ProbedResponses:
     def state(self) -> dict[str, Any]:
         return self._responses.state()
 
-    def prefetched(self) -> list[Batch]:
-        return self._responses.prefetched()
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+        return self._responses.files()
 
     def close(self) -> None:
         self._responses.close()

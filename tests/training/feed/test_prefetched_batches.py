@@ -84,7 +84,7 @@ def far_ahead(tmp_path_factory):
     def save(step: int, **options) -> None:
         if step == 3:
             for _ in range(1000):
-                if len(responses.prefetched()) == 3:
+                if sum(name.endswith(".words") for file in responses.files().values() for name in file) == 3:
                     break
                 threading.Event().wait(0.01)
         plain(step, **options)

@@ -61,7 +61,7 @@ def test_batches_that_wait_are_handed_out_first_and_the_position_in_the_data_is_
         batches.append(PrefetchedBatch(Batch(prompts, completions, {}), source.state()))
     responses = ahead(2, source=source, prefetched=batches, state=before)
     responses._engine.may.release(100)
-    assert [batch.prompts for batch in responses.prefetched()] == [1, 2]
+    assert [each.batch.prompts for each in responses._done] == [1, 2]
     assert responses.state() == {"position": 0}
     for step in (1, 2, 3):
         assert responses.next(step).prompts == step

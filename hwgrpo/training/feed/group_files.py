@@ -1,0 +1,100 @@
+"""Groups that a later step may train on, surplus and replayed ones, as files of a checkpoint.
+
+Each rank writes its own; every rank reads all of them, so that a run resumes on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.feed.prefetched_batches import pack, unpack
+from hwgrpo.training.feed.scored_groups import ScoredGroup
+from hwgrpo.values import Prompt, Rewards
+
+
+@dataclass(frozen=True)
+class StoredGroups:
+    """The groups of a checkpoint, in order."""
+
+    surplus: list[ScoredGroup]
+    replay: list[ScoredGroup]
+
+
+def files_of(
+    surplus: Mapping[int, ScoredGroup], replay: Mapping[int, ScoredGroup], rank: int
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return a rank's file name -> tensors of its groups; empty if there are none.
+
+    Args:
+        surplus: index over all ranks -> group of this rank.
+        replay: the same for the groups to replay.
+        rank: rank of this process.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for kind, groups in (("surplus", surplus), ("replay", replay)):
+        for i, group in groups.items():
+            scored, prefix = group.rewards, f"{kind}.{i}."
+            values_json = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids), "extras": scored.extras}
+            tensors |= pack(prefix, group.completions, values_json)
+            tensors |= {f"{prefix}total": scored.total, f"{prefix}valid": scored.valid}
+            tensors |= {f"{prefix}reward.{name}": values for name, values in scored.per_function.items()}
+    return {f"groups-rank{rank}.safetensors": tensors} if tensors else {}
+
+
+def load(checkpoint: Checkpoint, dataset: PromptDataset) -> tuple[StoredGroups, list[str]]:
+    """Return the groups of all ranks of a checkpoint, and a note if the data no longer has the prompts of some.
+
+    Args:
+        checkpoint: verified.
+        dataset: the training prompts.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for rank in range(checkpoint.manifest["world_size"]):
+        name = f"groups-rank{rank}.safetensors"
+        if name in checkpoint.manifest["files"]:
+            tensors |= checkpoint_files.read_tensors(checkpoint.folder / name)
+    lost = 0
+    stored = StoredGroups([], [])
+    for kind, groups in (("surplus", stored.surplus), ("replay", stored.replay)):
+        indices = sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
+        for i in indices:
+            group = _group(f"{kind}.{i}.", tensors, dataset)
+            lost += group is None
+            groups += [] if group is None else [group]
+    notes = [f"{lost} groups kept for later steps are left out: their prompts have changed"] if lost else []
+    return stored, notes
+
+
+def _group(prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptDataset) -> ScoredGroup | None:
+    """Return one group; None if its prompt is no longer in the data."""
+    packed = unpack(prefix, tensors)
+    assert packed is not None, prefix
+    completions, values_json = packed
+    prompt = _prompt(values_json, dataset)
+    if prompt is None:
+        return None
+    functions = f"{prefix}reward."
+    rewards = Rewards(
+        total=tensors[f"{prefix}total"],
+        valid=tensors[f"{prefix}valid"],
+        per_function={
+            name.removeprefix(functions): values for name, values in tensors.items() if name.startswith(functions)
+        },
+        extras=tuple(values_json["extras"]),
+    )
+    return ScoredGroup(prompt, completions, rewards)
+
+
+def _prompt(values_json: Mapping[str, Any], dataset: PromptDataset) -> Prompt | None:
+    epoch, row = map(int, values_json["uid"].split(":"))
+    if row >= len(dataset):
+        return None
+    prompt = dataset.prompt(row, epoch)
+    return prompt if list(prompt.token_ids) == values_json["prompt"] else None

@@ -1,0 +1,229 @@
+"""Responses of groups whose rewards differ (`algorithm.filter_groups`, DAPO's dynamic sampling).
+
+A step samples rounds of prompts until enough groups have passed, counted over all ranks in the order of the data: the
+same groups are trained in the same updates on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hwgrpo.config.derived import prompts_per_update, sampling_of
+from hwgrpo.training.feed import group_files
+from hwgrpo.training.feed.response_source import Batch, SourceParts
+from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split, spread
+from hwgrpo.training.strategies.strategy import raise_on_all_ranks
+from hwgrpo.training.update.train_batch import shuffle_rewards
+
+REPLAY_STREAM = 2**32
+"""Offset of the replay's random numbers from those of the data order, which have the same seed."""
+
+
+def filtered(parts: SourceParts) -> FilteredResponses:
+    """Return the source that samples until enough groups have rewards that differ."""
+    return FilteredResponses(parts)
+
+
+@dataclass(frozen=True)
+class PlacedGroup:
+    """A group on one of the ranks, as all of them know it."""
+
+    home: int
+    """Rank that has the group."""
+    std: float
+    """Standard deviation of the metric in the group."""
+    version: int
+    """Version of the weights that sampled it."""
+    group: ScoredGroup | None
+    """The group; None on the other ranks."""
+
+
+@dataclass
+class RoundTotals:
+    """What the rounds of a step have sampled."""
+
+    rounds: int = 0
+    sampled: int = 0
+    """Groups, over all ranks."""
+    passed: int = 0
+    """Groups that passed, over all ranks."""
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Sums over all ranks: response `tokens`, `valid` responses and their `reward`, `late` and `dropped` groups."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """This rank's seconds per stage, `gen` and `reward`."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """This rank's, as in `Rewards`."""
+    first_failures: dict[str, str] = field(default_factory=dict)
+
+    def next_round(self, missing: int, most: int) -> int:
+        """Return how many prompts to sample for `missing` groups at the share that has passed, at most `most`."""
+        if not self.sampled:
+            return min(missing, most)
+        return min(most, -(-missing * self.sampled // self.passed)) if self.passed else most
+
+
+class FilteredResponses:
+    """Source of responses that leaves groups out and samples others; see `ResponseSource` for the methods.
+
+    Args:
+        parts: the run's parts; all ranks call `next` together.
+    """
+
+    def __init__(self, parts: SourceParts) -> None:
+        self._parts, self._config, self._strategy = parts, parts.config.algorithm.filter_groups, parts.strategy
+        self._sampling = sampling_of(parts.config)
+        self._surplus: list[PlacedGroup] = []
+        self._replay: list[PlacedGroup] = []
+        self._notes: list[str] = []
+        self._reported = False
+        if parts.checkpoint is not None:
+            stored, self._notes = group_files.load(parts.checkpoint, parts.prompts.dataset)
+            self._surplus, self._replay = self._distribute(stored.surplus), self._distribute(stored.replay)
+
+    def next(self, step: int) -> Batch:
+        wanted = self._parts.config.trainer.prompts_per_step
+        passed, failed, totals = self._surplus, list[PlacedGroup](), RoundTotals()
+        while len(passed) < wanted and totals.rounds < self._config.max_rounds:
+            count = totals.next_round(wanted - len(passed), wanted)
+            for group, ok in self._sample(step, count, totals):
+                (passed if ok else failed).append(group)
+            failed = failed[:wanted]
+        self._surplus = passed[wanted:] if self._config.keep_surplus else []
+        passed = passed[:wanted]
+        replayed = self._draw_replay(step, wanted - len(passed))
+        self._replay = [*self._replay, *passed][-self._config.replay_groups :] if self._config.replay_groups else []
+        filling = failed[: wanted - len(passed) - len(replayed)]
+        if filling and not self._reported:
+            self._reported = True
+            self._notes.append(
+                f"step {step}: {len(passed)} of {wanted} groups passed algorithm.filter_groups in {totals.rounds} "
+                f"rounds of sampling ({totals.sampled} prompts); {len(replayed)} replayed groups and {len(filling)} "
+                "that did not pass fill it; filter_groups/filled_ratio counts further ones"
+            )
+        chosen = [*passed, *replayed, *filling]
+        prompts, completions, rewards = join(self._exchange(chosen))
+        oldest = min(each.version for each in chosen)
+        metrics = self._metrics(totals) | {
+            "filter_groups/replayed_ratio": len(replayed) / wanted,
+            "filter_groups/filled_ratio": len(filling) / wanted,
+            "filter_groups/staleness_max": float(step - 1 - oldest),
+        }
+        notes, self._notes = tuple(self._notes), []
+        rewards = replace(rewards, failures=dict(totals.failures), first_failures=totals.first_failures)
+        return Batch(prompts, completions, metrics, rewards, notes)
+
+    def update_weights(self, version: int) -> None:
+        self._parts.engine.update_weights(version)
+
+    def exclusive_engine(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def state(self) -> dict[str, Any]:
+        return self._parts.prompts.state()
+
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+        surplus, replay = (
+            {i: each.group for i, each in enumerate(groups) if each.group is not None}
+            for groups in (self._surplus, self._replay)
+        )
+        return group_files.files_of(surplus, replay, self._strategy.rank)
+
+    def close(self) -> None:
+        pass
+
+    def _sample(self, step: int, count: int, totals: RoundTotals) -> list[tuple[PlacedGroup, bool]]:
+        """Sample and score one round of `count` prompts over all ranks; return its groups and whether they passed."""
+        prompts, own = self._parts.prompts.draw(count)
+        start = time.perf_counter()
+        completions = raise_on_all_ranks(self._strategy, lambda: self._parts.engine.generate(prompts, self._sampling))
+        generated = time.perf_counter()
+        totals.rounds += 1
+
+        def score() -> list[tuple[ScoredGroup, torch.Tensor]]:
+            if not own:
+                return []
+            drawing = ("step", step, "round", totals.rounds)
+            rewards = self._parts.rewards.score(prompts, completions, step, drawing=drawing)
+            if self._parts.config.reward.shuffle:
+                rewards = shuffle_rewards(rewards, self._parts.config.trainer.seed, step, self._strategy.rank)
+            totals.failures.update(rewards.failures)
+            totals.first_failures = dict(rewards.first_failures) | totals.first_failures
+            groups = split(prompts, completions, rewards)
+            return [(group, metric_values(group, self._config.metric)) for group in groups]
+
+        scored = raise_on_all_ranks(self._strategy, score)
+        totals.seconds["gen"] += generated - start
+        totals.seconds["reward"] += time.perf_counter() - generated
+        sums: dict[str, float] = {"late": completions.late or 0, "dropped": len(completions.dropped)} if own else {}
+        sums["tokens"] = sum(len(group.completions.tokens) for group, _ in scored)
+        sums["valid"] = sum(int(group.rewards.valid.sum()) for group, _ in scored)
+        sums["reward"] = sum(float(group.rewards.total[group.rewards.valid].sum()) for group, _ in scored)
+        described = [(passes(values, self._config), spread(values), _version(group)) for group, values in scored]
+        round_groups: list[tuple[PlacedGroup, bool]] = []
+        for rank, (of_rank, sums_of_rank) in enumerate(self._strategy.gather_objects((described, sums))):
+            for name, value in sums_of_rank.items():
+                totals.sums[name] += value
+            for i, (ok, std, version) in enumerate(of_rank):
+                group = scored[i][0] if rank == self._strategy.rank else None
+                round_groups.append((PlacedGroup(rank, std, version, group), ok))
+        totals.sampled += len(round_groups)
+        totals.passed += sum(ok for _, ok in round_groups)
+        return round_groups
+
+    def _draw_replay(self, step: int, count: int) -> list[PlacedGroup]:
+        """Draw at most `count` groups of earlier steps without replacement, in proportion to their deviations."""
+        if count <= 0 or not self._replay:
+            return []
+        key = [self._parts.config.trainer.seed, REPLAY_STREAM + step]
+        uniform = (np.random.Philox(key=key).random_raw(len(self._replay)) >> 11) * 2.0**-53
+        # the smallest of exponential variates with these rates: Efraimidis and Spirakis 2006
+        arrival = -np.log1p(-uniform) / [max(each.std, 1e-30) for each in self._replay]
+        return [self._replay[i] for i in sorted(np.argsort(arrival, kind="stable")[:count].tolist())]
+
+    def _exchange(self, groups: Sequence[PlacedGroup]) -> list[ScoredGroup]:
+        """Return this rank's groups of a step, from wherever they are."""
+        rank, per_update = self._strategy.rank, prompts_per_update(self._parts.config)
+        share = per_update // self._strategy.world_size
+        trained_on = [i % per_update // share for i in range(len(groups))]
+        moved: dict[int, ScoredGroup] = {}
+        if any(each.home != target for each, target in zip(groups, trained_on, strict=True)):
+            leaving = {i: each.group for i, each in enumerate(groups) if rank == each.home != trained_on[i]}
+            for arriving in self._strategy.gather_objects(leaving):
+                moved |= arriving
+        own = [moved.get(i, each.group) for i, each in enumerate(groups) if trained_on[i] == rank]
+        return [group for group in own if group is not None]
+
+    def _distribute(self, groups: Sequence[ScoredGroup]) -> list[PlacedGroup]:
+        """Distribute stored groups, which every rank has read, over the ranks."""
+        placed = []
+        for i, group in enumerate(groups):
+            home = i * self._strategy.world_size // len(groups)
+            std = spread(metric_values(group, self._config.metric))
+            placed.append(PlacedGroup(home, std, _version(group), group if home == self._strategy.rank else None))
+        return placed
+
+    def _metrics(self, totals: RoundTotals) -> dict[str, float]:
+        sums, engine = totals.sums, dict(self._parts.engine.metrics)
+        metrics = {f"timing_s/{stage}": seconds for stage, seconds in totals.seconds.items()}
+        metrics["filter_groups/rounds"] = float(totals.rounds)
+        metrics["filter_groups/sampled"] = float(totals.sampled)
+        metrics["filter_groups/response_tokens"] = sums["tokens"]
+        if totals.sampled:
+            metrics["filter_groups/passed_ratio"] = totals.passed / totals.sampled
+        if sums["valid"]:
+            metrics["filter_groups/reward"] = sums["reward"] / sums["valid"]
+        if self._sampling.group_timeout is not None:
+            metrics |= {"rollout/groups_late": sums["late"], "rollout/groups_dropped": sums["dropped"]}
+        return engine | metrics
+
+
+def _version(group: ScoredGroup) -> int:
+    return group.completions.weight_version

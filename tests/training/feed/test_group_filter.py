@@ -1,0 +1,422 @@
+"""Groups without a signal are left out and others sampled: the same ones on any number of ranks, and after a resume."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hwgrpo.config.optional_settings import FilterGroupsConfig
+from hwgrpo.data.sampler import PromptSampler
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.feed.group_filter import FilteredResponses, RoundTotals
+from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split
+from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
+from tests.support.runs import runs
+
+N = 3
+ROWS = 23
+CORRECTED = ("algorithm.correction.name=token_truncate",)
+
+
+def prompt(row: int, epoch: int = 0) -> Prompt:
+    return Prompt(f"{epoch}:{row}", f"row {row}", (row, row + 1), row, {"row": row})
+
+
+def has_signal(row: int) -> bool:
+    return row % 3 == 1
+
+
+class Dataset:
+    def __len__(self) -> int:
+        return ROWS
+
+    def prompt(self, row: int, epoch: int) -> Prompt:
+        return prompt(row, epoch)
+
+
+class Engine:
+    """Responds with as many tokens as the row and the sample say, and records its calls."""
+
+    def __init__(self) -> None:
+        self.version, self.batches, self.metrics = 0, [], {}
+
+    def generate(self, batch: PromptBatch, sampling: Any) -> Completions:
+        self.batches.append([p.uid for p in batch.prompts])
+        lengths = torch.tensor([1 + (p.ground_truth + i) % 4 for p in batch.prompts for i in range(N)])
+        rows = torch.tensor([p.ground_truth for p in batch.prompts for _ in range(N)])
+        tokens = torch.repeat_interleave(rows, lengths) * 10
+        return Completions(
+            prompt_index=torch.arange(len(batch)).repeat_interleave(N),
+            tokens=tokens,
+            offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+            logprobs=-tokens.float() / 100,
+            finished=lengths < 4,
+            texts=tuple(f"{p.uid} {i}" for p in batch.prompts for i in range(N)),
+            weight_version=self.version,
+        )
+
+    def update_weights(self, version: int) -> None:
+        self.version = version
+
+
+class Scorer:
+    """Gives the samples of rows with a signal different rewards, and records the batches that it draws numbers for."""
+
+    def __init__(self, signal=has_signal) -> None:
+        self.signal, self.drawn = signal, []
+
+    def score(self, prompts: PromptBatch, completions: Completions, step: int, *, drawing: Any) -> Rewards:
+        self.drawn.append(drawing)
+        rows = [prompts.prompts[i].ground_truth for i in completions.prompt_index.tolist()]
+        total = torch.tensor([row + (i % N) * self.signal(row) for i, row in enumerate(rows)], dtype=torch.float64)
+        extras = tuple({"acc": float(i % N % 2), "text": "x"} for i in range(len(rows)))
+        return Rewards(total, torch.ones(len(rows), dtype=torch.bool), {"half": total / 2}, extras=extras)
+
+
+class Together:
+    """Ranks as threads that exchange objects."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier, self.slots = threading.Barrier(ranks, timeout=30), [None] * ranks
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self.slots[rank] = value
+        self.barrier.wait()
+        gathered = list(self.slots)
+        self.barrier.wait()
+        return gathered
+
+
+@dataclass
+class Rank:
+    rank: int
+    world_size: int
+    together: Together
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return self.together.gather(self.rank, value)
+
+
+def settings(tmp_path: Path, *overrides: str, prompts: int = 8):
+    every = (f"trainer.prompts_per_step={prompts}", f"rollout.n={N}", "algorithm.filter_groups.enable=true")
+    return runs.small(tmp_path, *every, *overrides)
+
+
+def source(config, rank: Rank, checkpoint: Checkpoint | None = None, signal=has_signal) -> FilteredResponses:
+    t = config.trainer
+    sampler = PromptSampler(ROWS, t.seed)
+    per_update = t.prompts_per_update or t.prompts_per_step
+    prompts = PromptSource(Dataset(), sampler, t.prompts_per_step, per_update, rank.rank, rank.world_size)  # type: ignore[arg-type]
+    if checkpoint is not None:
+        prompts.restore(checkpoint.manifest["state"]["sampler"])
+    parts = SimpleNamespace(
+        config=config,
+        prompts=prompts,
+        engine=Engine(),
+        rewards=Scorer(signal),
+        strategy=rank,
+        checkpoint=checkpoint,
+    )
+    return FilteredResponses(parts)  # type: ignore[arg-type]
+
+
+@dataclass
+class Done:
+    """What a rank had of some steps: the groups of each update, metrics, notes, files and position in the data."""
+
+    steps: list[list[list[tuple]]]
+    metrics: list[dict]
+    notes: list[tuple[str, ...]]
+    files: dict
+    state: dict
+    source: FilteredResponses
+
+
+def content(group: ScoredGroup) -> tuple:
+    """Return everything in a group, as plain values."""
+    c, r = group.completions, group.rewards
+    versions = [c.weight_version] * len(c.tokens) if c.versions is None else c.versions.tolist()
+    parts = {name: values.tolist() for name, values in r.per_function.items()}
+    return (
+        group.prompt.uid,
+        c.tokens.tolist(),
+        c.logprobs.tolist(),
+        c.texts,
+        versions,
+        r.total.tolist(),
+        parts,
+        r.extras,
+    )
+
+
+def run(config, ranks: int, steps: range, checkpoint: Checkpoint | None = None, signal=has_signal) -> list[Done]:
+    together, done = Together(ranks), [None] * ranks
+
+    def body(rank: int) -> None:
+        responses = source(config, Rank(rank, ranks, together), checkpoint, signal)
+        t = config.trainer
+        share = (t.prompts_per_update or t.prompts_per_step) // ranks
+        seen, metrics, notes = [], [], []
+        responses.update_weights(steps.start - 1)
+        for step in steps:
+            batch = responses.next(step)
+            assert batch.rewards is not None
+            groups = [content(each) for each in split(batch.prompts, batch.completions, batch.rewards)]
+            seen.append([groups[first : first + share] for first in range(0, len(groups), share)])
+            metrics.append({k: v for k, v in batch.metrics.items() if not k.startswith("timing_s/")})
+            notes.append(batch.notes)
+            responses.update_weights(step)
+        done[rank] = Done(seen, metrics, notes, responses.files(), responses.state(), responses)
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(done), "a rank failed"
+    return done  # type: ignore[return-value]
+
+
+def over_ranks(done: list[Done]) -> list[list[list[tuple]]]:
+    """Return the groups of every update of every step, over all ranks."""
+    return [
+        [[group for part in update for group in part] for update in zip(*(rank.steps[i] for rank in done), strict=True)]
+        for i in range(len(done[0].steps))
+    ]
+
+
+def saved(folder: Path, done: list[Done], step: int) -> Checkpoint:
+    files = {}
+    folder.mkdir()
+    for rank in done:
+        for name, tensors in rank.files.items():
+            checkpoint_files.write_tensors(folder / name, tensors)
+            files[name] = {}
+    state = {"sampler": done[0].state}
+    return Checkpoint(folder, {"step": step, "world_size": len(done), "files": files, "state": state})
+
+
+def rows_of(step: list[list[tuple]]) -> list[int]:
+    return [int(group[0].split(":")[1]) for update in step for group in update]
+
+
+KINDS = {
+    "discarded": (),
+    "surplus": ("algorithm.filter_groups.keep_surplus=true", *CORRECTED),
+    "replayed": ("algorithm.filter_groups.replay_groups=10", "algorithm.filter_groups.max_rounds=2", *CORRECTED),
+    "filled": ("algorithm.filter_groups.max_rounds=1",),
+    "two updates": ("trainer.prompts_per_update=4", "algorithm.filter_groups.keep_surplus=true", *CORRECTED),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_train_the_same_groups_in_the_same_updates(kind: str, tmp_path: Path):
+    config = settings(tmp_path, *KINDS[kind])
+    one, two, four = (run(config, ranks, range(1, 5)) for ranks in (1, 2, 4))
+    assert over_ranks(one) == over_ranks(two) == over_ranks(four)
+    assert one[0].state == two[1].state == four[3].state
+    assert one[0].metrics == two[0].metrics == two[1].metrics == four[2].metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 4), (4, 2)])
+def test_a_resumed_run_goes_on_with_the_same_groups(kind: str, before: int, after: int, tmp_path: Path):
+    config = settings(tmp_path, *KINDS[kind])
+    whole = over_ranks(run(config, 1, range(1, 6)))
+    for cut in (1, 3):
+        first = run(config, before, range(1, cut + 1))
+        checkpoint = saved(tmp_path / f"{cut}", first, cut)
+        rest = run(config, after, range(cut + 1, 6), checkpoint)
+        assert over_ranks(first) + over_ranks(rest) == whole
+        assert rest[0].notes[0] == () or kind in ("filled", "replayed"), "only what fills a step is reported again"
+
+
+def test_only_groups_with_a_signal_are_trained_and_each_in_the_order_of_the_data(tmp_path: Path):
+    config = settings(tmp_path)
+    [done] = run(config, 1, range(1, 4))
+    order = PromptSampler(ROWS, config.trainer.seed)
+    for step, metrics in zip(done.steps, done.metrics, strict=True):
+        assert len(rows_of(step)) == 8
+        assert all(map(has_signal, rows_of(step)))
+        assert metrics["filter_groups/passed_ratio"] < 0.6
+        assert metrics["filter_groups/filled_ratio"] == metrics["filter_groups/replayed_ratio"] == 0
+    sampled = [uid for batch in done.source._parts.engine.batches for uid in batch]
+    assert len(sampled) == sum(m["filter_groups/sampled"] for m in done.metrics)
+    assert sampled == [f"{epoch}:{row}" for epoch, row in order.take(len(sampled))]
+    assert rows_of(done.steps[0]) == [row for row in (int(u.split(":")[1]) for u in sampled) if has_signal(row)][:8]
+
+
+def test_surplus_is_trained_in_the_next_step_before_anything_new_and_shows_its_age(tmp_path: Path):
+    config = settings(tmp_path, *KINDS["surplus"])
+    [kept] = run(config, 1, range(1, 7))
+    [gone] = run(settings(tmp_path), 1, range(1, 7))
+    sampled = [uid for batch in kept.source._parts.engine.batches for uid in batch]
+    trained = [group[0] for step in kept.steps for update in step for group in update]
+    assert trained == [uid for uid in sampled if has_signal(int(uid.split(":")[1]))][: len(trained)], "none is lost"
+    assert {m["filter_groups/staleness_max"] for m in kept.metrics} == {0, 1}
+    assert {m["filter_groups/staleness_max"] for m in gone.metrics} == {0}
+    assert sum(m["filter_groups/sampled"] for m in kept.metrics) < sum(m["filter_groups/sampled"] for m in gone.metrics)
+    stale = next(i for i, m in enumerate(kept.metrics) if m["filter_groups/staleness_max"])
+    versions = [group[4][0] for update in kept.steps[stale] for group in update]
+    assert set(versions) == {stale - 1, stale}
+
+
+def test_replayed_groups_fill_a_step_in_proportion_to_their_deviation_and_others_only_after_them(tmp_path: Path):
+    config = settings(tmp_path, *KINDS["replayed"])
+    [done] = run(config, 1, range(1, 7))
+    fills = [(m["filter_groups/replayed_ratio"], m["filter_groups/filled_ratio"]) for m in done.metrics]
+    assert fills[0][0] == 0
+    assert fills[0][1] > 0, "there is nothing to replay in the first step"
+    assert max(replayed for replayed, _ in fills[2:]) > 0
+    assert all(filled == 0 for _, filled in fills[2:])
+    assert max(m["filter_groups/staleness_max"] for m in done.metrics) >= 1
+    note = done.notes[0][0]
+    assert note.startswith("step 1: ")
+    assert "8 groups passed algorithm.filter_groups in 2 rounds of sampling" in note
+    assert [len(notes) for notes in done.notes[1:]] == [0] * 5, "reported once"
+    source_ = done.source
+    spread_out = [SimpleNamespace(std=9.0 if i < 5 else 1e-9) for i in range(10)]
+    source_._replay = spread_out  # type: ignore[assignment]
+    assert {id(each) for each in source_._draw_replay(3, 5)} == {id(each) for each in spread_out[:5]}
+    drawn = [tuple(id(each) for each in source_._draw_replay(step, 3)) for step in range(8)]
+    assert len(set(drawn)) > 1
+    assert drawn == [tuple(id(each) for each in source_._draw_replay(step, 3)) for step in range(8)]
+
+
+def test_without_any_signal_the_step_is_the_first_prompts_and_the_rounds_end(tmp_path: Path):
+    config = settings(tmp_path, "algorithm.filter_groups.max_rounds=4")
+    [done] = run(config, 1, range(1, 2), signal=lambda row: False)
+    first = [f"{epoch}:{row}" for epoch, row in PromptSampler(ROWS, config.trainer.seed).take(8)]
+    assert [group[0] for update in done.steps[0] for group in update] == first
+    assert done.metrics[0]["filter_groups/rounds"] == 4
+    assert done.metrics[0]["filter_groups/filled_ratio"] == 1
+    assert "0 of 8 groups passed" in done.notes[0][0]
+
+
+def test_rounds_draw_what_is_missing_at_the_share_that_passed_and_never_more_than_a_step():
+    totals = RoundTotals()
+    assert totals.next_round(8, 8) == 8
+    totals.sampled, totals.passed = 8, 4
+    assert totals.next_round(3, 8) == 6
+    assert totals.next_round(7, 8) == 8
+    totals.passed = 3
+    assert totals.next_round(1, 8) == 3
+    totals.passed = 0
+    assert totals.next_round(1, 8) == 8
+
+
+def test_random_numbers_of_rewards_differ_between_rounds(tmp_path: Path):
+    [done] = run(settings(tmp_path), 1, range(1, 3))
+    drawn = done.source._parts.rewards.drawn
+    assert len(drawn) == len(set(drawn)) > 2
+
+
+def test_a_rank_without_a_prompt_in_a_round_generates_one_that_is_not_trained(tmp_path: Path):
+    config = settings(tmp_path, prompts=4)
+    done = run(config, 4, range(1, 4), signal=lambda row: row % 4 > 0)
+    calls = [len(rank.source._parts.engine.batches) for rank in done]
+    assert calls[0] > 3
+    assert len(set(calls)) == 1
+    asked = sum(len(batch) for rank in done for batch in rank.source._parts.engine.batches)
+    sampled = sum(m["filter_groups/sampled"] for m in done[0].metrics)
+    assert asked > sampled, "no round had fewer prompts than ranks"
+    trained = [group[0] for step in over_ranks(done) for update in step for group in update]
+    assert len(trained) == len(set(trained)) == 12
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "right"),
+    [
+        ([1.0, 1.0, 1.0], {}, False),
+        ([1.0], {}, False),
+        ([], {}, False),
+        ([0.0, 1.0], {}, True),
+        ([1.0, 1.0 + 1e-15], {}, True),
+        ([0.0, 1.0], {"min_std": 0.49}, True),
+        ([0.0, 1.0], {"min_std": 0.5}, False),
+        ([0.0, 1.0], {"mean_above": 0.5}, False),
+        ([0.0, 1.0], {"mean_above": 0.4, "mean_below": 0.6}, True),
+        ([0.0, 1.0], {"mean_below": 0.5}, False),
+    ],
+)
+def test_a_group_passes_where_its_values_differ_and_their_mean_is_in_range(values, settings, right):
+    assert passes(torch.tensor(values, dtype=torch.float64), FilterGroupsConfig(enable=True, **settings)) is right
+
+
+def group_of(row: int = 1, version: int = 0) -> ScoredGroup:
+    engine, prompts = Engine(), PromptBatch((prompt(row),))
+    engine.version = version
+    completions = engine.generate(prompts, None)
+    return split(prompts, completions, Scorer().score(prompts, completions, 1, drawing=None))[0]
+
+
+def test_the_metric_is_the_reward_a_function_or_a_field_beside_a_score():
+    group = group_of()
+    assert metric_values(group, "reward").tolist() == [1, 2, 3]
+    assert metric_values(group, "half").tolist() == [0.5, 1, 1.5]
+    assert metric_values(group, "acc").tolist() == [0, 1, 0]
+    group.rewards.valid[1] = False
+    group.rewards.per_function["half"][2] = torch.nan
+    assert metric_values(group, "reward").tolist() == [1, 3]
+    assert metric_values(group, "half").tolist() == [0.5]
+    for metric in ("hald", "text"):
+        with pytest.raises(ConfigError, match=f"filter_groups.metric='{metric}' .* reward, half, acc, text"):
+            metric_values(group, metric)
+
+
+def test_groups_of_a_batch_join_to_the_batch():
+    engine, prompts = Engine(), PromptBatch(tuple(prompt(row) for row in (4, 1, 7)))
+    completions = engine.generate(prompts, None)
+    rewards = Scorer().score(prompts, completions, 1, drawing=None)
+    again, joined, scored = join(split(prompts, completions, rewards))
+    assert again == prompts
+    for name in ("prompt_index", "tokens", "offsets", "logprobs", "finished"):
+        assert torch.equal(getattr(joined, name), getattr(completions, name)), name
+    assert joined.texts == completions.texts
+    assert (joined.versions, joined.floors, joined.weight_version) == (None, None, 0)
+    assert torch.equal(scored.total, rewards.total)
+    assert torch.equal(scored.per_function["half"], rewards.per_function["half"])
+    assert scored.extras == rewards.extras
+
+
+def test_joined_groups_of_several_versions_have_one_per_token():
+    old, new = group_of(1, version=3), group_of(4, version=5)
+    _, joined, _ = join([old, new])
+    assert joined.weight_version == 3
+    assert joined.newest_version == 5
+    assert joined.versions is not None
+    assert joined.versions.tolist() == [3] * len(old.completions.tokens) + [5] * len(new.completions.tokens)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rollout.max_staleness=1", *CORRECTED], "with rollout.max_staleness=1: how much to sample is known only"),
+        (["rollout.source=on_demand"], "leave rollout.source out"),
+        (["algorithm.filter_groups.keep_surplus=true"], "keep_surplus=true: .*algorithm.correction.name"),
+        (["algorithm.filter_groups.replay_groups=4"], "replay_groups=4: .*algorithm.correction.name"),
+        (
+            ["algorithm.filter_groups.mean_above=1", "algorithm.filter_groups.mean_below=0.5"],
+            "mean_above=1 must be below",
+        ),
+        (["rollout.n=1", "algorithm.advantage.singleton=raw"], "with rollout.n=1"),
+        (["algorithm.filter_groups.max_rounds=0"], "max_rounds=0 is out of range"),
+    ],
+)
+def test_what_cannot_be_filtered_is_refused_by_name(words, told, tmp_path: Path):
+    with pytest.raises(ConfigError, match=told):
+        settings(tmp_path, *words)
+
+
+def test_filtering_without_the_filter_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"rollout.source='filtered' with algorithm.filter_groups.enable=false"):
+        runs.small(tmp_path, "rollout.source=filtered")
+    with pytest.raises(ConfigError, match=r"filter_groups.max_rounds=3 has no effect"):
+        runs.small(tmp_path, "algorithm.filter_groups.max_rounds=3")
