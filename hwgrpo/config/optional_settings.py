@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwgrpo.config.fields import LONGEST_TIMEOUT, choice, limited, none_of, off, on, one_of, setting
+from hwgrpo.config.fields import LONGEST_TIMEOUT, Use, choice, limited, none_of, off, on, one_of, setting
 
 ADAPTERS = on("model.lora.rank", " above 0")
 """Condition that a run trains adapters."""
 _OWN_SERVER = off("rollout.server.url")
+_DIFFICULTY = tuple(
+    Use(f"data.difficulty.{key}", (), " set", lambda threshold: threshold is not None)
+    for key in ("easy_threshold", "hard_threshold")
+)
 _FILTERED = on("algorithm.filter_groups.enable", "=true")
 _RUNNING_SERVER = on("rollout.server.url")
 
@@ -28,6 +32,16 @@ class LoraConfig:
     base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[ADAPTERS])
     """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
     it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
+
+
+@dataclass
+class DifficultyConfig:
+    easy_threshold: float | None = limited(None)
+    """Set prompts aside whose group had at least this mean reward when it was last sampled; null: none."""
+    hard_threshold: float | None = limited(None)
+    """The same for groups with at most this mean reward; null: none."""
+    revisit: float = limited(0.1, at_least=0, at_most=1, used_by=[_DIFFICULTY])
+    """Share of the epochs in which a prompt that is set aside is sampled all the same. Its group may take it back."""
 
 
 @dataclass

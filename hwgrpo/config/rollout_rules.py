@@ -10,6 +10,7 @@ from hwgrpo.catalog import ENGINES, REJECTIONS
 from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.user_code import names_a_file
 
 
 def check_rollout(config: Config) -> None:
@@ -28,6 +29,17 @@ def check_rollout(config: Config) -> None:
             "with a max_staleness of 1 or more, and never with 0; leave rollout.source out"
         )
     check_filter(config)
+    easy, hard = config.data.difficulty.easy_threshold, config.data.difficulty.hard_threshold
+    if (easy is not None or hard is not None) and (r.max_staleness or names_a_file(r.source)):
+        raise ConfigError(
+            f"data.difficulty.easy_threshold={easy}, hard_threshold={hard} with rollout.max_staleness="
+            f"{r.max_staleness}, rollout.source={r.source!r}: the next prompts are known only when the last ones are "
+            "scored, so that none can be prefetched; leave one of them out"
+        )
+    if easy is not None and hard is not None and hard >= easy:
+        raise ConfigError(
+            f"data.difficulty.hard_threshold={hard:g} must be below data.difficulty.easy_threshold={easy:g}"
+        )
     if r.sleep_mode == "always" and r.max_staleness:
         raise ConfigError(
             f"rollout.sleep_mode='always' with rollout.max_staleness={r.max_staleness}: the engine generates while the "

@@ -27,6 +27,7 @@ from hwgrpo.config.fields import (
 )
 from hwgrpo.config.optional_settings import (
     DeepspeedConfig,
+    DifficultyConfig,
     FilterGroupsConfig,
     Fsdp2Config,
     LoraConfig,
@@ -145,6 +146,7 @@ class DataConfig:
     """Use only the first rows of the validation data; 0 uses all."""
     shuffle: bool = True
     """Shuffle the rows of each epoch by `trainer.seed`."""
+    difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
 
 
 @dataclass

@@ -7,6 +7,7 @@ row_schema.py      one row -> conversation or text, ground truth, source; verl's
 prompts.py         rows -> tokenized prompts, the length limit
 chat_template.py   a row -> the model's input text
 sampler.py         the order in which prompts are visited, exactly resumable
+difficulty.py      the same without prompts that were too easy or too hard when they were last sampled
 published.py       datasets that `hwgrpo data` converts, and the final answer in their solutions
 dataset_files.py   finding and reading the files of such a dataset
 convert.py         its rows -> verl's schema, as Parquet

@@ -26,6 +26,11 @@ class PromptSampler:
         self.position = 0
         self._order = self._permutation(0)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the order; the plain one has none."""
+        return {}
+
     def take(self, k: int) -> list[tuple[int, int]]:
         """Return the next k (epoch, row) pairs; where an epoch ends, the next one begins."""
         pairs: list[tuple[int, int]] = []

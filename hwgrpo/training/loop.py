@@ -7,6 +7,7 @@ from typing import Literal
 from hwgrpo.observe.completions import dropped_records, pick_sample
 from hwgrpo.observe.custom_metrics import over_ranks
 from hwgrpo.training.evaluate import validate
+from hwgrpo.training.feed.difficulty_report import report_batch
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
@@ -69,6 +70,7 @@ def train_step(run: Run, step: int) -> None:
                 rewards = raise_on_all_ranks(run.strategy, lambda: run.rewards.score(prompts, completions, step))
                 if config.reward.shuffle:
                     rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
+                report_batch(run.prompts, run.strategy, prompts, completions, rewards)
         with watch("adv"):
             advantages = advantages_over_ranks(config, completions, rewards, run.strategy)
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid

@@ -15,8 +15,8 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import largest_kl, longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.written_config import digests, written_of
+from hwgrpo.data.difficulty import make_sampler
 from hwgrpo.data.prompts import PromptDataset
-from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
 from hwgrpo.observe.custom_metrics import CustomMetrics
@@ -213,7 +213,7 @@ def _start_strategy(config: Config, device: Device) -> Strategy:
 
 def _prompt_source(config: Config, training: PromptDataset, strategy: Strategy) -> PromptSource:
     t = config.trainer
-    sampler = PromptSampler(len(training), t.seed, config.data.shuffle)
+    sampler = make_sampler(len(training), t.seed, config.data)
     per_update = prompts_per_update(config)
     return PromptSource(training, sampler, t.prompts_per_step, per_update, strategy.rank, strategy.world_size)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
@@ -93,7 +94,7 @@ def _group(prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptData
 
 
 def _prompt(values_json: Mapping[str, Any], dataset: PromptDataset) -> Prompt | None:
-    epoch, row = map(int, values_json["uid"].split(":"))
+    epoch, row = epoch_and_row(values_json["uid"])
     if row >= len(dataset):
         return None
     prompt = dataset.prompt(row, epoch)

@@ -18,6 +18,7 @@ import torch
 
 from hwgrpo.config.derived import prompts_per_update, sampling_of
 from hwgrpo.training.feed import group_files
+from hwgrpo.training.feed.difficulty_report import report_groups
 from hwgrpo.training.feed.response_source import Batch, SourceParts
 from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split, spread
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
@@ -160,6 +161,7 @@ class FilteredResponses:
             return [(group, metric_values(group, self._config.metric)) for group in groups]
 
         scored = raise_on_all_ranks(self._strategy, score)
+        report_groups(self._parts.prompts, self._strategy, [group for group, _ in scored])
         totals.seconds["gen"] += generated - start
         totals.seconds["reward"] += time.perf_counter() - generated
         sums: dict[str, float] = {"late": completions.late or 0, "dropped": len(completions.dropped)} if own else {}
@@ -211,7 +213,7 @@ class FilteredResponses:
         return placed
 
     def _metrics(self, totals: RoundTotals) -> dict[str, float]:
-        sums, engine = totals.sums, dict(self._parts.engine.metrics)
+        sums, others = totals.sums, {**self._parts.engine.metrics, **self._parts.prompts.sampler.metrics}
         metrics = {f"timing_s/{stage}": seconds for stage, seconds in totals.seconds.items()}
         metrics["filter_groups/rounds"] = float(totals.rounds)
         metrics["filter_groups/sampled"] = float(totals.sampled)
@@ -222,7 +224,7 @@ class FilteredResponses:
             metrics["filter_groups/reward"] = sums["reward"] / sums["valid"]
         if self._sampling.group_timeout is not None:
             metrics |= {"rollout/groups_late": sums["late"], "rollout/groups_dropped": sums["dropped"]}
-        return engine | metrics
+        return others | metrics
 
 
 def _version(group: ScoredGroup) -> int:

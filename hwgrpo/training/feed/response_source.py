@@ -128,7 +128,7 @@ class OnDemand:
     def next(self, step: int) -> Batch:
         prompts = self.source.next()
         completions = self.engine.generate(prompts, self.sampling)
-        return Batch(prompts, completions, dict(self.engine.metrics))
+        return Batch(prompts, completions, {**self.engine.metrics, **self.source.sampler.metrics})
 
     def update_weights(self, version: int) -> None:
         self.engine.update_weights(version)
