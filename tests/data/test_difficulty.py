@@ -15,9 +15,8 @@ SIZE = 40
 
 
 def sampler(**settings) -> DifficultySampler:
-    return DifficultySampler(
-        SIZE, 3, True, DifficultyConfig(**({"easy_threshold": 1.0, "hard_threshold": 0.0} | settings))
-    )
+    thresholds = {"easy_threshold": 1.0, "hard_threshold": 0.0}
+    return DifficultySampler(SIZE, 3, True, DifficultyConfig(**{**thresholds, **settings}))
 
 
 def test_without_thresholds_the_order_is_the_plain_one():
@@ -94,14 +93,15 @@ def test_what_cannot_be_set_aside_is_refused_by_name(words, told, tmp_path):
         runs.small(tmp_path, *words)
 
 
-@pytest.mark.parametrize(
-    "filtered", [(), ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_rounds=2")]
-)
+FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_rounds=2")
+
+
+@pytest.mark.parametrize("filtered", [(), FILTER], ids=["plain", "filtered"])
 def test_a_run_sets_aside_what_gives_equal_rewards_and_resumes_to_the_same_numbers(filtered, tmp_path):
     words = (
         "data.max_rows=12",
         "data.difficulty.easy_threshold=0.9",
-        "data.difficulty.hard_threshold=0.3",
+        "data.difficulty.hard_threshold=-0.05",
         "trainer.save_every=1",
         "trainer.validate_every=0",
         *filtered,
