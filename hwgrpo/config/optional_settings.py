@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from hwgrpo.config.fields import LONGEST_TIMEOUT, Use, choice, limited, none_of, off, on, one_of, setting
+from hwgrpo import catalog
+from hwgrpo.config.fields import LONGEST_TIMEOUT, Use, choice, limited, none_of, off, on, one_of, own_function, setting
 
 ADAPTERS = on("model.lora.rank", " above 0")
 """Condition that a run trains adapters."""
@@ -13,6 +15,7 @@ _DIFFICULTY = tuple(
     Use(f"data.difficulty.{key}", (), " set", lambda threshold: threshold is not None)
     for key in ("easy_threshold", "hard_threshold")
 )
+_CORRECTED = none_of("algorithm.correction.name", "none")
 _FILTERED = on("algorithm.filter_groups.enable", "=true")
 _RUNNING_SERVER = on("rollout.server.url")
 
@@ -67,6 +70,22 @@ class FilterGroupsConfig:
     replay_groups: int = limited(0, at_least=0, used_by=[_FILTERED])
     """Groups to keep for replay, the newest ones that passed: drawn in proportion to their standard deviation, they
     fill steps that have too few after `max_rounds`. Needs `algorithm.correction`, as surplus does; 0: none."""
+
+
+@dataclass
+class CorrectionConfig:
+    name: str = choice("none", lambda: catalog.CORRECTIONS.names(), files=True)
+    """Importance weights for the gap between the rollout engine's and the trainer's log-probs: a registered correction,
+    or `path/to/file.py:function`."""
+    low: float | None = limited(None, above=0, used_by=[_CORRECTED])
+    """Lower bound of the weights: truncation clamps to it, masking drops tokens below it; null: none."""
+    high: float | None = limited(2.0, above=0, used_by=[_CORRECTED])
+    """Upper bound of the weights: truncation clamps to it, masking drops tokens above it; null: none."""
+    reject: dict[str, Any] = setting(dict)
+    """Leave out what the gap makes doubtful, also without weights: statistic -> bounds (docs/grpo.md), e.g.
+    {seq_mean_k1: [0.99, 1.01], token_k3: 0.1, veto: 1e-4}; verl's rollout_rs."""
+    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.correction.name")])
+    """Further keyword arguments for a function of your own."""
 
 
 @dataclass

@@ -26,6 +26,7 @@ from hwgrpo.config.fields import (
     setting,
 )
 from hwgrpo.config.optional_settings import (
+    CorrectionConfig,
     DeepspeedConfig,
     DifficultyConfig,
     FilterGroupsConfig,
@@ -56,7 +57,6 @@ _PPO_OR_GSPO = none_of(
 )
 _KL_ON = on("algorithm.kl.coef", " above 0")
 _CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
-_CORRECTED = none_of("algorithm.correction.name", "none")
 _REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
 _SAME_DISTRIBUTION = tuple(
     one_of(f"rollout.{key}", off) + _REPORTS_FLOORS for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
@@ -342,22 +342,6 @@ class AggregationConfig:
         None, at_least=1, used_by=[one_of("algorithm.aggregation.name", "seq-mean-token-sum-norm")]
     )
     """Divisor of `seq-mean-token-sum-norm`; null: rollout.max_response_tokens."""
-
-
-@dataclass
-class CorrectionConfig:
-    name: str = choice("none", lambda: catalog.CORRECTIONS.names(), files=True)
-    """Importance weights for the gap between the rollout engine's and the trainer's log-probs: a registered correction,
-    or `path/to/file.py:function`."""
-    low: float | None = limited(None, above=0, used_by=[_CORRECTED])
-    """Lower bound of the weights: truncation clamps to it, masking drops tokens below it; null: none."""
-    high: float | None = limited(2.0, above=0, used_by=[_CORRECTED])
-    """Upper bound of the weights: truncation clamps to it, masking drops tokens above it; null: none."""
-    reject: dict[str, Any] = setting(dict)
-    """Leave out what the gap makes doubtful, also without weights: statistic -> bounds (docs/grpo.md), e.g.
-    {seq_mean_k1: [0.99, 1.01], token_k3: 0.1, veto: 1e-4}; verl's rollout_rs."""
-    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.correction.name")])
-    """Further keyword arguments for a function of your own."""
 
 
 @dataclass

@@ -202,7 +202,8 @@ def groups_equal(series: MetricSeries, config: Config) -> Finding | None:
         "equal rewards teaches nothing",
         remedies=(
             f"raise {_now(config, 'rollout.n')} or {_now(config, 'rollout.temperature')}: samples that differ more",
-            f"use prompts of medium difficulty ({_now(config, 'data.train')})",
+            f"sample others in their place ({_now(config, 'algorithm.filter_groups.enable')}), or use prompts of "
+            f"medium difficulty ({_now(config, 'data.train')})",
             "use a reward with more steps than right and wrong (reward.functions)",
         ),
         severity=severity,

@@ -13,8 +13,10 @@ from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
-from hwgrpo.training.update.step_metrics import failure_notes, sample_metrics, utilisation
-from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards
+from hwgrpo.training.update.failure_notes import failure_notes
+from hwgrpo.training.update.reward_shuffle import shuffle_rewards
+from hwgrpo.training.update.step_metrics import sample_metrics, utilisation
+from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import StepMetrics
 
 Status = Literal["completed", "interrupted"]

@@ -12,7 +12,7 @@ from hwgrpo.config.recipe_files import find_recipe
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.models.builtin import TinySpec
 from hwgrpo.training.resume import _rank_seed
-from hwgrpo.training.update.train_batch import shuffle_rewards
+from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 from hwgrpo.values import Rewards
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort?digits=2", "reward.functions=[exact_match]")

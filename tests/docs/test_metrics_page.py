@@ -15,7 +15,7 @@ PAGE = page("metrics.md")
 ROWS = table(PAGE, "metric", "logged")
 PARTS = {"<function>": ".+", "<kind>": "(errors|nans|timeouts)", "<source>": ".+", "<n>": r"\d+"}
 FAMILIES = (
-    "actor|clip_ratio|critic|perf|prompt_length|response|response_length|reward_failures|rewards|rollout|rollout_corr|"
+    "actor|clip_ratio|critic|filter_groups|perf|prompt_length|response|response_length|reward_failures|rewards|rollout|rollout_corr|"
     "timing_s|training|val-aux|val-core"
 )
 OFF_POLICY = ("trainer.prompts_per_update=2",)
@@ -24,6 +24,7 @@ RUNS = {
     "off policy": (*OFF_POLICY, "algorithm.kl.coef=0.1"),
     "stale": ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "rollout.group_timeout=1000"),
     "failing": ("reward.functions=[{name: FOLDER/failing.py:failing, on_error: value}, exact_match]",),
+    "filtered": ("algorithm.filter_groups.enable=true", "data.difficulty.hard_threshold=0"),
     **{loss: (*OFF_POLICY, f"algorithm.loss.name={loss}") for loss in ("cispo", "gspo", "sapo", "gpg")},
 }
 FAILING = """
@@ -115,7 +116,7 @@ def test_what_depends_on_settings_is_logged_under_those_alone(logged):
 
     for name in ("actor/ppo_kl", "actor/ratio_mean", "actor/pg_clipfrac", "clip_ratio/low_mean", "kl"):
         assert (has("on policy", name), has("off policy", name)) == (False, True)
-    clips = {loss: (has(loss, "actor/pg_clipfrac"), has(loss, "clip_ratio/low_mean")) for loss in list(RUNS)[4:]}
+    clips = {loss: (has(loss, "actor/pg_clipfrac"), has(loss, "clip_ratio/low_mean")) for loss in list(RUNS)[5:]}
     assert clips == {"cispo": (True, False), "gspo": (True, True), "sapo": (False, False), "gpg": (False, False)}
     assert not has("gpg", "actor/ratio_mean")
     assert has("stale", "rollout/staleness_max")

@@ -31,7 +31,8 @@ from hwgrpo.training.strategies.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
+from hwgrpo.training.update.reward_shuffle import shuffle_rewards
+from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, split_updates
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
 from tests.support.numbers.rounding import assert_values_close

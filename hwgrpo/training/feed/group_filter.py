@@ -22,7 +22,7 @@ from hwgrpo.training.feed.difficulty_report import report_groups
 from hwgrpo.training.feed.response_source import Batch, SourceParts
 from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split, spread
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
-from hwgrpo.training.update.train_batch import shuffle_rewards
+from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 
 REPLAY_STREAM = 2**32
 """Offset of the replay's random numbers from those of the data order, which have the same seed."""

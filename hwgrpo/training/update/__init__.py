@@ -5,6 +5,8 @@ policy_update.py   micro-batches, global normalisers, the optimizer's step
 token_budget.py    tokens per micro-batch, halved when memory runs out
 group_batch.py     the sequences that a group of ranks computes together
 step_metrics.py    a step's metrics over all ranks
+failure_notes.py   lines on failed rewards and late groups
+reward_shuffle.py  shuffled rewards, for control runs
 update_tokens.py   selections that compare all tokens of an update
 flops.py           floating-point operations of a pass
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -39,19 +38,6 @@ def advantages_over_ranks(
         },
     )
     return advantages.split([len(index) for _, index, *_ in ranks])[strategy.rank]
-
-
-def shuffle_rewards(rewards: Rewards, seed: int, step: int, rank: int) -> Rewards:
-    """Permute the rewards of the valid samples: a control run keeps their mean and loses their signal.
-
-    The permutation is a function of its arguments, so a resumed control run repeats it.
-    """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 1_009 + rank)
-    indices = rewards.valid.nonzero()[:, 0]
-    order = torch.arange(len(rewards.total))
-    order[indices] = indices[torch.randperm(len(indices), generator=generator)]
-    parts = {name: values[order] for name, values in rewards.per_function.items()}
-    return replace(rewards, total=rewards.total[order], per_function=parts)
 
 
 def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Tensor, valid: torch.Tensor) -> TrainBatch:
