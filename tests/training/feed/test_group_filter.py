@@ -1,7 +1,7 @@
 """Groups without a signal are left out and others sampled: the same ones on any number of ranks, and after a resume."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -420,3 +420,23 @@ def test_filtering_without_the_filter_is_refused(tmp_path: Path):
         runs.small(tmp_path, "rollout.source=filtered")
     with pytest.raises(ConfigError, match=r"filter_groups.max_rounds=3 has no effect"):
         runs.small(tmp_path, "algorithm.filter_groups.max_rounds=3")
+
+
+def test_a_group_that_the_engine_dropped_is_replaced_and_counted(tmp_path: Path):
+    class Dropping(Engine):
+        def generate(self, batch: PromptBatch, sampling: Any) -> Completions:
+            made = super().generate(PromptBatch(batch.prompts[1:]), sampling)
+            index = made.prompt_index + 1
+            return replace(made, prompt_index=index, late=2, dropped={0: "too late"})
+
+    config = settings(tmp_path, "rollout.group_timeout=5")
+    responses = source(config, Rank(0, 1, Together(1)), signal=lambda row: True)
+    responses._parts = SimpleNamespace(**{**vars(responses._parts), "engine": Dropping()})  # type: ignore[assignment]
+    batch = responses.next(1)
+    order = [f"{epoch}:{row}" for epoch, row in PromptSampler(ROWS, config.trainer.seed).take(10)]
+    # the first prompt of the first round of 8, and of each of the further rounds, is dropped
+    assert [p.uid for p in batch.prompts.prompts] == [*order[1:8], order[9]]
+    assert batch.metrics["rollout/groups_dropped"] == 2
+    assert batch.metrics["rollout/groups_late"] == 4
+    assert batch.metrics["filter_groups/rounds"] == 2
+    assert batch.completions.dropped == {}
