@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS
 from hwgrpo.config.schema import Config, KlConfig
 from hwgrpo.values import Sampling
@@ -45,8 +48,22 @@ def largest_kl(kl: KlConfig) -> float | None:
     return kl.output_clamp if kl.estimator in CLAMPED_KL_ESTIMATORS else None
 
 
+def temperature_at(config: Config, step: int, total_steps: int) -> float:
+    """Return the temperature of a step, 1 <= step <= total_steps."""
+    r = config.rollout
+    if r.final_temperature is None:
+        return r.temperature
+    return r.temperature + (r.final_temperature - r.temperature) * (step - 1) / max(1, total_steps - 1)
+
+
+def sampling_by_step(config: Config, total_steps: int) -> Callable[[int], Sampling]:
+    """Return how the responses of a step are drawn, as a function of the step."""
+    sampling = sampling_of(config)
+    return lambda step: replace(sampling, temperature=temperature_at(config, step, total_steps))
+
+
 def sampling_of(config: Config) -> Sampling:
-    """Return how responses are drawn in training.
+    """Return how responses are drawn in training, at `rollout.temperature`.
 
     Raises:
         ConfigError: a `rollout` setting is out of range.

@@ -166,6 +166,9 @@ class RolloutConfig:
     """Longest response, in tokens, the stop token included."""
     temperature: float = limited(1.0, at_least=0.01, at_most=100)
     """Sampling temperature; the policy's log-probs use the same one."""
+    final_temperature: float | None = limited(None, at_least=0.01, at_most=100)
+    """Temperature of the last step, to which it changes by equal amounts from step to step; null: it does not. Samples
+    of validations have `temperature`."""
     top_k: int = limited(0, at_least=0)
     """Sample from the k most likely tokens only; 0 is off."""
     top_p: float = limited(1.0, above=0, at_most=1)

@@ -343,7 +343,8 @@ def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) 
         )
 
     # Logits have the dtype of the weights, are cast to fp32, divided by the temperature, and become probabilities.
-    copies = 4 * (1 + (dtype != torch.float32 or r.temperature != 1.0))
+    divided = r.temperature != 1.0 or r.final_temperature not in (None, 1.0)
+    copies = 4 * (1 + (dtype != torch.float32 or divided))
     decode = {
         f"key-value cache of {sequences:,} sequences": cache(r.max_response_tokens),
         "logits of a decode step": sequences * shape.vocab * (dtype.itemsize + copies),

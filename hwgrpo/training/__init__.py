@@ -14,6 +14,7 @@ run_folder.py        the folder of a run
 code_files.py        Python files of the user's that a run calls
 resume.py            going on from a checkpoint
 rollout_guard.py     measures against a gap between rollout engine and trainer
+temperature.py       the temperature of the policy's log-probs, where it changes over the run
 interrupt.py         Ctrl-C, SIGTERM, SIGHUP
 out_of_memory.py     what to say when memory is full
 evaluate.py          measuring a policy on held-out prompts

@@ -13,6 +13,7 @@ from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
+from hwgrpo.training.temperature import set_temperature
 from hwgrpo.training.update.failure_notes import failure_notes
 from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 from hwgrpo.training.update.step_metrics import sample_metrics, utilisation
@@ -65,6 +66,7 @@ def train_step(run: Run, step: int) -> None:
             generated = raise_on_all_ranks(run.strategy, lambda: run.responses.next(step))
             if run.engine_sleeps:
                 raise_on_all_ranks(run.strategy, run.engine.sleep)
+        temperature = set_temperature(run, step)
         prompts, completions = generated.prompts, generated.completions
         with watch("reward"):
             rewards = generated.rewards
@@ -95,7 +97,7 @@ def train_step(run: Run, step: int) -> None:
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
-    values |= updated | times | speed | dict(generated.metrics) | run.memory()
+    values |= updated | times | speed | dict(generated.metrics) | temperature | run.memory()
     raise_if_moved(run.lock, run.strategy)  # before writing to the run's folder
     dropped = [*dropped_records(prompts, completions)]
     if values.get("rollout/groups_dropped"):

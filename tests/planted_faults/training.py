@@ -633,4 +633,18 @@ FAULTS = (
         "REPLAY_STREAM]",
         "training/feed/test_group_filter.py -k replayed_groups_fill",
     ),
+    Fault(
+        "the policy keeps the first temperature",
+        "training/temperature.py",
+        "policy.options = replace(policy.options, temperature=temperature)",
+        "del policy",
+        "training/test_temperature.py -k scored",
+    ),
+    Fault(
+        "the reference keeps the first temperature",
+        "training/temperature.py",
+        "*([run.reference.policy] if run.reference else [])",
+        "*()",
+        "training/test_temperature.py -k scored",
+    ),
 )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hwgrpo.config.derived import prompts_per_update, sampling_of
+from hwgrpo.config.derived import prompts_per_update, sampling_by_step
 from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.difficulty_report import report_groups
 from hwgrpo.training.feed.response_source import Batch, SourceParts
@@ -80,7 +80,7 @@ class FilteredResponses:
 
     def __init__(self, parts: SourceParts) -> None:
         self._parts, self._config, self._strategy = parts, parts.config.algorithm.filter_groups, parts.strategy
-        self._sampling = sampling_of(parts.config)
+        self._sampling = sampling_by_step(parts.config, parts.total_steps)
         self._surplus: list[PlacedGroup] = []
         self._replay: list[PlacedGroup] = []
         self._notes: list[str] = []
@@ -144,7 +144,9 @@ class FilteredResponses:
         """Sample and score one round of `count` prompts over all ranks; return its groups and whether they passed."""
         prompts, own = self._parts.prompts.draw(count)
         start = time.perf_counter()
-        completions = raise_on_all_ranks(self._strategy, lambda: self._parts.engine.generate(prompts, self._sampling))
+        completions = raise_on_all_ranks(
+            self._strategy, lambda: self._parts.engine.generate(prompts, self._sampling(step))
+        )
         generated = time.perf_counter()
         totals.rounds += 1
 
@@ -222,7 +224,7 @@ class FilteredResponses:
             metrics["filter_groups/passed_ratio"] = totals.passed / totals.sampled
         if sums["valid"]:
             metrics["filter_groups/reward"] = sums["reward"] / sums["valid"]
-        if self._sampling.group_timeout is not None:
+        if self._parts.config.rollout.group_timeout is not None:
             metrics |= {"rollout/groups_late": sums["late"], "rollout/groups_dropped": sums["dropped"]}
         return others | metrics
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from hwgrpo_backends.device import Device
 
-from hwgrpo.config.derived import sampling_of
+from hwgrpo.config.derived import sampling_by_step
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
@@ -32,7 +32,7 @@ def prefetch(parts: SourceParts) -> Prefetcher:
     return Prefetcher(
         parts.prompts,
         parts.engine,
-        sampling_of(parts.config),
+        sampling_by_step(parts.config, parts.total_steps),
         parts.gate,
         parts.device,
         max_staleness=parts.config.rollout.max_staleness,
@@ -57,7 +57,7 @@ class Prefetcher:
     Args:
         source: the prompts, drawn by the thread.
         engine: generates with a separate copy of the weights; others call it only within `exclusive_engine`.
-        sampling: sampling parameters.
+        sampling: returns the sampling parameters of a step.
         gate: gate at which the engine pauses, if it can between tokens.
         device: made current in the thread.
         max_staleness: bound in weight versions, at least 1.
@@ -72,7 +72,7 @@ class Prefetcher:
         self,
         source: PromptSource,
         engine: Engine,
-        sampling: Sampling,
+        sampling: Callable[[int], Sampling],
         gate: Gate,
         device: Device,
         *,
@@ -113,7 +113,7 @@ class Prefetcher:
         if self._too_old(batch, policy) and self._source.world_size == 1:
             with self.exclusive_engine():  # an engine lost its weights, or a server restarted with older ones
                 self._engine.update_weights(policy)
-                batch = self._generate(batch.prompts)
+                batch = self._generate(step, batch.prompts)
         if self._too_old(batch, policy):  # sending weights needs all ranks, but only this one has noticed
             raise RunError(
                 f"the responses of step {step} were sampled with weights {batch.completions.weight_version}, but the "
@@ -181,7 +181,7 @@ class Prefetcher:
                     with self._changed:
                         self._begun = step
                         self._changed.notify_all()
-                    batch = self._generate(prompts)
+                    batch = self._generate(step, prompts)
                 with self._changed:
                     if self._error is None:
                         self._done.append(PrefetchedBatch(batch, state))
@@ -191,8 +191,8 @@ class Prefetcher:
                 self._error = self._error or error
                 self._changed.notify_all()
 
-    def _generate(self, prompts: PromptBatch) -> Batch:
-        completions = self._engine.generate(prompts, self._sampling)
+    def _generate(self, step: int, prompts: PromptBatch) -> Batch:
+        completions = self._engine.generate(prompts, self._sampling(step))
         return Batch(prompts, completions, dict(self._engine.metrics))
 
     def _bound(self, step: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.catalog import RESPONSE_SOURCES
 from hwgrpo.config import Config
-from hwgrpo.config.derived import sampling_of
+from hwgrpo.config.derived import sampling_by_step
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
@@ -100,7 +100,7 @@ class SourceParts:
 
 def on_demand(parts: SourceParts) -> OnDemand:
     """Return the source that generates a step's responses on demand."""
-    return OnDemand(parts.prompts, parts.engine, sampling_of(parts.config))
+    return OnDemand(parts.prompts, parts.engine, sampling_by_step(parts.config, parts.total_steps))
 
 
 def choose_source(config: Config) -> str:
@@ -123,11 +123,11 @@ class OnDemand:
 
     source: PromptSource
     engine: Engine
-    sampling: Sampling
+    sampling: Callable[[int], Sampling]
 
     def next(self, step: int) -> Batch:
         prompts = self.source.next()
-        completions = self.engine.generate(prompts, self.sampling)
+        completions = self.engine.generate(prompts, self.sampling(step))
         return Batch(prompts, completions, {**self.engine.metrics, **self.source.sampler.metrics})
 
     def update_weights(self, version: int) -> None:

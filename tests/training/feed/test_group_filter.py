@@ -118,6 +118,7 @@ def source(config, rank: Rank, checkpoint: Checkpoint | None = None, signal=has_
         prompts.restore(checkpoint.manifest["state"]["sampler"])
     parts = SimpleNamespace(
         config=config,
+        total_steps=9,
         prompts=prompts,
         engine=Engine(),
         rewards=Scorer(signal),

@@ -7,7 +7,7 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 
-from hwgrpo.config.derived import sampling_of
+from hwgrpo.config.derived import sampling_by_step
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
@@ -39,7 +39,7 @@ def test_one_step_ahead_is_what_the_same_order_gives_without_a_thread(tmp_path, 
     runs.run(tmp_path / "ahead", *AHEAD)
 
     def lagging(parts):
-        return Lagging(parts.prompts, parts.engine, sampling_of(parts.config))
+        return Lagging(parts.prompts, parts.engine, sampling_by_step(parts.config, parts.total_steps))
 
     monkeypatch.setattr(setup, "make_source", lagging)
     runs.run(tmp_path / "lagging", *AHEAD)
@@ -114,7 +114,7 @@ def ahead(bound: int, last_step: int = 9, source=None, **waiting) -> Prefetcher:
     return Prefetcher(
         source or Source(),
         engine,
-        sampling,
+        lambda step: sampling,
         gate,
         device,
         max_staleness=bound,
