@@ -8,16 +8,21 @@ Step Evolves); the names are TRL's `vllm_importance_sampling_mode`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hwgrpo.algorithms.rejection import kept, rejection_scope
 from hwgrpo.algorithms.scope import Scoped, load_scoped, scoped, sequence_sum, widest
+from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.config.schema import CorrectionConfig
 
 SAFE_LOG_RATIO = 20.0
 """Log-ratios are kept within plus or minus this before exp in importance weights and second moments, as verl does:
 e^20 is far beyond any sensible bound. The estimates of the KL are not clamped, there as here."""
+SMALLEST_MEAN = 1e-8
+"""Mean of weights up to which they are not divided by it, as in verl."""
 ROUNDING = 1e-4
 """Standard deviation of log-ratios up to which they are rounding, and a line fitted to them means nothing."""
 
@@ -54,6 +59,24 @@ def load_correction(config: CorrectionConfig) -> Scoped[..., torch.Tensor | None
         return kept_N if weight_N is None else weight_N * kept_N
 
     return Scoped(weight_of_kept, widest(correction.scope, rejection_scope(config.reject)))
+
+
+def normalized_weights(tokens: UpdateTokens, config: CorrectionConfig) -> torch.Tensor:
+    """Return [R] the weights of an update's tokens, divided by their mean, and 0 for what is rejected.
+
+    The mean is over tokens, or over sequences where all tokens of one have the same weight, as for verl's
+    `rollout_is_batch_normalize`, which has it over a step.
+    """
+    log_ratio_R = tokens.old_logprob_R - tokens.rollout_logprob_R
+    cu_seqlens = torch.nn.functional.pad(tokens.lengths_S.cumsum(0), (1, 0))
+    correction = load_correction(replace(config, reject={}))
+    weight_R = correction(log_ratio_R, config, cu_seqlens)
+    assert weight_R is not None, config.name
+    firsts = cu_seqlens[:-1][tokens.lengths_S > 0]
+    mean = (weight_R if correction.scope == "token" else weight_R[firsts]).mean()
+    if mean > SMALLEST_MEAN:
+        weight_R = weight_R / mean
+    return weight_R * kept(log_ratio_R, config.reject, cu_seqlens) if config.reject else weight_R
 
 
 @scoped("token")

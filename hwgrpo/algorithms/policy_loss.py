@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from hwgrpo.algorithms.correction import load_correction
+from hwgrpo.algorithms.correction import load_correction, normalized_weights
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
 from hwgrpo.algorithms.sequence_mask import on_policy_enough
@@ -59,6 +60,8 @@ class PolicyLoss:
         masks = "token" if algorithm.off_policy_threshold is None else "sequence"
         self.scope: Scope = widest(self._surrogate.scope, self._correction.scope, masks)
         self.selections = selections_of(algorithm, self._surrogate)
+        if algorithm.correction.normalize:
+            self.selections["correction"] = partial(normalized_weights, config=algorithm.correction)
         """Name of a row -> what selects its tokens among all of an update; see `token_selection`."""
         self._corrects = algorithm.correction.name != "none" or bool(algorithm.correction.reject)
         self.needs_rollout = self._corrects or algorithm.off_policy_threshold is not None

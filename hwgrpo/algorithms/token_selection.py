@@ -31,6 +31,8 @@ class UpdateTokens:
     advantage_R: torch.Tensor
     order_R: torch.Tensor
     """A random permutation of 0 to R - 1, for selections by chance."""
+    lengths_S: torch.Tensor
+    """[S] int64: response tokens of each sequence."""
 
 
 MASKS = {"trusted": "trusted_tokens", "uncertain": "uncertain_tokens"}

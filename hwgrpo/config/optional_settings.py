@@ -84,6 +84,9 @@ class CorrectionConfig:
     reject: dict[str, Any] = setting(dict)
     """Leave out what the gap makes doubtful, also without weights: statistic -> bounds (docs/grpo.md), e.g.
     {seq_mean_k1: [0.99, 1.01], token_k3: 0.1, veto: 1e-4}; verl's rollout_rs."""
+    normalize: bool = setting(False, used_by=[_CORRECTED])
+    """Divide the weights by their mean over the update (verl's rollout_is_batch_normalize), which takes a scoring pass
+    before each update."""
     kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.correction.name")])
     """Further keyword arguments for a function of your own."""
 

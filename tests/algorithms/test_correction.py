@@ -2,13 +2,23 @@
 
 import math
 import statistics
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hwgrpo.algorithms.correction import correction_weights, load_correction, mismatch_metrics, mismatch_sums
+from hwgrpo.algorithms.correction import (
+    correction_weights,
+    load_correction,
+    mismatch_metrics,
+    mismatch_sums,
+    normalized_weights,
+)
+from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.catalog import CORRECTIONS
-from hwgrpo.config.schema import CorrectionConfig
+from hwgrpo.config.schema import AlgorithmConfig, CorrectionConfig
 from hwgrpo.errors import ConfigError
 
 LOG_RATIO = [0.5, -0.2, 1.2, 0.0]
@@ -179,3 +189,30 @@ def test_tokens_of_one_log_prob_have_no_line():
 
 def test_no_tokens_have_no_mismatch_metrics():
     assert metrics(torch.zeros(0), torch.zeros(0), torch.tensor([0, 0])) == {}
+
+
+def test_normalized_weights_have_mean_one_over_the_update_and_nothing_is_left_of_what_is_rejected():
+    log_ratio = torch.tensor([0.5, -0.5, 0.2, 3.0], dtype=torch.float64)
+    nothing = torch.zeros(4)
+    tokens = UpdateTokens(nothing, log_ratio, torch.zeros(4), nothing, nothing, nothing, torch.tensor([1, 0, 3]))
+    config = CorrectionConfig("token_truncate", normalize=True)
+    found = normalized_weights(tokens, config)
+    assert float(found.mean()) == pytest.approx(1)
+    plain = correction_weights(log_ratio, config)
+    assert plain is not None
+    torch.testing.assert_close(found, plain / plain.mean())
+    assert normalized_weights(tokens, replace(config, reject={"token_k2": 1.0})).tolist() == [*found.tolist()[:3], 0]
+    sequences = normalized_weights(tokens, CorrectionConfig("sequence_truncate", high=100.0, normalize=True))
+    assert float(sequences[[0, 1]].mean()) == pytest.approx(1)
+    assert float(sequences.mean()) > 1.1  # over tokens
+    no_weight = CorrectionConfig("token_mask", low=50.0, high=60.0, normalize=True)
+    assert normalized_weights(tokens, no_weight).tolist() == [0] * 4
+
+
+def test_a_loss_takes_normalized_weights_from_the_update():
+    loss = build_loss(AlgorithmConfig(correction=CorrectionConfig("token_truncate", normalize=True)))
+    assert [*loss.selections] == ["correction"]
+    rows = {"advantage": torch.ones(3), "weight": torch.ones(3), "rollout_logprob": torch.zeros(3)}
+    stats = SimpleNamespace(logprob=torch.tensor([-1.0, -2.0, -3.0]), entropy=None, cu_seqlens=None)
+    weighted, _ = loss(stats, {**rows, "correction": torch.tensor([1.0, 0.5, 0.0])})
+    torch.testing.assert_close(weighted, torch.tensor([-1.0, -0.5, 0.0]))

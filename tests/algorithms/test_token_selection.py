@@ -19,7 +19,7 @@ def tokens(**given: list[float]) -> UpdateTokens:
     size = len(next(iter(given.values())))
     names = ("logprob_R", "old_logprob_R", "rollout_logprob_R", "entropy_R", "advantage_R")
     values = {name: torch.tensor(given.get(name[:-2], [0.0] * size), dtype=torch.float64) for name in names}
-    return UpdateTokens(**values, order_R=torch.arange(size).flip(0))
+    return UpdateTokens(**values, order_R=torch.arange(size).flip(0), lengths_S=torch.tensor([size]))
 
 
 def chosen(selected: torch.Tensor) -> list[int]:

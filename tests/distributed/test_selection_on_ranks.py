@@ -22,6 +22,12 @@ RUN = (
 WAYS = {
     "clip_cov": ("algorithm.loss.name=clip_cov", "algorithm.loss.kwargs={share: 0.05, low: 0.01, high: 9.0}"),
     "kl_cov": ("algorithm.loss.name=kl_cov", "algorithm.loss.kwargs={share: 0.2, coef: 1.0}"),
+    "normalized": (
+        "algorithm.correction.name=sequence_truncate",
+        "algorithm.correction.normalize=true",
+        "rollout.dtype=bfloat16",
+        "rollout.guard=off",
+    ),
     "entropy": ("algorithm.top_entropy_share=0.3", "algorithm.m2po_threshold=0.001"),
 }
 
@@ -39,7 +45,7 @@ def train(folder: Path, processes: int, *words: str) -> list[dict[str, Any]]:
 def test_two_ranks_select_what_one_does(way: str, tmp_path: Path):
     alone, both = (train(tmp_path / str(n), n, *WAYS[way]) for n in (1, 2))
     shares = [name for name in alone[0] if name.startswith("actor/") and name.endswith("_tokens")]
-    assert len(shares) == (2 if way == "entropy" else 1)
+    assert len(shares) == {"entropy": 2, "normalized": 0}.get(way, 1)
     for one, two in zip(alone, both, strict=True):
         for name in shares:
             assert 0 < one[name] <= 1

@@ -8,7 +8,7 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights
-from hwgrpo.algorithms.correction import correction_weights
+from hwgrpo.algorithms.correction import correction_weights, normalized_weights
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.config import load_config
@@ -67,6 +67,7 @@ def ours(
         rows["entropy"],
         rows["advantage"],
         torch.arange(len(logprob)),
+        LENGTHS,
     )
     for name, select in build_loss(algorithm).selections.items():
         rows[name] = select(tokens).double()
@@ -155,6 +156,21 @@ def test_a_rejection_of_verl(reject: dict[str, Any], theirs: str, thresholds: st
     assert weights is not None
     assert 0 < weights.sum() < len(weights)
     assert torch.equal(weights, mask[MASK])
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("bounds", [1.05, "0.9_1.1"])
+def test_normalized_weights_of_verl(level: str, bounds: float | str):
+    given = tensors()
+    log_ratio = (given["old_logprob"] - given["rollout_logprob"]) * MASK
+    expected, _ = verl_correction().compute_rollout_correction_weights(log_ratio, MASK.double(), level, bounds, True)
+    low, high = map(float, bounds.split("_")) if isinstance(bounds, str) else (None, bounds)
+    config = CorrectionConfig(f"{level}_{'truncate' if low is None else 'mask'}", low=low, high=high, normalize=True)
+    rows = [given[name][MASK] for name in ("logprob", "old_logprob", "rollout_logprob")]
+    tokens = UpdateTokens(*rows, torch.zeros(1), torch.zeros(1), torch.zeros(1), LENGTHS)
+    found = normalized_weights(tokens, config)
+    assert 0.9 < float(found.mean()) < 1.1
+    torch.testing.assert_close(found, expected[MASK], rtol=1e-12, atol=1e-12)
 
 
 PLAIN = {"dual_clip": None, "log_ratio_clamp": None}

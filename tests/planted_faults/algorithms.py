@@ -323,4 +323,11 @@ FAULTS = (
         "loss, rows[name]",
         "algorithms",
     ),
+    Fault(
+        "weights of long sequences count more in their mean",
+        "algorithms/correction.py",
+        'mean = (weight_R if correction.scope == "token" else weight_R[firsts]).mean()',
+        "mean = weight_R.mean()",
+        "algorithms/test_correction.py -k normalized",
+    ),
 )

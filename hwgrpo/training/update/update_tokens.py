@@ -19,7 +19,7 @@ def select_tokens(
     strategy: Strategy,
     seed: int,
 ) -> dict[str, torch.Tensor]:
-    """Return what each selection chose of this rank's tokens: [R] fp32, 1 where selected; 0 outside of the update.
+    """Return what each selection gives this rank's tokens: [R] fp32, 1 where selected; 0 outside of the update.
 
     Args:
         selections: name -> function of all tokens of the update.
@@ -36,10 +36,10 @@ def select_tokens(
     old_R = logprob_R if batch.old_logprobs is None else batch.old_logprobs
     advantage_R = torch.repeat_interleave(batch.advantages, batch.lengths)
     own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, advantage_R)]
-    ranks = strategy.gather_objects(own)
-    new_R, old_R, rollout_R, entropy_R, advantage_R = (torch.cat(parts) for parts in zip(*ranks, strict=True))
+    ranks = strategy.gather_objects([*own, batch.lengths[chosen]])
+    new_R, old_R, rollout_R, entropy_R, advantage_R, lengths_S = map(torch.cat, zip(*ranks, strict=True))
     order_R = torch.randperm(len(new_R), generator=torch.Generator().manual_seed(seed))
-    tokens = UpdateTokens(new_R, old_R, rollout_R, entropy_R, advantage_R, order_R)
+    tokens = UpdateTokens(new_R, old_R, rollout_R, entropy_R, advantage_R, order_R, lengths_S)
     first = sum(len(parts[0]) for parts in ranks[: strategy.rank])
     found = {}
     for name, select in selections.items():
