@@ -170,7 +170,7 @@ def test_normalized_weights_of_verl(level: str, bounds: float | str):
     tokens = UpdateTokens(*rows, torch.zeros(1), torch.zeros(1), torch.zeros(1), LENGTHS)
     found = normalized_weights(tokens, config)
     assert 0.9 < float(found.mean()) < 1.1
-    torch.testing.assert_close(found, expected[MASK], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected[MASK], rtol=1e-7, atol=0)  # verl adds 1e-8 to counts
 
 
 PLAIN = {"dual_clip": None, "log_ratio_clamp": None}
