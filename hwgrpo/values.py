@@ -182,6 +182,8 @@ class TrainBatch:
     """[R] fp32: log-probs of the policy at the start of the update; None on policy, where the ratio is 1."""
     ref_logprobs: torch.Tensor | None = None
     """[R] fp32: log-probs of the reference model; None when no KL term needs them."""
+    rollout_shares: torch.Tensor | None = None
+    """[R] fp32: weight of the rollout's log-prob in the old one, the rest is the current; None: `old_logprobs`."""
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1

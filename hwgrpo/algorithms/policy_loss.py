@@ -64,7 +64,8 @@ class PolicyLoss:
             self.selections["correction"] = partial(normalized_weights, config=algorithm.correction)
         """Name of a row -> what selects its tokens among all of an update; see `token_selection`."""
         self._corrects = algorithm.correction.name != "none" or bool(algorithm.correction.reject)
-        self.needs_rollout = self._corrects or algorithm.off_policy_threshold is not None
+        interpolates = algorithm.old_logprobs == "interpolated"
+        self.needs_rollout = self._corrects or interpolates or algorithm.off_policy_threshold is not None
         """Whether rows need the rollout engine's log-probs."""
 
     def __call__(
@@ -76,6 +77,8 @@ class PolicyLoss:
         old_logprob = rows.get("old_logprob")
         on_policy = old_logprob is None
         old_logprob = stats.logprob.detach() if old_logprob is None else old_logprob
+        if (rollout_share := rows.get("rollout_share")) is not None:
+            on_policy, old_logprob = False, old_logprob.lerp(rows["rollout_logprob"], rollout_share)
         log_ratio = stats.logprob - old_logprob
         loss, metrics = self._surrogate(
             SurrogateInput(

@@ -97,7 +97,7 @@ def check_filter(config: Config) -> None:
             f"algorithm.filter_groups.mean_below={f.mean_below:g}"
         )
     stale = f"replay_groups={f.replay_groups}" if f.replay_groups else "keep_surplus=true" if f.keep_surplus else None
-    if stale and a.correction.name == "none" and a.old_logprobs == "trainer":
+    if stale and a.correction.name == "none" and a.old_logprobs != "rollout":
         raise ConfigError(
             f"algorithm.filter_groups.{stale}: responses of older weights need importance weights; set "
             "algorithm.correction.name, e.g. token_truncate"

@@ -369,9 +369,10 @@ class AlgorithmConfig:
     m2po_threshold: float | None = limited(None, above=0)
     """Limit the policy loss to tokens over which the mean squared log-ratio of trainer and rollout engine stays below
     this; the largest are left out (M2PO). Takes a scoring pass before each update; null: no limit."""
-    old_logprobs: str = choice("trainer", ("trainer", "rollout"))
-    """Whose log-probs the ratio is against: those of the trainer at the start of the update, or those that the rollout
-    engine reported, which takes no pass of its own and no correction (verl's bypass_mode)."""
+    old_logprobs: str = choice("trainer", ("trainer", "rollout", "interpolated"))
+    """Whose log-probs the ratio is against: those of the trainer at the start of the update; those that the rollout
+    engine reported, which takes no pass of its own and no correction (verl's bypass_mode); or values between these and
+    the current ones, by the age of the response, which take no pass either (AReaL's loglinear)."""
     off_policy_threshold: float | None = limited(None, at_least=0)
     """Leave responses with a negative advantage out of the policy loss whose mean log-ratio of rollout engine to policy
     is above this: the off-policy sequence mask of DeepSeek-V3.2, TRL's off_policy_mask_threshold; null: none."""

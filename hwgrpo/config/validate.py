@@ -337,7 +337,7 @@ def _check_contradictions(config: Config) -> None:
             f"to correct; leave out algorithm.correction.name={correction.name!r} and reject={correction.reject}"
         )
     r = c.rollout
-    if r.max_staleness and correction.name == "none" and c.algorithm.old_logprobs == "trainer":
+    if r.max_staleness and correction.name == "none" and c.algorithm.old_logprobs != "rollout":
         raise ConfigError(
             f"rollout.max_staleness={r.max_staleness}: responses of older weights need importance weights; set "
             "algorithm.correction.name, e.g. token_truncate"

@@ -15,6 +15,7 @@ from hwgrpo.training.run_parts import Run
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.temperature import set_temperature
 from hwgrpo.training.update.failure_notes import failure_notes
+from hwgrpo.training.update.old_policy import with_rollout_shares
 from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 from hwgrpo.training.update.step_metrics import sample_metrics, utilisation
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
@@ -80,7 +81,7 @@ def train_step(run: Run, step: int) -> None:
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
             batch = assemble(prompts, completions, advantages, trained)
         with watch("old_log_prob"):
-            batch = run.update.with_old_logprobs(batch)
+            batch = run.update.with_old_logprobs(with_rollout_shares(batch, config, completions, trained, step))
         with watch("ref"):
             batch = run.update.with_ref_logprobs(batch, run.reference)
         with watch("update_actor"):

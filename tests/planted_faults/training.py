@@ -647,4 +647,18 @@ FAULTS = (
         "*()",
         "training/test_temperature.py -k scored",
     ),
+    Fault(
+        "interpolated as if sampler and old policy were one version further apart",
+        "training/update/old_policy.py",
+        "(step - versions_R).clamp(min=1)",
+        "(step - versions_R + 1).clamp(min=1)",
+        "training/test_old_logprobs.py -k between",
+    ),
+    Fault(
+        "a gradient through the old log-prob",
+        "algorithms/policy_loss.py",
+        "old_logprob = stats.logprob.detach() if old_logprob is None else old_logprob",
+        "old_logprob = stats.logprob if old_logprob is None else old_logprob",
+        "training/test_old_logprobs.py -k moves_with",
+    ),
 )

@@ -132,7 +132,7 @@ def test_killed_at_random_points_every_run_ends_as_the_uninterrupted_one(tmp_pat
 @pytest.mark.parametrize(
     ("words", "stale"),
     [
-        (("rollout.max_staleness=1",), "rollout/staleness_max"),
+        (("rollout.max_staleness=1", "algorithm.old_logprobs=interpolated"), "rollout/staleness_max"),
         ((*FILTERED, "trainer.max_steps=5"), "filter_groups/staleness_max"),
     ],
     ids=["prefetched", "filtered"],

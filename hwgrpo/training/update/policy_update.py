@@ -303,7 +303,7 @@ class PolicyUpdate:
         """Return the batch with old log-probs, the denominator of ratios, where they can differ from the current."""
         if self.config.algorithm.old_logprobs == "rollout":
             return replace(batch, old_logprobs=batch.rollout_logprobs)
-        if not self.needs_old_logprobs:
+        if not self.needs_old_logprobs or batch.rollout_shares is not None:
             return batch
         trained = self.trained_sequences(batch, range(len(batch)))
         return replace(batch, old_logprobs=self.score(batch, sequences=trained))

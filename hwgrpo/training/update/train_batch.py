@@ -97,9 +97,10 @@ def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Te
     """
     weight = torch.zeros(len(batch))
     weight[torch.tensor(list(sequences), dtype=torch.int64)] = weights
+    per_token: dict[str, torch.Tensor | None]
     per_token = {"old_logprob": batch.old_logprobs, "ref_logprob": batch.ref_logprobs, "logprob_floor": batch.floors}
     if rollout:
-        per_token["rollout_logprob"] = batch.rollout_logprobs
+        per_token |= {"rollout_logprob": batch.rollout_logprobs, "rollout_share": batch.rollout_shares}
     return TokenSignals(
         per_sequence={"advantage": batch.advantages, "weight": weight},
         per_token={name: tensor for name, tensor in per_token.items() if tensor is not None},

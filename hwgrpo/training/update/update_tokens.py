@@ -34,6 +34,8 @@ def select_tokens(
     mine_R = torch.repeat_interleave(chosen, batch.lengths)
     logprob_R, entropy_R = scored
     old_R = logprob_R if batch.old_logprobs is None else batch.old_logprobs
+    if batch.rollout_shares is not None:
+        old_R = logprob_R.lerp(batch.rollout_logprobs, batch.rollout_shares)
     advantage_R = torch.repeat_interleave(batch.advantages, batch.lengths)
     own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, advantage_R)]
     ranks = strategy.gather_objects([*own, batch.lengths[chosen]])
