@@ -241,6 +241,7 @@ VALUES = {
     "kernels.logits_dtype": _DTYPES,
     "optim.name": {
         **dict.fromkeys(("AdamW", "adamw_torch", "adamw_torch_fused"), "adamw"),
+        "Muon": "muon",
         **dict.fromkeys(("AdamW8bit", "adamw_bnb_8bit"), "adamw_8bit"),
     },
     "trainer.offload": {"true": "optimizer", "True": "optimizer", "false": "none", "False": "none"},

@@ -380,14 +380,17 @@ class AlgorithmConfig:
 
 @dataclass
 class OptimConfig:
-    name: str = choice("adamw", ("adamw", "adamw_8bit"))
-    """AdamW; adamw_8bit holds its states in 2 bytes per parameter instead of 8, rounded after each update."""
+    name: str = choice("adamw", ("adamw", "adamw_8bit", "muon"))
+    """AdamW; adamw_8bit holds its states in 2 bytes per parameter instead of 8, rounded after each update. muon: Muon
+    for the matrices of the decoder layers, AdamW for the rest, under strategies single and ddp."""
     lr: float = limited(1e-6, above=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate; Muon's updates are scaled to the size of AdamW's."""
     betas: list[float] = limited(lambda: [0.9, 0.999], at_least=0, below=1)
     """AdamW's decay rates."""
     eps: float = limited(1e-8, at_least=1e-30)
     """AdamW's epsilon."""
+    momentum: float = limited(0.95, at_least=0, below=1, used_by=[one_of("optim.name", "muon")])
+    """Muon's momentum."""
     weight_decay: float = limited(0.0, at_least=0)
     """Decoupled weight decay; norms and biases are exempt."""
     schedule: str = choice("constant", ("constant", "linear", "cosine"))

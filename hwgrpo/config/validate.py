@@ -387,6 +387,15 @@ def check_strategy(config: Config) -> None:
                 f"{key}={value!r} with trainer.strategy={t.strategy!r}, which has an optimizer of its own; leave it "
                 "out (DeepSpeed: trainer.deepspeed.offload_optimizer=true), or use single, ddp or fsdp2"
             )
+    if c.optim.name == "muon" and strategy is not None and not strategy.full_matrices:
+        raise ConfigError(
+            f"optim.name='muon' with trainer.strategy={t.strategy!r}: Muon needs full matrices, of which a rank has a "
+            "shard; use trainer.strategy=ddp, or optim.name=adamw"
+        )
+    if c.optim.name == "muon" and t.offload != "none":
+        raise ConfigError(
+            f"optim.name='muon' with trainer.offload={t.offload!r}: only AdamW's states are offloaded; leave one out"
+        )
     if strategy is not None and strategy.refuse is not None:
         strategy.refuse(config)
 

@@ -137,6 +137,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     optimizer_states = {"optimizer states (AdamW)": 8 * stepped}
     if in_8_bits:
         optimizer_states = {"optimizer states (AdamW, 8 bits)": 2 * stepped + 8 * stepped // BLOCK}
+    if config.optim.name == "muon":
+        layers = [unit.where(lambda p: len(p.shape) == 2) for unit in shape.trained_units if unit.is_layer]
+        momenta = sharding.stored_elements(layers, sharding.optimizer_states)  # one state per element
+        optimizer_states = {"optimizer states (Muon, AdamW)": 8 * stepped - 4 * momenta}
     if sharding.masters is not None:
         optimizer_states["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
     gradients = {"gradients (fp32)": 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)}

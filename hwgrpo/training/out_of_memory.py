@@ -108,7 +108,7 @@ def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
     if not lora and config.trainer.strategy != "deepspeed":
         if config.optim.name == "adamw":
             remedies.append("the optimizer states, by optim.name=adamw_8bit")
-        if config.trainer.offload == "none":
+        if config.trainer.offload == "none" and config.optim.name != "muon":
             remedies.append("the optimizer states on an accelerator, by trainer.offload=optimizer")
     if config.trainer.strategy in ("auto", "ddp"):
         remedies.append("each device's share, by trainer.strategy=fsdp2 on several devices")

@@ -247,6 +247,11 @@ def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> lis
                 f"{key}={now}, but {checkpoint.folder} was saved with {saved}; restore it, or "
                 "start a new run with another trainer.output_dir"
             )
+        if key == "optim.name" and "'muon'" in (saved, now):
+            raise CheckpointError(
+                f"{key}={now}, but {checkpoint.folder} was saved with {saved}, whose states it cannot use; "
+                "restore it, or start a new run with another trainer.output_dir"
+            )
     return _changes(checkpoint, config)
 
 

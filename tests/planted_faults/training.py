@@ -661,4 +661,18 @@ FAULTS = (
         "old_logprob = stats.logprob if old_logprob is None else old_logprob",
         "training/test_old_logprobs.py -k moves_with",
     ),
+    Fault(
+        "Muon's momentum is not in checkpoints",
+        "training/strategies/param_shard.py",
+        "for key in STATE_NAMES if key in state",
+        "for key in ADAMW_STATES if key in state",
+        "training/strategies/test_muon.py -k resumed_run",
+    ),
+    Fault(
+        "Muon for embeddings, too",
+        "training/strategies/muon.py",
+        "for layer in decoder_layers(module.base) for p in layer.parameters()",
+        "for p in module.base.parameters()",
+        "training/strategies/test_muon.py -k torchs",
+    ),
 )

@@ -18,10 +18,12 @@ from safetensors import safe_open
 
 from hwgrpo.errors import CheckpointError
 from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.strategies.muon import MOMENTUM
 from hwgrpo.training.strategies.param_shard import ADAMW_STATES, ParamShard
 
 Table = dict[str, dict[str, Any]]
-"""Parameter -> its full `shape`, its number of `updates`, and its shards, `pieces`: [rank, first element, count]."""
+"""Parameter -> its full `shape`, its number of `updates`, its shards, `pieces`: [rank, first element, count], and its
+optimizer `states` where they are not AdamW's."""
 
 
 def files_of(shards: Sequence[ParamShard], rank: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -30,7 +32,7 @@ def files_of(shards: Sequence[ParamShard], rank: int) -> dict[str, dict[str, tor
     return {
         weights_file(rank): {shard.name: shard.values["parameter"] for shard in held},
         moments_file(rank): {
-            f"{shard.name}.{key}": shard.values[key] for shard in held for key in ADAMW_STATES if key in shard.values
+            f"{shard.name}.{key}": value for shard in held for key, value in shard.values.items() if key != "parameter"
         },
     }
 
@@ -52,6 +54,7 @@ def table_of(shards: Sequence[ParamShard], rank: int) -> Table:
             "shape": list(shard.shape),
             "updates": 0 if shard.step is None else int(shard.step),
             "pieces": [[rank, shard.start, shard.count]],
+            **({"states": [MOMENTUM]} if MOMENTUM in shard.values else {}),
         }
         for shard in shards
         if shard.count
@@ -125,7 +128,7 @@ def check_file(path: Path, table: Table) -> None:
             if path.name == weights_file(rank):
                 expected[name] = [count]
             elif path.name == moments_file(rank):
-                expected |= {f"{name}.{key}": [count] for key in ADAMW_STATES}
+                expected |= {f"{name}.{key}": [count] for key in entry.get("states", ADAMW_STATES)}
     if not expected:
         return
     with checkpoint_files.reading(path), safe_open(path, framework="pt") as file:
@@ -189,7 +192,7 @@ def read(folder: Path, table: Table, shards: Sequence[ParamShard]) -> None:
             for rank, source, target, count in _overlaps(entry["pieces"], shard):
                 part = slice(target, target + count)
                 shard.values["parameter"][part] = values(weights_file(rank), shard.name, source, source + count)
-                for key in ADAMW_STATES:
+                for key in entry.get("states", ADAMW_STATES):
                     if key in shard.values:
                         saved = values(moments_file(rank), f"{shard.name}.{key}", source, source + count)
                         shard.values[key][part] = saved

@@ -46,7 +46,7 @@ class Deepspeed(Processes):
     shards = False
     module: nn.Module
     policy: PolicyModel
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     _coalesced: ExitStack | None = None
     """DeepSpeed's block of the passes whose gradients it reduces together at the end; None: outside of an update."""
 
@@ -202,7 +202,7 @@ class Deepspeed(Processes):
         super().close()
 
 
-def _use_cpu_implementation(optimizer: torch.optim.AdamW) -> None:
+def _use_cpu_implementation(optimizer: torch.optim.Optimizer) -> None:
     """Select AdamW's fused CPU implementation: its states are offloaded, but it was made for the device."""
     for settings in (optimizer.defaults, *optimizer.param_groups):
         settings |= {"fused": True, "foreach": False}

@@ -14,8 +14,8 @@ from hwgrpo.training.strategies.held_adamw import HeldAdamW
 
 def build_optimizer(
     module: nn.Module, optim: Any, *, separate_masters: bool = False, offload: str = "none"
-) -> torch.optim.AdamW:
-    """Return AdamW for the parameters that need gradients; norms and biases get no weight decay.
+) -> torch.optim.Optimizer:
+    """Return the optimizer of the parameters that need gradients, AdamW by default; norms and biases do not decay.
 
     Args:
         module: the policy; its trainable parameters must be fp32, since a step of lr 1e-6 is below bf16's resolution.
@@ -31,6 +31,10 @@ def build_optimizer(
         {"params": [p for p in trainable if len(full_shape(p)) >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
     ]
+    if optim.name == "muon":
+        from hwgrpo.training.strategies.muon import muon_adamw
+
+        return muon_adamw(trainable, module, optim, fused=True if trainable[0].device.type == "cpu" else None)
     on_cpu, in_8_bits = trainable[0].device.type == "cpu", optim.name == "adamw_8bit"
     held: dict[str, Any] = {}
     if in_8_bits or offload != "none":

@@ -10,9 +10,12 @@ from torch import nn
 
 from hwgrpo.training.strategies import pinned_memory
 from hwgrpo.training.strategies.held_adamw import STATES, HeldAdamW
+from hwgrpo.training.strategies.muon import MOMENTUM, MuonAdamW
 
 ADAMW_STATES = tuple(STATES)
 """AdamW's states of every element."""
+STATE_NAMES = (*ADAMW_STATES, MOMENTUM)
+"""States of every element that some optimizer has."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class ParamShard:
     start: int
     """First element of the shard."""
     values: dict[str, torch.Tensor]
-    """`parameter`, and with an optimizer `exp_avg` and `exp_avg_sq`: [count] each."""
+    """`parameter`, and with an optimizer its states, `exp_avg` and `exp_avg_sq` of AdamW: [count] each."""
     step: torch.Tensor | None = None
     """Updates of the parameter so far, AdamW's own counter: one number."""
     in_8_bits: bool = False
@@ -67,7 +70,7 @@ def full_param_shards(
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and (names is None or name in names):
             state = adamw_state(optimizer, parameter, read_only=read_only) if optimizer else {}
-            values = {"parameter": flat(parameter)} | {key: flat(state[key]) for key in ADAMW_STATES if key in state}
+            values = {"parameter": flat(parameter)} | {key: flat(state[key]) for key in STATE_NAMES if key in state}
             coded = has_8_bit_states(optimizer, parameter)
             shards.append(ParamShard(name, tuple(parameter.shape), 0, values, state.get("step"), coded))
     return shards
@@ -102,11 +105,13 @@ def refresh_states(optimizer: torch.optim.Optimizer) -> None:
 def adamw_state(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, *, read_only: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return AdamW's state of a parameter, initialized as before the first update if it has none yet."""
+    """Return the optimizer's state of a parameter, initialized as before the first update if it has none yet."""
     if isinstance(optimizer, HeldAdamW):
         return optimizer.read(parameter) if read_only else optimizer.expanded(parameter)
     state = optimizer.state[parameter]
-    if not state:
+    if isinstance(optimizer, MuonAdamW) and optimizer.has_momentum(parameter):
+        state.setdefault(MOMENTUM, torch.zeros_like(parameter, memory_format=torch.preserve_format))
+    elif not state:
         # AdamW's implementations expect the counter on the device when fused, on the CPU otherwise
         device = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)

@@ -35,6 +35,8 @@ class StrategyKind:
     """It supports `trainer.tensor_parallel_size`."""
     takes_quantized: bool = False
     """It supports `model.quantize`."""
+    full_matrices: bool = False
+    """It supports `optim.name=muon`."""
     holds_states: bool = False
     """It supports `trainer.offload` and `optim.name=adamw_8bit`."""
     alternatives: Callable[[TrainerConfig], Sequence[Mapping[str, Any]]] = lambda _: ({},)
@@ -140,6 +142,7 @@ SINGLE = StrategyKind(
     maker="hwgrpo.training.strategies.single:Single",
     sharding=_replicated,
     one_process=True,
+    full_matrices=True,
     takes_quantized=True,
     holds_states=True,
     variants={"single": {}},
@@ -147,6 +150,7 @@ SINGLE = StrategyKind(
 DDP = StrategyKind(
     maker="hwgrpo.training.strategies.ddp:Ddp",
     sharding=_replicated,
+    full_matrices=True,
     takes_quantized=True,
     holds_states=True,
     variants={"ddp": {}},
