@@ -18,7 +18,9 @@ against_trl_small against_trl.md python benchmarks/against_trl.py --trl-python T
 against_trl_8m against_trl.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting 8m --steps 4 --block 2 --output benchmarks/results/against_trl_8m.json
 curves curves.md python benchmarks/curves.py --output benchmarks/results/curves.csv
 curves_vllm curves.md python benchmarks/curves.py --steps 20 --server-python VLLM_PYTHON --output benchmarks/results/curves_vllm.csv
-dynamic_sampling dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py --output benchmarks/results/dynamic_sampling_cpu.json
+dynamic_sampling dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py
+dynamic_sampling_lr dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py --lr 1e-3
+dynamic_sampling_sparse dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py --hopeless 15 --lr 1e-3 --tokens 160000 --seeds 3
 families - python benchmarks/families.py --output benchmarks/results/families
 grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --output benchmarks/results/grouped_update_cpu.json
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
