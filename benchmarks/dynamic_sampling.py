@@ -35,6 +35,11 @@ WAYS: dict[str, list[str]] = {
         "algorithm.correction.name=token_truncate",
     ],
 }
+SMALLER = [
+    "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=1",
+    "trainer.prompts_per_step=2",
+    "data.validation_max_rows=4",
+]
 TARGETS = (0.8, 0.9, 0.95, 0.98)
 """Accuracies to reach."""
 EVERY = 2
@@ -97,7 +102,7 @@ def train(folder: Path, way: str, seed: int, args: argparse.Namespace) -> list[d
         "observe.loggers=[jsonl]",
         "observe.progress=none",
     ]
-    smaller = ["model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=1"] if args.smoke else []
+    smaller = SMALLER if args.smoke else []
     subprocess.run([sys.executable, "-m", "hwgrpo", "train", "tiny_sort", *settings, *smaller, *WAYS[way]], check=True)
     curve, sampled, step = [], 0.0, 0.0
     for line in map(json.loads, (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
