@@ -1,12 +1,24 @@
-"""Settings of what a plain run does without: adapters, group filters, sharded strategies, servers. See `schema.py`."""
+"""Settings that recipes rarely need: adapters, group filters, sharded strategies, servers, kernels, loggers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hwgrpo import catalog
-from hwgrpo.config.fields import LONGEST_TIMEOUT, Use, choice, limited, none_of, off, on, one_of, own_function, setting
+from hwgrpo.config.fields import (
+    LONGEST_TIMEOUT,
+    Use,
+    choice,
+    holds,
+    limited,
+    none_of,
+    off,
+    on,
+    one_of,
+    own_function,
+    setting,
+)
 
 ADAPTERS = on("model.lora.rank", " above 0")
 """Condition that a run trains adapters."""
@@ -16,6 +28,7 @@ _DIFFICULTY = tuple(
     for key in ("easy_threshold", "hard_threshold")
 )
 _CORRECTED = none_of("algorithm.correction.name", "none")
+_SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 _FILTERED = on("algorithm.filter_groups.enable", "=true")
 _RUNNING_SERVER = on("rollout.server.url")
 
@@ -159,3 +172,40 @@ class DeepspeedConfig:
     config: str | None = setting(None, path=True)
     """JSON file in DeepSpeed's format for options without a setting here: bucket sizes, prefetching, profilers. Options
     that contradict the run's settings are refused."""
+
+
+@dataclass
+class KernelsConfig:
+    pins: dict[str, str] = field(default_factory=dict)
+    """op -> required implementation, e.g. {row_stats: torch}; one that cannot run is an error."""
+    strict: bool = False
+    """Refuse to fall back from the backend's preferred implementation."""
+    chunk_rows: int | None = limited(None, at_least=1)
+    """Rows of logits computed at once; null: as many as fit 1.25 GiB on accelerators, 8 MiB on CPU."""
+    logits_dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Dtype of a chunk of logits; auto: the compute dtype."""
+
+
+@dataclass
+class ObserveConfig:
+    loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    """Loggers of metrics; `jsonl` writes metrics.jsonl and is needed for exact resume of logs. `wandb`, `trackio` and
+    `swanlab` send them to that service, each an optional package: pip install "hwgrpo[wandb]"."""
+    metrics: list[str] = field(default_factory=list)
+    """Metrics of your own, `path/to/file.py:function` each. `function(prompts, completions, rewards, advantages)`
+    returns name -> one value per response; `name/mean`, `name/max` and `name/min` over all ranks are logged."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the functions that `metrics` and `loggers` name in files:
+    `observe.kwargs.my_function.threshold=0.5`."""
+    project: str | None = setting(None, used_by=[_SERVICE])
+    """Project of the run in wandb, trackio and swanlab; null: hwgrpo."""
+    run_name: str | None = setting(None, used_by=[_SERVICE])
+    """Name of the run in wandb, trackio and swanlab; null: the last part of trainer.output_dir."""
+    progress: str = choice("auto", ("auto", "rich", "plain", "none"))
+    """Progress output: auto is a live panel (rich) on a terminal, else a line per step (plain)."""
+    log_every: int = limited(1, at_least=1, used_by=[one_of("observe.progress", "auto", "plain")])
+    """Steps between lines of progress."""
+    completions_per_step: int = limited(16, at_least=0)
+    """Samples written to completions.jsonl per step (complete groups first); 0 writes none."""
+    warnings: bool = True
+    """Warn when metrics look unhealthy (flat reward, zero-variance groups, growing KL, ...), with what to try."""

@@ -566,8 +566,8 @@ FAULTS = (
     Fault(
         "tokens of this rank alone compared",
         "training/update/update_tokens.py",
-        "ranks = strategy.gather_objects(own)",
-        "ranks = [own] * (strategy.rank + 1)",
+        "ranks = strategy.gather_objects([*own, batch.lengths[chosen]])",
+        "ranks = [[*own, batch.lengths[chosen]]] * (strategy.rank + 1)",
         "distributed/test_selection_on_ranks.py",
     ),
     Fault(
