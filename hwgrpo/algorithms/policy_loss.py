@@ -60,6 +60,8 @@ class PolicyLoss:
         self.scope: Scope = widest(self._surrogate.scope, self._correction.scope, masks)
         self.selections = selections_of(algorithm, self._surrogate)
         """Name of a row -> what selects its tokens among all of an update; see `token_selection`."""
+        self.penalizes = self._surrogate.penalizes
+        """Whether responses with an advantage of 0 have a gradient, besides that of KL and entropy."""
         self._corrects = algorithm.correction.name != "none" or bool(algorithm.correction.reject)
         self.needs_rollout = self._corrects or algorithm.off_policy_threshold is not None
         """Whether rows need the rollout engine's log-probs."""
