@@ -15,7 +15,7 @@ BEGIN, END = "<!-- combinations -->", "<!-- end of combinations -->"
 
 INTRODUCTION = (
     "Settings that exclude each other, each with a value for which that holds, are an error with the remedy; "
-    "`hwgrpo config combinations` prints these messages. Settings of `algorithm.kl` need `algorithm.kl.coef` above 0."
+    "`hwgrpo config combinations` prints these messages. Settings of algorithm.kl need algorithm.kl.coef above 0."
 )
 
 

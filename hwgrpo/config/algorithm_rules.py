@@ -20,13 +20,13 @@ def check_algorithm(a: AlgorithmConfig) -> None:
         )
     if a.m2po_threshold is not None and a.old_logprobs == "rollout":
         raise ConfigError(
-            f"algorithm.m2po_threshold={a.m2po_threshold} with algorithm.old_logprobs=rollout: it bounds the gap between "
-            "old and rollout log-probs, which are then the same; leave one of them out"
+            f"algorithm.m2po_threshold={a.m2po_threshold} with algorithm.old_logprobs=rollout: it bounds the gap "
+            "between old and rollout log-probs, which are then the same; leave one of them out"
         )
     if a.advantage.name == "grpo_passk" and a.advantage.singleton == "raw":
         raise ConfigError(
-            "algorithm.advantage.singleton=raw with algorithm.advantage.name='grpo_passk': a group of one has no second "
-            "best to be compared with; use zero or error"
+            "algorithm.advantage.singleton=raw with algorithm.advantage.name='grpo_passk': a group of one has no "
+            "second best to be compared with; use zero or error"
         )
     loss = a.loss
     if loss.name == "ppo_clip" and loss.delta is not None and loss.dual_clip is not None:
