@@ -26,6 +26,7 @@ grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --outpu
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
 local_engine local_engine.md python benchmarks/local_engine.py
 local_engine_vllm local_engine.md VLLM_PYTHON benchmarks/local_engine.py --peer vllm --size 36m
+losses losses_cpu.md python benchmarks/losses.py --output benchmarks/results/losses_cpu.json
 memory memory_cpu.md python benchmarks/memory.py --output benchmarks/results/memory_cpu.json
 memory_lora memory_cpu.md python benchmarks/memory.py --rows lora --output benchmarks/results/memory_lora_cpu.json
 memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --freed-at-once --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json

@@ -54,7 +54,7 @@ def _kept_only(x: SurrogateInput, config: LossConfig, kept: torch.Tensor, cap: f
     return loss, {"pg_clipfrac": 1 - kept, "ppo_kl": -log_ratio, "ratio": ratio}
 
 
-@scoped("token")
+@scoped("token", penalizes=True)
 def dro(x: SurrogateInput, config: LossConfig, *, beta: float = 0.1) -> tuple[torch.Tensor, Metrics]:
     """-A logprob + beta/2 d^2: a quadratic penalty takes the place of the clip.
 

@@ -63,6 +63,8 @@ class PolicyLoss:
         if algorithm.correction.normalize:
             self.selections["correction"] = partial(normalized_weights, config=algorithm.correction)
         """Name of a row -> what selects its tokens among all of an update; see `token_selection`."""
+        self.penalizes = self._surrogate.penalizes
+        """Whether responses with an advantage of 0 have a gradient, besides that of KL and entropy."""
         self._corrects = algorithm.correction.name != "none" or bool(algorithm.correction.reject)
         interpolates = algorithm.old_logprobs == "interpolated"
         self.needs_rollout = self._corrects or interpolates or algorithm.off_policy_threshold is not None

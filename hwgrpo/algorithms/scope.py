@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
@@ -31,16 +31,18 @@ class Scoped(Generic[P, R]):
     scope: Scope
     selects: Callable[..., torch.Tensor] | None = None
     """For a policy loss that treats some tokens apart: selects them of all tokens of the update (`token_selection`)."""
+    penalizes: bool = False
+    """For a policy loss: whether it has a gradient where the advantage is 0, so that no sequence can be skipped."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
 
 def scoped(
-    scope: Scope, *, selects: Callable[..., torch.Tensor] | None = None
+    scope: Scope, *, selects: Callable[..., torch.Tensor] | None = None, penalizes: bool = False
 ) -> Callable[[Callable[P, R]], Scoped[P, R]]:
-    """Return a decorator that declares the scope of a function of rows, and what selects its tokens."""
-    return lambda function: Scoped(function, scope, selects)
+    """Return a decorator that declares the scope of a function of rows, what selects its tokens, and any penalty."""
+    return lambda function: Scoped(function, scope, selects, penalizes)
 
 
 def load_scoped(
@@ -64,7 +66,7 @@ def load_scoped(
             f'{key}.name={name!r}: the function does not declare its scope; put @scoped("token") '
             "above it (from hwgrpo.algorithms.scope; token, sequence or batch)"
         )
-    return Scoped(bind_arguments(found.function, arguments, positional, f"{key}.kwargs"), found.scope, found.selects)
+    return replace(found, function=bind_arguments(found.function, arguments, positional, f"{key}.kwargs"))
 
 
 def widest(*scopes: Scope) -> Scope:

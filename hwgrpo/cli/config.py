@@ -21,7 +21,10 @@ HELP = "print every setting with its default, allowed values and description"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "keys", nargs="*", metavar="KEY", help="sections or settings to print, e.g. rollout optim.lr; or presets"
+        "keys",
+        nargs="*",
+        metavar="KEY",
+        help="sections or settings to print, e.g. rollout optim.lr; or presets; or combinations",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
@@ -34,6 +37,9 @@ def run(args: argparse.Namespace) -> int:
     if args.keys == ["presets"]:
         found = presets()
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=1) if args.json else _listed(found))
+        return 0
+    if args.keys == ["combinations"]:
+        _print_combinations(as_json=args.json)
         return 0
     selected = list(entries())
     for key in args.keys:
@@ -58,6 +64,21 @@ def run(args: argparse.Namespace) -> int:
         doc = f"{e.doc} Used with {e.used_by} only." if e.used_by else e.doc
         print(textwrap.fill(doc, width, initial_indent="    ", subsequent_indent="    "))
     return 0
+
+
+def _print_combinations(*, as_json: bool) -> None:
+    """Print which settings of the algorithm exclude each other, each with the message that refuses it."""
+    from hwgrpo.config.combinations import exclusions, refused_values, summary
+
+    found = exclusions()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
+        return
+    width, (bold, dim, plain) = _width(), _styles()
+    print(textwrap.fill(f"{summary()} These settings exclude each other:", width))
+    for each in found:
+        print(f"{bold}{each.setting}{plain} not with {refused_values(each)}")
+        print(f"{dim}{textwrap.fill(each.refusal, width, initial_indent='    ', subsequent_indent='    ')}{plain}")
 
 
 def _width() -> int:

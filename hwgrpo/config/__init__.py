@@ -15,6 +15,8 @@ typed.py           YAML values -> the schema's types, strictly
 yaml_text.py       YAML with the line of every mistake
 validate.py        checks beyond types: limits, files, conflicting settings
 rollout_rules.py   the same for rollout settings
+algorithm_rules.py the same for pairs of algorithm settings
+combinations.py    which algorithm settings exclude each other, as a list
 uses.py            settings without effect
 derived.py         values that follow from several settings
 deepspeed_json.py  DeepSpeed's configuration, made from ours

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.catalog import ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
+from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.peers import value_here
@@ -287,7 +288,8 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             "every reward.functions weight is 0, so no response is better than another; give one a weight"
         )
-    if c.rollout.n == 1 and c.algorithm.advantage.singleton != "raw":
+    by_batch = c.algorithm.advantage.name == "reinforce_plus_plus"
+    if c.rollout.n == 1 and c.algorithm.advantage.singleton != "raw" and not by_batch:
         raise ConfigError(
             f"rollout.n=1 with algorithm.advantage.name={c.algorithm.advantage.name!r}: a group of one has no baseline "
             "and its advantage is 0; use rollout.n=2 or more, or algorithm.advantage.singleton=raw to train on the "
@@ -331,6 +333,7 @@ def _check_contradictions(config: Config) -> None:
             f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both"
         )
     check_rejection(correction.reject)
+    check_algorithm(c.algorithm)
     if c.algorithm.old_logprobs == "rollout" and (correction.name != "none" or correction.reject):
         raise ConfigError(
             "algorithm.old_logprobs=rollout: the ratio is against the rollout engine's log-probs, which leaves no gap "

@@ -31,4 +31,32 @@ FAULTS = (
         "{*imported, *used_before}",
         "config/test_presets.py",
     ),
+    Fault(
+        "combinations: a ratio on a KL that has its gradient already",
+        "config/algorithm_rules.py",
+        'a.kl.estimator in ("k1+", "k3+")',
+        'a.kl.estimator in ("k1+",)',
+        "config/test_combinations.py",
+    ),
+    Fault(
+        "combinations: a trust region of no gap",
+        "config/algorithm_rules.py",
+        'a.m2po_threshold is not None and a.old_logprobs == "rollout"',
+        "False",
+        "config/test_combinations.py",
+    ),
+    Fault(
+        "combinations: a cap that another binds before",
+        "config/algorithm_rules.py",
+        "if loss.delta >= bound:",
+        "if loss.delta > bound:",
+        "config/test_combinations.py",
+    ),
+    Fault(
+        "combinations: a pair of values that is not checked",
+        "config/combinations.py",
+        "if message is not None and not _by_names(",
+        "if message is not None and _by_names(",
+        "docs/test_combinations.py",
+    ),
 )

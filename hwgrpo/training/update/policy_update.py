@@ -75,12 +75,13 @@ class PolicyUpdate:
     def skips_zero_advantages(self) -> bool:
         """Whether sequences with zero advantage have zero loss and gradient, so that their passes can be skipped.
 
-        False with a KL term, an entropy bonus or a router loss, to which every token contributes, and with a loss that
-        compares tokens of the full update with each other.
+        False with a KL term, an entropy bonus, a router loss or a loss with a penalty, to which every token
+        contributes, and with a loss that compares tokens of the full update with each other.
         """
         a = self.config.algorithm
         coefficients = (a.kl.coef, a.entropy_coef, self.config.model.router_loss_coef)
-        return not any(coefficients) and self.loss_fn.scope != "batch" and not self.loss_fn.selections
+        loss = self.loss_fn
+        return not any(coefficients) and not loss.penalizes and loss.scope != "batch" and not loss.selections
 
     def trained_sequences(self, batch: TrainBatch, sequences: Sequence[int]) -> list[int]:
         """Return those of `sequences` on which the gradient depends."""
