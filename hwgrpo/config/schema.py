@@ -25,7 +25,7 @@ from hwgrpo.config.fields import (
     own_function,
     setting,
 )
-from hwgrpo.config.optional_settings import DeepspeedConfig, Fsdp2Config, LoraConfig, RolloutServerConfig
+from hwgrpo.config.optional_settings import DeepspeedConfig, Fsdp2Config, KlConfig, LoraConfig, RolloutServerConfig
 from hwgrpo.config.shipped_files import preset_names
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
@@ -47,8 +47,6 @@ _PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.n
 _PPO_OR_GSPO = none_of(
     "algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name not in ("ppo_clip", "gspo"))
 )
-_KL_ON = on("algorithm.kl.coef", " above 0")
-_CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
 _CORRECTED = none_of("algorithm.correction.name", "none")
 _REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
 _SAME_DISTRIBUTION = tuple(
@@ -307,22 +305,6 @@ class LossConfig:
         ],
     )
     """Further keyword arguments of the loss (docs/grpo.md), or of a function of your own."""
-
-
-@dataclass
-class KlConfig:
-    coef: float = limited(0.0, at_least=0)
-    """Weight of the KL term against the reference model in the loss; 0 loads no reference model."""
-    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[_KL_ON])
-    """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`."""
-    input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
-    """k3, k3+: clamp of the log-ratio to the reference, plus or minus; null: none, as in TRL."""
-    output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)
-    """k3, k3+: clamp of the estimate, plus or minus; null: none, as in TRL."""
-    times_ratio: bool = setting(False, used_by=[_KL_ON])
-    """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
-    kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])
-    """Further keyword arguments for a function of your own."""
 
 
 @dataclass

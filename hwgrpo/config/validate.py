@@ -321,6 +321,13 @@ def _check_contradictions(config: Config) -> None:
             f"algorithm.loss.clip_high={loss.clip_high} with algorithm.loss.name={loss.name!r} clips "
             "unchanged ratios, too: only cispo may; use at least 0"
         )
+    kl, estimator = c.algorithm.kl, c.algorithm.advantage.name
+    if kl.in_reward and estimator in ("gdpo", "max_rl"):
+        reason = "compares reward functions, which have no KL" if estimator == "gdpo" else "takes no negative rewards"
+        raise ConfigError(
+            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}, which {reason}; leave in_reward "
+            "out (the KL is then in the loss), or use another estimator, e.g. grpo"
+        )
     correction = c.algorithm.correction
     if correction.low is not None and correction.high is not None and correction.low >= correction.high:
         raise ConfigError(

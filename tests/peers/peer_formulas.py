@@ -55,6 +55,17 @@ def _verl_modules() -> list[Any]:
         sys.modules.update(before)
 
 
+@functools.cache
+def verl_kl_penalty() -> Any:
+    """Return verl's `apply_kl_penalty(data, kl_ctrl, kl_penalty)` of its trainer."""
+    source = Path(fetched("peers", PACKAGES), "verl/trainer/ppo/ray_trainer.py").read_text()
+    found = [each for each in ast.parse(source).body if getattr(each, "name", "") == "apply_kl_penalty"]
+    mean = {"masked_mean": lambda values, mask, axis: (values * mask).sum(axis) / (mask.sum(axis) + 1e-8)}
+    namespace: dict[str, Any] = {"torch": torch, "core_algos": verl_core(), "DataProto": object, **mean}
+    exec(compile(ast.Module(list(found), []), "ray_trainer.py", "exec"), namespace)
+    return namespace["apply_kl_penalty"]
+
+
 class VerlActor(dict[str, Any]):
     """verl's `actor` settings, as its losses read them."""
 

@@ -24,6 +24,27 @@ FAULTS = (
         "x = logprob_N - ref_logprob_N",
         "algorithms",
     ),
+    Fault(
+        "the KL in the reward also in the loss",
+        "algorithms/coefficients.py",
+        "return 0.0 if self.algorithm.kl.in_reward else self.kl",
+        "return self.kl",
+        "algorithms/test_coefficients.py",
+    ),
+    Fault(
+        "an adaptive KL coefficient without bounds",
+        "algorithms/coefficients.py",
+        "error = min(max(kl / config.target - 1, -LARGEST_ERROR), LARGEST_ERROR)",
+        "error = kl / config.target - 1",
+        "algorithms/test_coefficients.py",
+    ),
+    Fault(
+        "an adaptive KL coefficient away from its target",
+        "algorithms/coefficients.py",
+        "(1 + error * responses",
+        "(1 - error * responses",
+        "algorithms/test_coefficients.py",
+    ),
     Fault("k3+ with the other gradient", "algorithms/kl_variants.py", "+ slope_N *", "- slope_N *", "algorithms"),
     Fault("population std", "algorithms/groups.py", "(self.size_G - correction)", "self.size_G", "algorithms"),
     Fault(
