@@ -71,7 +71,7 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the weighted loss of each row and its unweighted metrics."""
         correction_config, kl_config = self.algorithm.correction, self.algorithm.kl
-        kl_coef, entropy_coef = self.coefficients.kl_loss, self.coefficients.entropy
+        kl_coef, entropy_coef = self.coefficients.kl_loss, self.coefficients.entropy_bonus
         old_logprob = rows.get("old_logprob")
         on_policy = old_logprob is None
         old_logprob = stats.logprob.detach() if old_logprob is None else old_logprob

@@ -47,6 +47,7 @@ _PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.n
 _PPO_OR_GSPO = none_of(
     "algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name not in ("ppo_clip", "gspo"))
 )
+_ADAPTIVE_ENTROPY = (on("algorithm.entropy_target", " above 0"),)
 _CORRECTED = none_of("algorithm.correction.name", "none")
 _REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
 _SAME_DISTRIBUTION = tuple(
@@ -344,7 +345,16 @@ class AlgorithmConfig:
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     entropy_coef: float = limited(0.0, at_least=0)
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; with a target the first one."""
+    entropy_target: float | None = limited(None, above=0)
+    """Entropy, nats per token, up to which the bonus applies. After each update in which the entropy was up to it the
+    coefficient rises by `entropy_coef_delta`, else it falls (TRL's use_adaptive_entropy); null: fixed."""
+    entropy_coef_delta: float = limited(0.005, above=0, used_by=_ADAPTIVE_ENTROPY)
+    """Step of an adapted entropy coefficient, per update."""
+    entropy_coef_min: float = limited(0.0, at_least=0, used_by=_ADAPTIVE_ENTROPY)
+    """Lower bound of an adapted entropy coefficient."""
+    entropy_coef_max: float = limited(1.0, at_least=0, used_by=_ADAPTIVE_ENTROPY)
+    """Upper bound of an adapted entropy coefficient."""
     mask_truncated: bool = False
     """Leave responses that reached the length limit out of the update: DAPO's overlong filter, TRL's
     mask_truncated_completions. Their rewards count in the statistics of their group."""

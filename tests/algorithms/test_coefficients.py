@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from hwgrpo.algorithms.coefficients import adapt_kl, initial_coefficients
+from hwgrpo.algorithms.coefficients import adapt_entropy, adapt_kl, initial_coefficients
+from hwgrpo.config import load_config
 from hwgrpo.config.schema import AlgorithmConfig, KlConfig
+from hwgrpo.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,38 @@ def test_a_resumed_run_continues_with_adapted_coefficients_and_takes_fixed_ones_
     fixed.restore(before.state())
     assert fixed.kl == 0.3
     assert fixed.state() == {}
+
+
+ADAPTIVE = AlgorithmConfig(
+    entropy_coef=0.02, entropy_target=0.3, entropy_coef_delta=0.01, entropy_coef_min=0.005, entropy_coef_max=0.035
+)
+
+
+@pytest.mark.parametrize(
+    ("coef", "entropy", "expected"),
+    [(0.02, 0.2, 0.03), (0.02, 0.3, 0.03), (0.02, 0.31, 0.01), (0.03, 0.1, 0.035), (0.01, 0.9, 0.005)],
+)
+def test_the_entropy_coefficient_steps_towards_the_target_within_its_bounds(coef, entropy, expected):
+    assert adapt_entropy(coef, entropy, ADAPTIVE) == pytest.approx(expected)
+    assert adapt_entropy(coef, math.nan, ADAPTIVE) == coef
+    assert adapt_entropy(coef, entropy, AlgorithmConfig(entropy_coef=0.02)) == coef
+
+
+def test_the_bonus_is_off_above_the_target_and_before_an_entropy_is_known():
+    coefficients = initial_coefficients(ADAPTIVE)
+    assert coefficients.entropy_bonus == 0
+    coefficients.after_update(0.25)
+    assert coefficients.entropy_bonus == pytest.approx(0.03)
+    resumed = initial_coefficients(ADAPTIVE)
+    resumed.restore(coefficients.state())
+    assert resumed == coefficients
+    coefficients.after_update(math.nan)
+    assert coefficients.entropy_bonus == pytest.approx(0.03), "an update without an entropy changes nothing"
+    coefficients.after_update(0.5)
+    assert (coefficients.entropy_bonus, coefficients.entropy) == (0, pytest.approx(0.02))
+    assert initial_coefficients(AlgorithmConfig(entropy_coef=0.02)).entropy_bonus == 0.02
+
+
+def test_a_first_coefficient_outside_of_its_bounds_is_refused():
+    with pytest.raises(ConfigError, match=r"entropy_coef=2 is not between entropy_coef_min=0 and entropy_coef_max=1"):
+        load_config("tiny_sort", ["algorithm.entropy_target=0.3", "algorithm.entropy_coef=2"])

@@ -8,7 +8,7 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights
-from hwgrpo.algorithms.coefficients import adapt_kl
+from hwgrpo.algorithms.coefficients import Coefficients, adapt_kl, initial_coefficients
 from hwgrpo.algorithms.correction import correction_weights
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.policy_loss import build_loss
@@ -53,6 +53,7 @@ def ours(
     aggregation: str,
     *,
     norm_length: int = 256,
+    coefficients: Coefficients | None = None,
     **count: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return our loss, and its gradient with respect to the log-probs [B, T]."""
@@ -74,7 +75,7 @@ def ours(
     for name, select in build_loss(algorithm).selections.items():
         rows[name] = select(tokens).double()
     stats = SimpleNamespace(logprob=logprob, entropy=rows.pop("entropy"), cu_seqlens=CU)
-    loss, _ = build_loss(algorithm)(stats, rows)
+    loss, _ = build_loss(algorithm, coefficients)(stats, rows)
     (gradient,) = torch.autograd.grad(loss.sum(), logprob)
     spread = torch.zeros_like(given["logprob"])
     spread[MASK] = gradient
@@ -338,3 +339,24 @@ class SizedBatch(dict[str, Any]):
     """Tensors by name, with the size that verl reads."""
 
     batch_size = (len(LENGTHS),)
+
+
+def test_the_adaptive_entropy_of_trl():
+    given, scales = tensors(spread=0.25), (0.5, 0.2, 0.2, 0.2, 0.2, 2.0, 2.0, 0.1, 0.1)
+    inputs = {"completion_mask": MASK.to(torch.int64), "advantages": given["advantage"]}
+    inputs["old_per_token_logps"] = given["old_logprob"]
+    bounds = {"entropy_target": 0.2, "entropy_coef_delta": 0.04, "entropy_coef_min": 0.03, "entropy_coef_max": 0.14}
+    algorithm = AlgorithmConfig(loss=LossConfig(**PLAIN), entropy_coef=0.05, **bounds)
+    coefficients = initial_coefficients(algorithm)
+    theirs = {"entropy_coef": 0.05, "_last_world_entropy": float("inf"), "_entropy_window_stats": None}
+    seen = set()
+    for scale in scales:
+        logprob = given["logprob"].clone().requires_grad_()
+        entropy = given["entropy"] * scale
+        expected = trl_loss(logprob, entropy, inputs, theirs, loss_type="dapo", **bounds)
+        found = ours(algorithm, given | {"entropy": entropy}, "token-mean", coefficients=coefficients)
+        seen.add(round(coefficients.entropy_bonus, 6))
+        assert_same(expected, logprob, found, atol=1e-7)
+        coefficients.after_update(float(entropy[MASK].mean()))
+        assert coefficients.entropy == pytest.approx(theirs["entropy_coef"], rel=1e-12)
+    assert seen >= {0.0, 0.07, 0.11, 0.14}, "the bonus was off, rose, and met its bound"

@@ -45,6 +45,27 @@ FAULTS = (
         "(1 - error * responses",
         "algorithms/test_coefficients.py",
     ),
+    Fault(
+        "an adaptive entropy coefficient away from its target",
+        "algorithms/coefficients.py",
+        "if entropy <= algorithm.entropy_target:",
+        "if entropy > algorithm.entropy_target:",
+        "algorithms/test_coefficients.py",
+    ),
+    Fault(
+        "an entropy bonus above its target",
+        "algorithms/coefficients.py",
+        "return 0.0 if above else self.entropy",
+        "return self.entropy",
+        "algorithms/test_coefficients.py",
+    ),
+    Fault(
+        "an adaptive entropy that a resumed run starts anew",
+        "algorithms/coefficients.py",
+        'return {**kl, "entropy": self.entropy, "last_entropy": self.last_entropy}',
+        "return {**kl}",
+        "resume/test_resume.py -k adapted_entropy",
+    ),
     Fault("k3+ with the other gradient", "algorithms/kl_variants.py", "+ slope_N *", "- slope_N *", "algorithms"),
     Fault("population std", "algorithms/groups.py", "(self.size_G - correction)", "self.size_G", "algorithms"),
     Fault(

@@ -82,7 +82,7 @@ class PolicyUpdate:
         """
         a = self.config.algorithm
         in_loss = a.kl.coef if not a.kl.in_reward else 0.0
-        coefficients = (in_loss, a.entropy_coef, self.config.model.router_loss_coef)
+        coefficients = (in_loss, a.entropy_coef, a.entropy_target, self.config.model.router_loss_coef)
         return not any(coefficients) and self.loss_fn.scope != "batch" and not self.loss_fn.selections
 
     def trained_sequences(self, batch: TrainBatch, sequences: Sequence[int]) -> list[int]:
@@ -187,6 +187,7 @@ class PolicyUpdate:
             self.skipped_in_a_row += 1
             self._report_skipped_update(loss)
         self.updates_done += 1
+        self.coefficients.after_update(sums.get("entropy", math.nan) / max(sums["tokens"], 1))
         return sums | {"loss": loss}, norm
 
     def _report_skipped_update(self, loss: float) -> None:
