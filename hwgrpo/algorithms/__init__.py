@@ -9,6 +9,7 @@ surrogate_variants.py   GSPO, GMPO, VESPO, CISPO, SAPO, TOPR, GPG
 divergence_losses.py    DPPO, DRO
 covariance_losses.py    KL-Cov, Clip-Cov
 token_selection.py      tokens chosen by comparing all of an update
+coefficients.py         fixed and adapted coefficients of KL and entropy
 kl.py                   per-token estimators of KL(policy || reference): k3
 kl_variants.py          k1, k2, |x|, and those with the gradient of k2
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean

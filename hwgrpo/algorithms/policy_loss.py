@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
 from hwgrpo.algorithms.correction import load_correction, normalized_weights
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
@@ -51,8 +52,9 @@ OWN_METRICS = (
 class PolicyLoss:
     """The loss as a function of rows; see `build_loss`."""
 
-    def __init__(self, algorithm: AlgorithmConfig) -> None:
+    def __init__(self, algorithm: AlgorithmConfig, coefficients: Coefficients | None = None) -> None:
         self.algorithm = algorithm
+        self.coefficients = coefficients or initial_coefficients(algorithm)
         loss = algorithm.loss
         self._surrogate: Scoped = load_scoped(POLICY_LOSSES, loss.name, loss.kwargs, 2, "algorithm.loss")
         self._kl = build_kl(algorithm.kl)
@@ -75,7 +77,7 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the weighted loss of each row and its unweighted metrics."""
         correction_config, kl_config = self.algorithm.correction, self.algorithm.kl
-        entropy_coef = self.algorithm.entropy_coef
+        kl_coef, entropy_coef = self.coefficients.kl_loss, self.coefficients.entropy_bonus
         old_logprob = rows.get("old_logprob")
         on_policy = old_logprob is None
         old_logprob = stats.logprob.detach() if old_logprob is None else old_logprob
@@ -110,12 +112,12 @@ class PolicyLoss:
         metrics["pg_loss"] = loss.detach()
 
         ref_logprob = rows.get("ref_logprob")
-        assert ref_logprob is not None or kl_config.coef == 0, "a KL term needs rows['ref_logprob']"
+        assert ref_logprob is not None or kl_coef == 0, "a KL term needs rows['ref_logprob']"
         if ref_logprob is not None:
             kl = self._kl(stats.logprob, ref_logprob)
             metrics["kl"] = kl.detach()
-            if kl_config.coef != 0:
-                loss = loss + kl_config.coef * (kl * log_ratio.exp() if kl_config.times_ratio else kl)
+            if kl_coef != 0:
+                loss = loss + kl_coef * (kl * log_ratio.exp() if kl_config.times_ratio else kl)
         if stats.entropy is not None:
             metrics["entropy"] = stats.entropy.detach()
             if entropy_coef != 0:
@@ -124,11 +126,11 @@ class PolicyLoss:
         return loss * rows["weight"], metrics
 
 
-def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
+def build_loss(algorithm: AlgorithmConfig, coefficients: Coefficients | None = None) -> PolicyLoss:
     """Return the loss function of a policy update.
 
     The function takes (stats, rows). Rows are [N] tensors: `advantage`; `weight` (from `aggregation.token_weights`);
-    optional `old_logprob` (absent: on policy); `ref_logprob` (needed iff `kl.coef` is not 0; else only measured);
+    optional `old_logprob` (absent: on policy); `ref_logprob` (needed iff the loss has a KL term; else only measured);
     `rollout_logprob` (needed by a correction) or the finished weights as `correction`.
 
     It returns the loss per row, already multiplied by `weight`, and metrics per row, unweighted and detached:
@@ -137,6 +139,7 @@ def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
 
     Args:
         algorithm: the section `algorithm` of checked settings; without arguments `AlgorithmConfig()` has the defaults.
+        coefficients: those of KL and entropy, read in each call; None: fixed ones from the settings.
 
     Returns:
         A callable with the attribute `scope`: `token`, `sequence` or `batch`, which rows it must see at once.
@@ -144,4 +147,4 @@ def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     Raises:
         ConfigError: an unknown policy loss, KL estimator or correction.
     """
-    return PolicyLoss(algorithm)
+    return PolicyLoss(algorithm, coefficients)

@@ -31,6 +31,7 @@ from hwgrpo.config.optional_settings import (
     FilterGroupsConfig,
     Fsdp2Config,
     KernelsConfig,
+    KlConfig,
     LoraConfig,
     ObserveConfig,
     RolloutServerConfig,
@@ -56,8 +57,7 @@ _PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.n
 _PPO_OR_GSPO = none_of(
     "algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name not in ("ppo_clip", "gspo"))
 )
-_KL_ON = on("algorithm.kl.coef", " above 0")
-_CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
+_ADAPTIVE_ENTROPY = (on("algorithm.entropy_target", " above 0"),)
 _REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
 _SAME_DISTRIBUTION = tuple(
     one_of(f"rollout.{key}", off) + _REPORTS_FLOORS for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
@@ -322,22 +322,6 @@ class LossConfig:
 
 
 @dataclass
-class KlConfig:
-    coef: float = limited(0.0, at_least=0)
-    """Weight of the KL term against the reference model in the loss; 0 loads no reference model."""
-    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[_KL_ON])
-    """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`."""
-    input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
-    """k3, k3+: clamp of the log-ratio to the reference, plus or minus; null: none, as in TRL."""
-    output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)
-    """k3, k3+: clamp of the estimate, plus or minus; null: none, as in TRL."""
-    times_ratio: bool = setting(False, used_by=[_KL_ON])
-    """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
-    kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])
-    """Further keyword arguments for a function of your own."""
-
-
-@dataclass
 class AggregationConfig:
     name: str = choice("token-mean", lambda: catalog.AGGREGATIONS.names())
     """Aggregation of token losses, with counts over the entire update."""
@@ -359,7 +343,16 @@ class AlgorithmConfig:
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     entropy_coef: float = limited(0.0, at_least=0)
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; with a target the first one."""
+    entropy_target: float | None = limited(None, above=0)
+    """Entropy, nats per token, up to which the bonus applies. After each update in which the entropy was up to it the
+    coefficient rises by `entropy_coef_delta`, else it falls (TRL's use_adaptive_entropy); null: fixed."""
+    entropy_coef_delta: float = limited(0.005, above=0, used_by=_ADAPTIVE_ENTROPY)
+    """Step of an adapted entropy coefficient, per update."""
+    entropy_coef_min: float = limited(0.0, at_least=0, used_by=_ADAPTIVE_ENTROPY)
+    """Lower bound of an adapted entropy coefficient."""
+    entropy_coef_max: float = limited(1.0, at_least=0, used_by=_ADAPTIVE_ENTROPY)
+    """Upper bound of an adapted entropy coefficient."""
     mask_truncated: bool = False
     """Leave responses that reached the length limit out of the update: DAPO's overlong filter, TRL's
     mask_truncated_completions. Their rewards count in the statistics of their group."""

@@ -323,6 +323,19 @@ def _check_contradictions(config: Config) -> None:
             f"algorithm.loss.clip_high={loss.clip_high} with algorithm.loss.name={loss.name!r} clips "
             "unchanged ratios, too: only cispo may; use at least 0"
         )
+    kl, estimator = c.algorithm.kl, c.algorithm.advantage.name
+    if kl.in_reward and estimator in ("gdpo", "max_rl"):
+        reason = "compares reward functions, which have no KL" if estimator == "gdpo" else "takes no negative rewards"
+        raise ConfigError(
+            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}, which {reason}; leave in_reward "
+            "out (the KL is then in the loss), or use another estimator, e.g. grpo"
+        )
+    low, high = c.algorithm.entropy_coef_min, c.algorithm.entropy_coef_max
+    if c.algorithm.entropy_target is not None and not low <= c.algorithm.entropy_coef <= high:
+        raise ConfigError(
+            f"algorithm.entropy_coef={c.algorithm.entropy_coef:g} is not between entropy_coef_min={low:g} and "
+            f"entropy_coef_max={high:g}, which bound it with algorithm.entropy_target; change one of them"
+        )
     correction = c.algorithm.correction
     if correction.low is not None and correction.high is not None and correction.low >= correction.high:
         raise ConfigError(

@@ -146,6 +146,7 @@ def step_seconds(
     """
     t = config.trainer
     rescored = t.epochs_per_batch > 1 or prompts_per_update(config) != t.prompts_per_step
+    rescored |= config.algorithm.kl.in_reward
     flops = chip.flops.get(str(work.dtype).removeprefix("torch."))
     matrix = None if flops is None else flops * rates.mfu
     memory = None if chip.bandwidth is None else chip.bandwidth * rates.mbu

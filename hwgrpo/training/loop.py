@@ -76,10 +76,18 @@ def train_step(run: Run, step: int) -> None:
                 if config.reward.shuffle:
                     rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
                 report_batch(run.prompts, run.strategy, prompts, completions, rewards)
+        penalized = None
+        if config.algorithm.kl.in_reward and run.reference is not None:
+            from hwgrpo.training.update.reward_kl import penalize
+
+            penalized = penalize(run.update, run.reference, prompts, completions, rewards, watch)
         with watch("adv"):
-            advantages = advantages_over_ranks(config, completions, rewards, run.strategy)
+            compared = penalized.rewards if penalized else rewards
+            advantages = advantages_over_ranks(config, completions, compared, run.strategy)
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
             batch = assemble(prompts, completions, advantages, trained)
+            if penalized and run.update.needs_old_logprobs:
+                batch = penalized.add_old_logprobs(batch, trained, completions.lengths)
         with watch("old_log_prob"):
             batch = run.update.with_old_logprobs(with_rollout_shares(batch, config, completions, trained, step))
         with watch("ref"):
@@ -90,7 +98,7 @@ def train_step(run: Run, step: int) -> None:
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)
-    values = sample_metrics(*samples, run.strategy.gather_objects)
+    values = sample_metrics(*samples, run.strategy.gather_objects) | (penalized.metrics if penalized else {})
     if run.metrics:
         measured = raise_on_all_ranks(run.strategy, lambda: run.metrics.measure(*samples))
         values |= over_ranks(run.strategy.gather_objects(measured), values | updated)

@@ -219,6 +219,7 @@ def restore(
     source.restore(state["sampler"])
     update.updates_done = state["updates_done"]
     update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
+    update.coefficients.restore(state.get("coefficients", {}))
     saved = raise_on_all_ranks(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
     if saved is not None:
         note = rng_state.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))

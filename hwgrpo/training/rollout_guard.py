@@ -131,7 +131,7 @@ class RolloutGuard:
         algorithm, (correction, bound) = self._config.algorithm, in_force(self._measures, self._state.level)
         if correction is not None:
             algorithm = replace(algorithm, correction=correction)
-        self._update.loss_fn = build_loss(algorithm)
+        self._update.loss_fn = build_loss(algorithm, self._update.coefficients)
         if isinstance(self._source, AdjustableSource):
             bound = self._config.rollout.max_staleness if bound is None else bound
             self._source.limit_staleness(bound, self._state.changed + DELAY)

@@ -280,6 +280,7 @@ def _saver(
             "sampler": responses.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
+            "coefficients": update.coefficients.state(),
             "guard": guard.state(),
             "config": settings,
             "secrets": secrets,

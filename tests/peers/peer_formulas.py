@@ -55,6 +55,17 @@ def _verl_modules() -> list[Any]:
         sys.modules.update(before)
 
 
+@functools.cache
+def verl_kl_penalty() -> Any:
+    """Return verl's `apply_kl_penalty(data, kl_ctrl, kl_penalty)` of its trainer."""
+    source = Path(fetched("peers", PACKAGES), "verl/trainer/ppo/ray_trainer.py").read_text()
+    found = [each for each in ast.parse(source).body if getattr(each, "name", "") == "apply_kl_penalty"]
+    mean = {"masked_mean": lambda values, mask, axis: (values * mask).sum(axis) / (mask.sum(axis) + 1e-8)}
+    namespace: dict[str, Any] = {"torch": torch, "core_algos": verl_core(), "DataProto": object, **mean}
+    exec(compile(ast.Module(list(found), []), "ray_trainer.py", "exec"), namespace)
+    return namespace["apply_kl_penalty"]
+
+
 class VerlActor(dict[str, Any]):
     """verl's `actor` settings, as its losses read them."""
 
@@ -105,11 +116,19 @@ TRL_ARGUMENTS = {
     "vespo_k_neg": 3.0,
     "vespo_lambda_neg": 2.0,
     "steps_per_generation": 1,
+    "entropy_target": 0.2,
+    "entropy_coef_delta": 0.005,
+    "entropy_coef_min": 0.0,
+    "entropy_coef_max": 1.0,
 }
 
 
 def trl_loss(
-    logprobs: torch.Tensor, entropies: torch.Tensor, inputs: Mapping[str, torch.Tensor], **settings: Any
+    logprobs: torch.Tensor,
+    entropies: torch.Tensor,
+    inputs: Mapping[str, torch.Tensor],
+    adapted: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> torch.Tensor:
     """Return the loss that TRL's `_compute_loss` computes in one process without accumulation.
 
@@ -117,6 +136,7 @@ def trl_loss(
         logprobs: [B, T] of the current policy, with gradient.
         entropies: [B, T].
         inputs: what TRL's trainer passes on: `completion_mask` [B, T], `advantages` [B], `old_per_token_logps`, ...
+        adapted: attributes of the trainer's adaptive entropy, changed by the call; None: it is off.
         settings: attributes of the trainer and fields of its arguments.
     """
     unknown = settings.keys() - TRL_DEFAULTS.keys() - TRL_ARGUMENTS.keys()
@@ -126,7 +146,7 @@ def trl_loss(
         gather=lambda values: values,
         reduce=lambda values, reduction: values,
         pad_across_processes=lambda values, dim, pad_index: values,
-        sync_gradients=False,
+        sync_gradients=adapted is not None,
     )
     trainer = _trl_trainer()()
     vars(trainer).update(TRL_DEFAULTS | {name: settings[name] for name in settings.keys() & TRL_DEFAULTS.keys()})
@@ -136,12 +156,17 @@ def trl_loss(
         model=SimpleNamespace(training=True),
         current_gradient_accumulation_steps=1,
         aux_loss_enabled=False,
-        use_adaptive_entropy=False,
-        _entropy_bonus_enabled=bool(settings.get("entropy_coef")),
+        use_adaptive_entropy=adapted is not None,
+        _entropy_bonus_enabled=bool(settings.get("entropy_coef")) or adapted is not None,
         _metrics=defaultdict(lambda: defaultdict(list)),
         _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs, entropies, None),
     )
+    vars(trainer).update(adapted or {})
     mask = inputs["completion_mask"]
     ids = torch.zeros_like(mask)
     given = {"prompt_ids": ids, "prompt_mask": ids, "completion_ids": ids, "num_items_in_batch": mask.sum()}
-    return trainer._compute_loss(None, given | dict(inputs))
+    loss = trainer._compute_loss(None, given | dict(inputs))
+    for name in adapted or ():
+        assert adapted is not None
+        adapted[name] = vars(trainer)[name]
+    return loss

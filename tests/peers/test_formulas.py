@@ -8,12 +8,15 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights
+from hwgrpo.algorithms.coefficients import Coefficients, adapt_kl, initial_coefficients
 from hwgrpo.algorithms.correction import correction_weights, normalized_weights
+from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.algorithms.scope import sequence_sum
 from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.config import load_config
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
-from tests.peers.peer_formulas import VerlActor, trl_loss, verl_core, verl_correction
+from tests.peers.peer_formulas import VerlActor, trl_loss, verl_core, verl_correction, verl_kl_penalty
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +53,7 @@ def ours(
     aggregation: str,
     *,
     norm_length: int = 256,
+    coefficients: Coefficients | None = None,
     **count: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return our loss, and its gradient with respect to the log-probs [B, T]."""
@@ -72,7 +76,7 @@ def ours(
     for name, select in build_loss(algorithm).selections.items():
         rows[name] = select(tokens).double()
     stats = SimpleNamespace(logprob=logprob, entropy=rows.pop("entropy"), cu_seqlens=CU)
-    loss, _ = build_loss(algorithm)(stats, rows)
+    loss, _ = build_loss(algorithm, coefficients)(stats, rows)
     (gradient,) = torch.autograd.grad(loss.sum(), logprob)
     spread = torch.zeros_like(given["logprob"])
     spread[MASK] = gradient
@@ -317,3 +321,58 @@ def test_gdpo_of_verl(weights: list[float]):
     weighed = {name: (weight, part) for weight, (name, part) in zip(weights, parts.items(), strict=True)}
     found = group_advantages(REWARDS, GROUPS, valid, AdvantageConfig("gdpo"), SIZES, weighed)
     torch.testing.assert_close(found, expected[:, 0].float(), rtol=2e-6, atol=2e-6)  # verl computes in fp32
+
+
+@pytest.mark.parametrize(("estimator", "theirs"), [("k1", "kl"), ("abs", "abs"), ("k2", "mse"), ("k3", "low_var_kl")])
+def test_rewards_less_the_kl_and_its_controller_are_those_of_verl(estimator: str, theirs: str):
+    given = tensors()
+    scores = torch.zeros(MASK.shape, dtype=torch.float64)
+    scores[torch.arange(len(LENGTHS)), LENGTHS - 1] = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0, 0.2], dtype=torch.float64)
+    batch: Any = {"response_mask": MASK.double(), "token_level_scores": scores}
+    batch |= {"old_log_probs": given["old_logprob"], "ref_log_prob": given["ref_logprob"]}
+    data = SimpleNamespace(batch=SizedBatch(batch))
+    controller = verl_core().AdaptiveKLController(0.3, 0.05, 100)
+    expected, metrics = verl_kl_penalty()(data, controller, theirs)
+    settings = KlConfig(coef=0.3, in_reward=True, estimator=estimator, target=0.05, horizon=100)
+    kl_R = build_kl(settings)(given["old_logprob"][MASK], given["ref_logprob"][MASK])
+    kl_S = sequence_sum(kl_R, CU)[0]
+    torch.testing.assert_close(scores.sum(-1) - 0.3 * kl_S, expected.batch["token_level_rewards"].sum(-1))
+    mean = float((kl_S / LENGTHS).mean())
+    assert mean == pytest.approx(metrics["actor/reward_kl_penalty"], rel=1e-7)
+    for kl in (mean, 0.051, 0.01):
+        assert adapt_kl(0.3, kl, 6, settings) == pytest.approx(updated(kl), rel=1e-12)
+    assert adapt_kl(0.3, mean, 6, settings) == pytest.approx(controller.value, rel=1e-12)
+
+
+def updated(kl: float) -> float:
+    """Return the coefficient of verl's controller after a KL."""
+    controller = verl_core().AdaptiveKLController(0.3, 0.05, 100)
+    controller.update(kl, 6)
+    return controller.value
+
+
+class SizedBatch(dict[str, Any]):
+    """Tensors by name, with the size that verl reads."""
+
+    batch_size = (len(LENGTHS),)
+
+
+def test_the_adaptive_entropy_of_trl():
+    given, scales = tensors(spread=0.25), (0.5, 0.2, 0.2, 0.2, 0.2, 2.0, 2.0, 0.1, 0.1)
+    inputs = {"completion_mask": MASK.to(torch.int64), "advantages": given["advantage"]}
+    inputs["old_per_token_logps"] = given["old_logprob"]
+    bounds = {"entropy_target": 0.2, "entropy_coef_delta": 0.04, "entropy_coef_min": 0.03, "entropy_coef_max": 0.14}
+    algorithm = AlgorithmConfig(loss=LossConfig(**PLAIN), entropy_coef=0.05, **bounds)
+    coefficients = initial_coefficients(algorithm)
+    theirs = {"entropy_coef": 0.05, "_last_world_entropy": float("inf"), "_entropy_window_stats": None}
+    seen = set()
+    for scale in scales:
+        logprob = given["logprob"].clone().requires_grad_()
+        entropy = given["entropy"] * scale
+        expected = trl_loss(logprob, entropy, inputs, theirs, loss_type="dapo", **bounds)
+        found = ours(algorithm, given | {"entropy": entropy}, "token-mean", coefficients=coefficients)
+        seen.add(round(coefficients.entropy_bonus, 6))
+        assert_same(expected, logprob, found, atol=1e-7)
+        coefficients.after_update(float(entropy[MASK].mean()))
+        assert coefficients.entropy == pytest.approx(theirs["entropy_coef"], rel=1e-12)
+    assert seen >= {0.0, 0.07, 0.11, 0.14}, "the bonus was off, rose, and met its bound"

@@ -37,6 +37,13 @@ VARIANTS = {
     "full": (),
     "lora with dropout and KL": LORA,
     "several updates and KL": SEVERAL,
+    "several updates and an adapted_KL in the reward": (
+        *SEVERAL,
+        "algorithm.kl.in_reward=true",
+        "algorithm.kl.target=1e-3",
+        "algorithm.kl.horizon=100",
+    ),
+    "adapted_entropy": ("trainer.prompts_per_update=2", "algorithm.entropy_target=3.46"),
     "8 bits": IN_8_BITS,
     "bf16 base, all on the host": ("model.lora.rank=4", "model.dtype=bfloat16", ON_HOST),
     "int8 base": ("model.lora.rank=4", "model.quantize=int8"),

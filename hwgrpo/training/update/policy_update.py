@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from hwgrpo.algorithms.aggregation import count, token_weights, tokens_of_prompts
+from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
 from hwgrpo.algorithms.policy_loss import PolicyLoss, build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
@@ -61,7 +62,8 @@ class PolicyUpdate:
 
     def __post_init__(self) -> None:
         self._work = training_work(self.policy)
-        self.loss_fn: PolicyLoss = build_loss(self.config.algorithm)
+        self.coefficients: Coefficients = initial_coefficients(self.config.algorithm)
+        self.loss_fn: PolicyLoss = build_loss(self.config.algorithm, self.coefficients)
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -79,7 +81,8 @@ class PolicyUpdate:
         contributes, and with a loss that compares tokens of the full update with each other.
         """
         a = self.config.algorithm
-        coefficients = (a.kl.coef, a.entropy_coef, self.config.model.router_loss_coef)
+        in_loss = a.kl.coef if not a.kl.in_reward else 0.0
+        coefficients = (in_loss, a.entropy_coef, a.entropy_target, self.config.model.router_loss_coef)
         loss = self.loss_fn
         return not any(coefficients) and not loss.penalizes and loss.scope != "batch" and not loss.selections
 
@@ -166,7 +169,10 @@ class PolicyUpdate:
         computed = torch.zeros(len(batch), dtype=torch.bool)
         computed[self.trained_sequences(batch, range(len(batch)))] = True
         gap, self.worst_token = gap_to_rollout(batch, computed, trainer_logprobs, self.strategy)
-        return update_metrics(totals, norms, lr) | faults | gap
+        metrics = update_metrics(totals, norms, lr) | faults | gap
+        if self.coefficients.state():
+            metrics |= self.coefficients.after_step(metrics, self.strategy.sum([len(batch)])[0])
+        return metrics
 
     def _update(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None
@@ -182,6 +188,7 @@ class PolicyUpdate:
             self.skipped_in_a_row += 1
             self._report_skipped_update(loss)
         self.updates_done += 1
+        self.coefficients.after_update(sums.get("entropy", math.nan) / max(sums["tokens"], 1))
         return sums | {"loss": loss}, norm
 
     def _report_skipped_update(self, loss: float) -> None:
@@ -304,14 +311,15 @@ class PolicyUpdate:
         """Return the batch with old log-probs, the denominator of ratios, where they can differ from the current."""
         if self.config.algorithm.old_logprobs == "rollout":
             return replace(batch, old_logprobs=batch.rollout_logprobs)
-        if not self.needs_old_logprobs or batch.rollout_shares is not None:
+        known = batch.old_logprobs is not None or batch.rollout_shares is not None
+        if not self.needs_old_logprobs or known:
             return batch
         trained = self.trained_sequences(batch, range(len(batch)))
         return replace(batch, old_logprobs=self.score(batch, sequences=trained))
 
     def with_ref_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
         """Return the batch with the reference model's log-probs, where a KL term needs them."""
-        if reference is None:
+        if reference is None or self.config.algorithm.kl.in_reward:
             return batch
         with reference.active():
             return replace(batch, ref_logprobs=self.score(batch, reference.policy))
