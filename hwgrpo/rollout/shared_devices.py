@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hwgrpo.config.schema import Config
+from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.engine_kind import engine_kind
 
 
@@ -29,12 +30,23 @@ def server_devices(config: Config, variable: str | None, environ: Mapping[str, s
     Returns:
         Values of the variable; none where there is one server only, which sees what the run sees.
     """
-    ranks, size = int(environ.get("LOCAL_WORLD_SIZE") or 1), config.rollout.tensor_parallel_size
+    ranks, size = local_world_size(1, environ), config.rollout.tensor_parallel_size
     if variable is None or variable in config.rollout.server.env or not shares_device(config):
         return []
-    visible = environ[variable].split(",") if environ.get(variable) else [str(index) for index in range(ranks)]
+    visible = visible_devices(variable, environ, ranks)
     count = min(len(visible), ranks) // size
     return [",".join(visible[size * k : size * (k + 1)]) for k in range(count)] if count > 1 else []
+
+
+def visible_devices(variable: str, environ: Mapping[str, str], count: int) -> list[str]:
+    """Return the devices that a process sees, as a backend's variable names them; the first `count` if it is unset."""
+    return environ[variable].split(",") if environ.get(variable) else [str(index) for index in range(count)]
+
+
+def split_arguments(variable: str, devices: int) -> str:
+    """Return arguments of `hwgrpo launch` by which half of a host's devices train and the others sample."""
+    first, rest = (",".join(map(str, each)) for each in (range(devices // 2), range(devices // 2, devices)))
+    return f"--visible {first} 'rollout.server.env={{{variable}: \"{rest}\"}}'"
 
 
 def sleeps(config: Config, *, on_host: bool) -> bool:

@@ -21,6 +21,7 @@ from torch import distributed as dist
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -297,7 +298,7 @@ def _tensor_parallel_group(size: int) -> Any:
     """
     if size == 1:
         return None
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()
+    local = local_world_size(dist.get_world_size())
     if local % size:
         raise ConfigError(
             f"rollout.tensor_parallel_size={size} with rollout.engine='vllm' does not divide the {local} ranks of this "
