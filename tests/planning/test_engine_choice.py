@@ -1,5 +1,6 @@
 """`rollout.engine=auto`: the backend's first engine that is here, supports the settings and has room."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.planning import engine_choice
 from hwgrpo.planning.engine_choice import resolve_engine
 from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.rollout.engine_kind import check_engine
 from hwgrpo.rollout.server import server_connection, server_process
 from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.rollout.vllm import engine as vllm_engine
@@ -84,6 +86,28 @@ def test_a_server_from_the_rollout_environment_comes_next(tmp_path, in_sources):
     assert "\nnot vllm: vLLM is not installed in this environment: pip install" in note
     assert server_process.server_python(config.rollout.server, "vllm") == str(python)
     assert server_process.server_python(config.rollout.server, "sglang") is None
+
+
+def test_a_supported_vllm_of_an_environment_comes_before_another_one_of_the_trainer(tmp_path, monkeypatch):
+    def install(folder: Path, version: str) -> Path:
+        (folder / f"vllm-{version}.dist-info").mkdir(parents=True)
+        (folder / f"vllm-{version}.dist-info/METADATA").write_text(f"Name: vllm\nVersion: {version}\n")
+        (folder / "vllm").mkdir()
+        (folder / "vllm/__init__.py").touch()
+        return folder
+
+    config = recipe("rollout.engine=vllm_server")
+    monkeypatch.syspath_prepend(str(install(tmp_path / "trainer", "0.11.0")))
+    with pytest.raises(ConfigError, match=r"this environment has vLLM 0.11.0, and a server needs >=0.23,<0.34; name"):
+        check_engine(config)
+    python = environment(tmp_path)
+    install(python.parents[1] / "lib/python3.12/site-packages", "0.9.0")
+    assert server_process.server_python(config.rollout.server, "vllm") is None
+    python = environment(tmp_path / "sources")
+    install(python.parents[1] / "lib/python3.12/site-packages", "0.33.1")
+    assert server_process.server_python(config.rollout.server, "vllm") == str(python)
+    monkeypatch.syspath_prepend(str(install(tmp_path / "newer", "0.32.0")))
+    assert server_process.server_python(config.rollout.server, "vllm") == sys.executable
 
 
 def test_without_vllm_it_is_local_and_the_note_says_what_to_type():

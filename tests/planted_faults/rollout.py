@@ -486,4 +486,26 @@ FAULTS = (
         "",
         "rollout/server/test_several_servers.py -k process_groups",
     ),
+    Fault(
+        "an unsupported vLLM of the trainer's environment starts as a server",
+        "rollout/server/server_process.py",
+        ' and (package != "vllm" or is_supported(vllm_version()))',
+        "",
+        "planning/test_engine_choice.py -k supported_vllm",
+    ),
+    Fault(
+        "an unsupported vLLM of a rollout environment starts as a server",
+        "rollout/server/server_process.py",
+        "for folder in folders if is_supported(vllm_version(folder))",
+        "for folder in folders",
+        "planning/test_engine_choice.py -k supported_vllm",
+    ),
+    Fault(
+        "a port given to two servers",
+        "rollout/server/server_process.py",
+        'probe = bound.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))',
+        'probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)\n            bound.close()\n'
+        "            bound.callback(probe.close)",
+        "rollout/server/test_several_servers.py -k different_ports",
+    ),
 )

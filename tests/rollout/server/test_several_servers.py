@@ -1,5 +1,6 @@
 """Several rollout servers: what is spread over them, and how a run gets over the loss of some. The servers are fake."""
 
+import socket
 import sys
 import threading
 import time
@@ -21,11 +22,12 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server import engine as server_engine
-from hwgrpo.rollout.server import rollout_server, server_connection
+from hwgrpo.rollout.server import rollout_server, server_connection, server_process
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import TimedOut
 from hwgrpo.rollout.server.rollout_server import RolloutServer
 from hwgrpo.rollout.server.server_owner import Owner
+from hwgrpo.rollout.server.server_process import free_ports
 from hwgrpo.rollout.server.sglang import sglang_server
 from hwgrpo.rollout.server.vllm import check_running, vllm_server
 from hwgrpo.rollout.shared_devices import server_devices
@@ -642,3 +644,18 @@ def test_a_repair_that_fails_by_a_mistake_of_the_code_ends_the_wait_for_it(make,
     pair[0].close()
     with pytest.raises(RunError, match="could not be repaired: ZeroDivisionError"):
         engine.generate(batch("a"), SAMPLING)
+
+
+def test_servers_of_a_run_get_different_ports(monkeypatch):
+    assert len(set(free_ports("127.0.0.1", 20))) == 20
+    bound: list[Any] = []
+
+    class Probe(socket.socket):
+        def bind(self, address: Any) -> None:
+            assert all(other.fileno() >= 0 for other in bound), "a port was free again before all were known"
+            bound.append(self)
+            super().bind(address)
+
+    monkeypatch.setattr(server_process.socket, "socket", Probe)
+    free_ports("127.0.0.1", 3)
+    assert len(bound) == 3
