@@ -358,15 +358,15 @@ FAULTS = (
     Fault(
         "a late request counted as a failing server",
         "rollout/server/request_router.py",
-        "            if raise_late and isinstance(problem, TimedOut) and self._is_healthy(server):",
+        "            if limit is not None and self._is_healthy(server, limit):",
         "            if False:",
         "rollout/test_deadlines.py -k stays_stuck",
     ),
     Fault(
         "a lost server counted as a late group",
         "rollout/server/request_router.py",
-        "isinstance(problem, TimedOut) and self._is_healthy(server):",
-        "isinstance(problem, TimedOut):",
+        "if limit is not None and self._is_healthy(server, limit):",
+        "if limit is not None:",
         "rollout/test_deadlines.py -k lost_its_weights",
     ),
     Fault(
@@ -421,11 +421,11 @@ FAULTS = (
     Fault(
         "requests left in flight on a server that another run has taken",
         "rollout/server/request_router.py",
-        """            return server.has_current_weights()
+        """            return server.has_current_weights(seconds)
         except ServerInUse as in_use:
             self.fail(in_use)
 """,
-        """            return server.has_current_weights()
+        """            return server.has_current_weights(seconds)
         except ServerInUse:
 """,
         "rollout/server/test_several_servers.py -k late_request",
@@ -507,5 +507,47 @@ FAULTS = (
         'probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)\n            bound.close()\n'
         "            bound.callback(probe.close)",
         "rollout/server/test_several_servers.py -k different_ports",
+    ),
+    Fault(
+        "a health check of two requests with a limit each",
+        "rollout/server/rollout_server.py",
+        "left = end - time.monotonic()",
+        "left = seconds",
+        "rollout/server/test_several_servers.py -k show_that",
+    ),
+    Fault(
+        "a health check that does not know the deadline",
+        "rollout/server/request_router.py",
+        "server.has_current_weights(seconds)",
+        "server.has_current_weights()",
+        "rollout/server/test_several_servers.py -k show_that",
+    ),
+    Fault(
+        "a failure that other requests do not learn of",
+        "rollout/server/request_router.py",
+        "            self._state.failure = self._state.failure or error\n            self._state.changed",
+        "            self._state.changed",
+        "rollout/server/test_several_servers.py -k late_request",
+    ),
+    Fault(
+        "a server closed beside its repair",
+        "rollout/server/rollout_server.py",
+        "            thread.join(CLOSE_TIMEOUT)\n",
+        "",
+        "rollout/server/test_several_servers.py -k ends_after",
+    ),
+    Fault(
+        "ranks that start workers of vLLM's own",
+        "rollout/vllm/engine.py",
+        '        arguments.setdefault("distributed_executor_backend", "external_launcher")\n',
+        "",
+        "rollout/vllm/test_tensor_parallel.py",
+    ),
+    Fault(
+        "ranks that share an engine start one each",
+        "rollout/vllm/engine.py",
+        '        arguments.setdefault("tensor_parallel_size", parts.config.rollout.tensor_parallel_size)\n',
+        "",
+        "rollout/vllm/test_tensor_parallel.py",
     ),
 )

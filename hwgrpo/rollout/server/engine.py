@@ -276,7 +276,7 @@ class ServerEngine:
                     sample,
                     lambda samples: find_problem(samples, request, sampling, vocabulary),
                     failed,
-                    raise_late=sampling.group_timeout is not None,
+                    group_timeout=sampling.group_timeout,
                 )
                 deadlines.finish(group)
                 return samples

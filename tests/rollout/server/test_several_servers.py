@@ -415,8 +415,10 @@ def test_a_late_request_to_a_server_that_another_run_has_taken_ends_all_requests
         raise TimedOut("late")
 
     with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
-        engine._router.request(time_out, lambda _: None, [], raise_late=True)
+        engine._router.request(time_out, lambda _: None, [], group_timeout=1.0)
     assert aborted == [server.url for server in pair], "no other request waits for its own deadline"
+    with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
+        engine._router.ready_servers()
 
 
 def test_a_run_claims_all_its_servers_and_leaves_all(make, pair):
@@ -659,3 +661,45 @@ def test_servers_of_a_run_get_different_ports(monkeypatch):
     monkeypatch.setattr(server_process.socket, "socket", Probe)
     free_ports("127.0.0.1", 3)
     assert len(bound) == 3
+
+
+def test_a_server_has_no_longer_than_the_deadline_to_show_that_it_is_healthy(make, pair, monkeypatch):
+    handle = SeededServer._handle
+
+    def slow(self: SeededServer, request: BaseHTTPRequestHandler) -> None:
+        time.sleep(0.4 * (request.command == "GET"))
+        handle(self, request)
+
+    engine = make(servers=pair[:1])
+    server = engine._servers[0]
+    monkeypatch.setattr(SeededServer, "_handle", slow)
+    assert server.has_current_weights()
+    began = time.monotonic()
+    assert not server.has_current_weights(0.6)
+    assert time.monotonic() - began < 0.75
+    checks: list[float] = []
+    check = RolloutServer.has_current_weights
+
+    def recorded(self: RolloutServer, *seconds: float) -> bool:
+        checks.extend(seconds)
+        return check(self, *seconds)
+
+    monkeypatch.setattr(RolloutServer, "has_current_weights", recorded)
+    pair[0].hangs = True
+    assert len(engine.generate(batch("a"), replace(SAMPLING, group_timeout=1.5)).dropped) == 1
+    assert checks == [1.5, 1.5]
+
+
+def test_a_server_is_closed_when_its_repair_ends_after_the_engine_is_closed(make, pair, monkeypatch):
+    engine = make(servers=pair[:1])
+    ended: list[float] = []
+
+    def repair(problem: str) -> None:
+        engine._state.closed.wait(20)
+        time.sleep(0.3)
+        ended.append(time.monotonic())
+
+    monkeypatch.setattr(engine._servers[0], "_wait_until_ready", repair)
+    engine._servers[0].lose("it died")
+    engine.close()
+    assert ended
