@@ -1,6 +1,7 @@
 """`rollout.engine=auto`: the backend's first engine that is here, supports the settings and has room."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,6 +294,35 @@ def test_weights_are_divided_as_vllm_can_divide_heads(monkeypatch, heads, kv_hea
     settings = SimpleNamespace(get_text_config=lambda: text)
     monkeypatch.setattr(engine_choice, "planned_settings", lambda _: (settings, None))
     assert [size for _, size in engine_choice._options(recipe(), ["vllm"], 6)] == sizes
+    running = recipe("rollout.server.url=http://host:1")
+    assert [*engine_choice._options(running, ["vllm_server"], 6)] == [("vllm_server", 1)], "it is divided already"
+
+
+@pytest.mark.parametrize(("head", "engine"), [(32, "vllm"), (16, "local")])
+def test_heads_that_vllm_does_not_support_on_a_host_rule_it_out(vllm_installed, head, engine):
+    host = replace(CPU, rollout=("vllm", "local"))
+    words = (f"model.path=builtin://tiny?task=sort&head={head}&steps=2", "rollout.engine=auto")
+    config = recipe(*words, name="tiny_sort")
+    name, note = resolved(config, host, None)
+    assert name == engine
+    assert ("on a CPU vLLM has no attention with heads of size 16" in note) == (engine == "local")
+
+
+def test_a_model_of_unknown_sizes_may_be_sampled_from(vllm_installed, monkeypatch):
+    def fail(*planned: Any) -> None:
+        raise RuntimeError("the sizes are not known")
+
+    monkeypatch.setattr(engine_choice, "engine_room", fail)
+    assert resolved(recipe())[0] == "vllm"
+
+
+def test_the_room_is_that_beside_the_trainer_of_the_strategy_that_the_run_will_have(vllm_installed):
+    config = recipe("rollout.engine=vllm", "model.lora.rank=0", "trainer.strategy=fsdp2")
+    memory = Planner(config).memory(CUDA, 8, config.trainer, separate=False)
+    total = int(1.1 * (sum(memory.always.values()) + sum(memory.rollout.values())) / USABLE)
+    config = recipe("model.lora.rank=0", "trainer.strategy=auto")
+    assert resolved(config, memory=total, ranks=8)[0] == "vllm"
+    assert config.trainer.strategy == "auto", "resolve_strategy decides"
 
 
 def test_an_engine_by_name_is_kept(vllm_installed):
