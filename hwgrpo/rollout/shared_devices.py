@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from hwgrpo.config.schema import Config
 from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.terminal_width import format_bytes
+
+LEAST_FREED = 0.5
+"""Share of vLLM's memory that its sleep must free: on some ROCm systems it frees none (vLLM issue 37533)."""
 
 
 def shares_device(config: Config) -> bool:
@@ -59,6 +63,24 @@ def sleeps(config: Config, *, on_host: bool) -> bool:
     r = config.rollout
     on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
     return r.sleep_mode == "always" or (r.sleep_mode == "auto" and shares_device(config) and not on_host and on_demand)
+
+
+def measured_sleep(free: int, awake: int, asleep: int) -> tuple[bool, str]:
+    """Return whether an engine's first sleep has freed enough to sleep again, and a note.
+
+    Args:
+        free: bytes that were free on the device before the engine started.
+        awake: the same with the engine awake.
+        asleep: the same while it sleeps.
+    """
+    freed, held = asleep - awake, free - awake
+    measured = f"its sleep frees {format_bytes(freed)} of the {format_bytes(held)} that it takes"
+    if freed >= LEAST_FREED * held:
+        return True, measured
+    return False, (
+        f"warning: {measured}, so it stays awake during updates: set rollout.sleep_mode=never, which plans memory "
+        "for that"
+    )
 
 
 def memory_share(config: Config) -> float:

