@@ -685,7 +685,7 @@ def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
 )
 def test_servers_whose_first_sleep_frees_less_than_half_stay_awake(make, server, monkeypatch, shares, freed, slept):
     def free(device: Device) -> Memory:
-        return Memory(free=1000 - (100 - freed * len(server.slept) if measuring else 0))
+        return Memory(free=2**20 * (1000 - (100 - freed * len(server.slept) if measuring else 0)))
 
     measuring: list[Any] = []
     connect = server_engine.connect_servers
@@ -696,7 +696,7 @@ def test_servers_whose_first_sleep_frees_less_than_half_stay_awake(make, server,
     assert server.slept == [2] * shares
     assert server.taken == [0], "it has weights, and is awake"
     [note] = [note for note in engine.notes if "server at" in note]
-    assert (f"its sleep frees {freed} bytes of the 100 bytes" in note) == shares, note
+    assert (f"its sleep frees {freed}.0 MiB of the 100.0 MiB" in note) == shares, note
     assert ("warning: " in note) == ("stays awake" in note) == (shares and freed < 50)
     engine.sleep()
     assert server.slept == slept
