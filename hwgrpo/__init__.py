@@ -14,6 +14,7 @@ rewards/      reward functions
 values.py     the values that flow through one step
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
 errors.py     errors with key, value, remedy
+launched_ranks.py   the ranks of this host
 user_code.py  functions of the user's own, from files
 paths.py, text.py, jsonlines.py, permissions.py, scratch.py, terminal_width.py, waits.py, closing.py   small helpers
 """

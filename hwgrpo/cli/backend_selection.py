@@ -13,6 +13,7 @@ from hwgrpo_backends.environment import apply
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
+from hwgrpo.launched_ranks import local_world_size
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def prepare_host(config: Config) -> Host:
         rank=rank,
         local_rank=int(os.environ.get("LOCAL_RANK", 0)),
         world_size=world_size,
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        local_world_size=local_world_size(world_size),
     )
 
 

@@ -264,7 +264,7 @@ def _check_server_devices(config: Config, backend: Backend | None, devices: int)
     Servers that sleep while the policy is trained need none.
     """
     from hwgrpo.rollout.engine_kind import engine_kind
-    from hwgrpo.rollout.shared_devices import shares_device, sleeps
+    from hwgrpo.rollout.shared_devices import shares_device, sleeps, split_arguments
 
     r, name = config.rollout, backend.visible_env if backend else None
     if devices < 2 or name is None or r.server.url is not None or not engine_kind(config).on_server:
@@ -273,12 +273,9 @@ def _check_server_devices(config: Config, backend: Backend | None, devices: int)
         return
     if shares_device(config) and sleeps(config, on_host=False):  # one server per device
         return
-    half = devices // 2
-    first, rest = (",".join(map(str, numbers)) for numbers in (range(half), range(half, devices)))
     raise ConfigError(
         f"rollout.engine={r.engine!r} starts a server on this host, and all {devices} devices would train: give each "
-        f"its own, e.g. --visible {first} 'rollout.server.env={{{name}: \"{rest}\"}}'; with --devices {devices} they "
-        "are shared"
+        f"its own, e.g. {split_arguments(name, devices)}; with --devices {devices} they are shared"
     )
 
 

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         rates=Rates(**rates),
     )
     plan = plan_at_scale(config, cluster, chips)
-    print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan))
+    print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan, _place(config, separate=separate)))
     return 0
 
 
@@ -169,8 +169,24 @@ def _parse_chip(option: str) -> Chip:
     return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
 
 
-def text(plan: ScalePlan) -> str:
-    """Return a plan as text."""
+def _place(config: Config, *, separate: bool) -> str:
+    """Return where responses are sampled, for a line of the plan."""
+    from hwgrpo.rollout.engine_kind import engine_kind
+    from hwgrpo.rollout.shared_devices import sleeps
+
+    engine = config.rollout.engine
+    if separate:
+        return "split: on devices of its own"
+    if engine == "auto":
+        return "rollout.engine=auto counts as local; vLLM: --rollout colocated (shared) or --rollout separate (split)"
+    if engine_kind(config).samples_with_policy:
+        return f"{engine}, with the policy itself"
+    awake = "sleeps" if sleeps(config, on_host=False) else "stays awake"
+    return f"{engine}, shared: on the training devices, where it {awake} during updates"
+
+
+def text(plan: ScalePlan, place: str) -> str:
+    """Return a plan as text; `place` is where responses are sampled."""
     shape, cluster, first = plan.shape, plan.cluster, plan.chips[0]
     trained = "" if shape.trainable == shape.parameters else f", {_count(shape.trainable)} trained"
     nodes = "" if cluster.nodes == 1 else f" on {cluster.nodes:,} nodes"
@@ -181,6 +197,7 @@ def text(plan: ScalePlan) -> str:
     lines = [
         f"model      {plan.model}: {shape.architecture}, {_count(shape.parameters)} parameters{trained}",
         f"devices    {devices}, {plan.strategy}; {computes}",
+        f"rollout    {place}",
         "",
         f"estimated memory of a device ({first.name})",
         *_components(first.memory),

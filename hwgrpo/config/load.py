@@ -35,6 +35,9 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.text import HIDDEN
 from hwgrpo.user_code import import_plugins
 
+_GIVEN = "_given"
+"""Attribute of a loaded configuration: the keys that were set. It is no setting."""
+
 
 def load_config(
     recipe: str | Path | None,
@@ -135,6 +138,11 @@ def stored_tree(text: str) -> Any:
     return OmegaConf.to_container(OmegaConf.create(text))
 
 
+def is_given(config: Config, key: str) -> bool:
+    """Return whether a recipe, a preset or an override sets a single setting, if only to its default."""
+    return key in vars(config).get(_GIVEN, ())
+
+
 def unset_variables(config: Config) -> dict[str, str]:
     """Return the variables that are not set of settings that are null for that, by the settings' names."""
     return {dotted(place): each.unset for place, each in written_of(config).items() if each.unset is not None}
@@ -145,4 +153,5 @@ def _resolved(raw: dict[str, Any], *, lenient: bool) -> Config:
     values, left_out = resolve_interpolations(raw, lenient=lenient)
     config: Config = build(Config, values, "")
     attach(config, written_values(config, raw, Config, left_out), raw, Config)
+    vars(config)[_GIVEN] = {leaf for name, value in raw.items() for leaf in leaf_keys(value, name)}
     return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,15 +13,17 @@ from hwgrpo_backends.decide import AUTO
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
+from hwgrpo.config.load import is_given
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.uses import default_of, unused_settings
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
-from hwgrpo.planning.engine_share import engine_room
+from hwgrpo.launched_ranks import local_world_size
+from hwgrpo.planning.engine_share import NO_ROOM, engine_room, why_too_little_elsewhere
 from hwgrpo.planning.model_shape import planned_settings
 from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
 from hwgrpo.rollout.engine_kind import check_engine, engine_kind
-from hwgrpo.rollout.shared_devices import shares_device, sleeps
+from hwgrpo.rollout.shared_devices import shares_device, sleeps, split_arguments, visible_devices
 from hwgrpo.rollout.vllm.engine import check_build
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 
@@ -29,7 +32,8 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
     """Replace `rollout.engine=auto` by a value that checkpoints keep; call it before `resolve_strategy`.
 
     Of the engines that the backend prefers, in its order, it is the first that supports the settings and the model,
-    that this machine has, and for which the plan finds room. The last one needs no more than the trainer does.
+    that this machine has, and for which the plan finds room on the training devices; else a server on devices that no
+    rank uses, if there are some. The last one needs no more than the trainer does.
 
     Args:
         config: checked settings.
@@ -49,8 +53,11 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
     already_unused = unused_settings(config)  # a recipe's settings that are without effect beside its overrides
     saved = saved_settings(config).get("rollout", {})
     if saved.get("engine", AUTO) != AUTO:
-        size = config.rollout.tensor_parallel_size
-        chosen = _with_engine(config, saved["engine"], saved.get("tensor_parallel_size", 1) if size == 1 else size)
+        r = config.rollout
+        size = r.tensor_parallel_size if _has_size(config) else saved.get("tensor_parallel_size", 1)
+        chosen = _with_engine(config, saved["engine"], size)
+        if backend.visible_env in saved.get("server", {}).get("env", {}):  # of other devices, perhaps
+            chosen = next(_on_idle_devices(config, backend, world_size, device, [size]), chosen)
         if device is not None:
             _check_saved(chosen, world_size)
         notes = [f"rollout.engine={saved['engine']} (auto): the engine of the checkpoint's run"]
@@ -98,8 +105,11 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
     names = ("vllm_server",) if config.rollout.server.url is not None else backend.rollout
     reasons: dict[str, str] = {}
     chosen = _with_engine(config, names[-1])
-    for name, size in _options(config, names[:-1], world_size):
-        option = _with_engine(config, name, size)
+    options = itertools.chain(
+        (_with_engine(config, *option) for option in _options(config, names[:-1], world_size)),
+        _on_idle_devices(config, backend, world_size, device) if "vllm_server" in names[:-1] else (),
+    )
+    for option in options:
         unused = sorted(unused_settings(option) - unused_settings(config))
         if unused:
             reason = f"{', '.join(unused)} would have no effect"
@@ -107,32 +117,73 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
             reason = _why_not(option, backend, world_size, device)
         if reason is None:
             chosen = option
-            reasons.pop(name, None)
             break
-        reasons.setdefault(name, reason.removeprefix(f"rollout.engine={name!r}: "))
+        name = option.rollout.engine
+        name += "" if option.rollout.server.env == config.rollout.server.env else " on devices of its own"
+        reason = reason.removeprefix(f"rollout.engine={option.rollout.engine!r}: ")
+        if reason not in reasons.values():
+            reasons.setdefault(name, reason)
     r, size = chosen.rollout, chosen.rollout.tensor_parallel_size
+    not_shared = reasons.pop(r.engine, None)
     parallel = f" with rollout.tensor_parallel_size={size}" if size != config.rollout.tensor_parallel_size else ""
-    first = f"rollout.engine={r.engine} (auto){parallel}{_place(chosen, backend)}"
-    return chosen, [first, *(f"not {other}: {reason}" for other, reason in reasons.items())]
+    first = f"rollout.engine={r.engine} (auto){parallel}{_place(chosen, backend, device)}"
+    if r.server.env != config.rollout.server.env:
+        first += f", which no rank uses; not shared: {not_shared}"
+    notes = [first, *(f"not {other}: {reason}" for other, reason in reasons.items())]
+    devices, variable = local_world_size(world_size), backend.visible_env
+    if r.engine == names[-1] and devices > 1 and variable and NO_ROOM in reasons.get("vllm_server", ""):
+        notes.append(f"to split the devices of this host: hwgrpo launch --run {split_arguments(variable, devices)}")
+    return chosen, notes
 
 
 def _options(config: Config, names: Sequence[str], world_size: int) -> Iterator[tuple[str, int]]:
     """Yield engines, each with numbers of devices over which to divide its weights."""
-    ranks = _ranks_here(world_size)
+    ranks = local_world_size(world_size)
+    for name in names:
+        if _has_size(config) or config.rollout.server.url is not None:
+            yield name, config.rollout.tensor_parallel_size
+        else:
+            yield from ((name, size) for size in _sizes(config, ranks) if ranks % size == 0)
+
+
+def _on_idle_devices(
+    config: Config, backend: Backend, world_size: int, device: Device | None, sizes: Sequence[int] | None = None
+) -> Iterator[Config]:
+    """Yield settings of a server on devices that this process sees and no rank of this host uses, with the most first.
+
+    Args:
+        config: checked settings.
+        backend: the device family.
+        world_size: processes of the run.
+        device: this process's device; None: it is not here.
+        sizes: numbers of devices; None: the one that is set, or all over which vLLM can divide the model.
+    """
+    server, variable = config.rollout.server, backend.visible_env
+    if device is None or variable is None or server.url is not None or variable in server.env:
+        return
+    idle = visible_devices(variable, os.environ, device.count)[local_world_size(world_size) :]
+    if sizes is None:
+        sizes = [config.rollout.tensor_parallel_size] if _has_size(config) else _sizes(config, len(idle))[::-1]
+    for size in sizes:
+        if size <= len(idle):
+            option = _with_engine(config, "vllm_server", size)
+            env = server.env | {variable: ",".join(idle[:size])}
+            option.rollout.server = dataclasses.replace(server, env=env)
+            yield option
+
+
+def _sizes(config: Config, most: int) -> list[int]:
+    """Return the numbers of devices, in ascending order, over which vLLM can divide the model."""
     text = planned_settings(config.model)[0].get_text_config()
     heads = getattr(text, "num_attention_heads", 1)
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    for name in names:
-        yield name, config.rollout.tensor_parallel_size
-        if config.rollout.tensor_parallel_size == 1 and config.rollout.server.url is None:
-            for size in range(2, ranks + 1):
-                # vLLM divides key-value heads over devices, or replicates each on as many (models/qwen2.py)
-                if ranks % size == 0 and heads % size == 0 and 0 in (kv_heads % size, size % kv_heads):
-                    yield name, size
+    # vLLM divides key-value heads over devices, or replicates each on as many (models/qwen2.py)
+    return [n for n in range(1, most + 1) if n == 1 or (heads % n == 0 and 0 in (kv_heads % n, n % kv_heads))]
 
 
-def _ranks_here(world_size: int) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or world_size)
+def _has_size(config: Config) -> bool:
+    """Return whether the user has set over how many devices to divide the weights."""
+    return config.rollout.tensor_parallel_size > 1 or is_given(config, "rollout.tensor_parallel_size")
 
 
 def _with_engine(config: Config, name: str, tensor_parallel_size: int | None = None) -> Config:
@@ -158,7 +209,7 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
             check()
         except ConfigError as error:
             return str(error)
-    if engine_kind(config).on_server and shares_device(config) and world_size > _ranks_here(world_size):
+    if engine_kind(config).on_server and shares_device(config) and world_size > local_world_size(world_size):
         return (
             "servers that the run starts share the training devices of the first host, and there are several: start "
             "servers of your own (rollout.server.url)"
@@ -169,20 +220,29 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
 def _why_no_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> str | None:
     try:
         resolve_strategy(config, backend, world_size, device)
+        if device is not None and not shares_device(config) and config.rollout.server.url is None:
+            return why_too_little_elsewhere(config, backend, world_size, device)
         room = engine_room(config, backend, world_size, device)
     except Exception:  # a model of unknown sizes may still be sampled from
         return None
     return None if room is None else room.why_too_little
 
 
-def _place(config: Config, backend: Backend) -> str:
-    """Return where the engine computes, as the end of a note."""
+def _place(config: Config, backend: Backend, device: Device | None) -> str:
+    """Return whether the engine shares the training devices, and why, as the end of a note."""
     if engine_kind(config).samples_with_policy:
         return ""
+    server = config.rollout.server
     if not shares_device(config):
-        return ", on devices of its own"
+        devices = "" if server.url else f" {server.env.get(backend.visible_env or '', '')}".rstrip()
+        source = "rollout.server.url" if server.url else "rollout.server.env"
+        return f", split: on devices{devices} of its own ({source})"
     asleep = sleeps(config, on_host=backend.is_host)
-    return f", on the training devices, where it {'sleeps' if asleep else 'stays awake'} during updates"
+    is_planned = config.rollout.gpu_memory_utilization is None and device is not None and device.memory().total
+    reason = f"both fit {'in turn' if asleep else 'at once'}" if is_planned else "the default"
+    return (
+        f", shared: on the training devices, where it {'sleeps' if asleep else 'stays awake'} during updates ({reason})"
+    )
 
 
 def _reset(config: Config, key: str) -> None:

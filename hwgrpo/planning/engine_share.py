@@ -8,8 +8,11 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
-from hwgrpo.rollout.shared_devices import shares_device
+from hwgrpo.rollout.shared_devices import memory_share, shares_device
 from hwgrpo.terminal_width import format_bytes
+
+NO_ROOM = "there is no room for"
+"""Beginning of the reason why an engine does not fit beside the trainer."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class EngineRoom:
         """The reason if the share holds neither weights nor cache, else None."""
         if self.share * self.total >= self.needed:
             return None
-        return f"there is no room for {format_bytes(self.needed)} of the engine's weights and cache {self.text}"
+        return f"{NO_ROOM} {format_bytes(self.needed)} of the engine's weights and cache {self.text}"
 
 
 def engine_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> EngineRoom | None:
@@ -78,6 +81,31 @@ def engine_room(config: Config, backend: Backend, world_size: int, device: Devic
         needed=sum(together.rollout.values()) if work.sleeps else together.update_peak - alone.update_peak,
         sleeps=work.sleeps,
     )
+
+
+def why_too_little_elsewhere(config: Config, backend: Backend, world_size: int, device: Device) -> str | None:
+    """Return why an engine does not fit on devices of its own, which are like the trainer's; None where it does.
+
+    Args:
+        config: checked settings of an engine that shares no device; `trainer.strategy` is resolved.
+        backend: the device family.
+        world_size: processes of the run.
+        device: this process's device.
+    """
+    total = device.memory().total
+    if total is None:
+        return None
+    from hwgrpo.planning.memory import estimate
+    from hwgrpo.planning.planned_sharding import config_sharding
+    from hwgrpo.planning.scale_plan import Planner
+
+    planner = Planner(config)
+    work = replace(planner.work(backend, world_size, separate=True), beside=True, sleeps=True)
+    needed = sum(estimate(config, planner.shape, work, config_sharding(config, world_size)).rollout.values())
+    if needed <= memory_share(config) * total:
+        return None
+    size = config.rollout.tensor_parallel_size
+    return f"each of {size} idle devices of {format_bytes(total)} would need {format_bytes(needed)}"
 
 
 def planned_engine_share(

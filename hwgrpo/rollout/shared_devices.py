@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hwgrpo.config.schema import Config
+from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.terminal_width import format_bytes
+
+LEAST_FREED = 0.5
+"""Share of vLLM's memory that its sleep must free: on some ROCm systems it frees none (vLLM issue 37533)."""
 
 
 def shares_device(config: Config) -> bool:
@@ -29,12 +34,23 @@ def server_devices(config: Config, variable: str | None, environ: Mapping[str, s
     Returns:
         Values of the variable; none where there is one server only, which sees what the run sees.
     """
-    ranks, size = int(environ.get("LOCAL_WORLD_SIZE") or 1), config.rollout.tensor_parallel_size
+    ranks, size = local_world_size(1, environ), config.rollout.tensor_parallel_size
     if variable is None or variable in config.rollout.server.env or not shares_device(config):
         return []
-    visible = environ[variable].split(",") if environ.get(variable) else [str(index) for index in range(ranks)]
+    visible = visible_devices(variable, environ, ranks)
     count = min(len(visible), ranks) // size
     return [",".join(visible[size * k : size * (k + 1)]) for k in range(count)] if count > 1 else []
+
+
+def visible_devices(variable: str, environ: Mapping[str, str], count: int) -> list[str]:
+    """Return the devices that a process sees, as a backend's variable names them; the first `count` if it is unset."""
+    return environ[variable].split(",") if environ.get(variable) else [str(index) for index in range(count)]
+
+
+def split_arguments(variable: str, devices: int) -> str:
+    """Return arguments of `hwgrpo launch` by which half of a host's devices train and the others sample."""
+    first, rest = (",".join(map(str, each)) for each in (range(devices // 2), range(devices // 2, devices)))
+    return f"--visible {first} 'rollout.server.env={{{variable}: \"{rest}\"}}'"
 
 
 def sleeps(config: Config, *, on_host: bool) -> bool:
@@ -47,6 +63,24 @@ def sleeps(config: Config, *, on_host: bool) -> bool:
     r = config.rollout
     on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
     return r.sleep_mode == "always" or (r.sleep_mode == "auto" and shares_device(config) and not on_host and on_demand)
+
+
+def measured_sleep(free: int, awake: int, asleep: int) -> tuple[bool, str]:
+    """Return whether an engine's first sleep has freed enough to sleep again, and a note.
+
+    Args:
+        free: bytes that were free on the device before the engine started.
+        awake: the same with the engine awake.
+        asleep: the same while it sleeps.
+    """
+    freed, held = asleep - awake, free - awake
+    measured = f"its sleep frees {format_bytes(freed)} of the {format_bytes(held)} that it takes"
+    if freed >= LEAST_FREED * held:
+        return True, measured
+    return False, (
+        f"warning: {measured}, so it stays awake during updates: set rollout.sleep_mode=never, which plans memory "
+        "for that"
+    )
 
 
 def memory_share(config: Config) -> float:

@@ -290,3 +290,16 @@ def test_devices_that_share_sequences_hold_a_part_of_their_activations_and_excha
     # each; 36 layers of 32 heads and 8 key heads, twice 128 wide, 2 bytes; forward, its repetition, backward; a half
     sent = 16 * 8 * 32767 * 36 * (32 + 8) * 2 * 128 * 2 * 3 / 2
     assert part["seconds"]["exchange"] - whole["seconds"]["exchange"] == pytest.approx(sent / 50e9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "rollout.engine=auto counts as local; vLLM: --rollout colocated (shared) or"),
+        (("rollout.engine=local",), "local, with the policy itself\n"),
+        (("--rollout", "colocated"), "vllm, shared: on the training devices, where it sleeps during updates\n"),
+        (("--rollout", "separate"), "split: on devices of its own\n"),
+    ],
+)
+def test_the_page_says_whether_devices_are_shared_or_split(words, line):
+    assert f"\nrollout    {line}" in said(RECIPE, "--chip", "H100 SXM", *words)

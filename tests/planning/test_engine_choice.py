@@ -1,5 +1,7 @@
 """`rollout.engine=auto`: the backend's first engine that is here, supports the settings and has room."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,9 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.planning import engine_choice
 from hwgrpo.planning.engine_choice import resolve_engine
 from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.rollout.engine_kind import check_engine
 from hwgrpo.rollout.server import server_connection, server_process
+from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from tests.support.runs import runs
 
@@ -46,9 +50,11 @@ def recipe(*words: str, name: str = "qwen3_8b_math") -> Config:
     return load_config(name, words, data_may_be_missing=True)
 
 
-def resolved(config: Config, backend: Backend = CUDA, memory: int | None = LARGE, ranks: int = 1) -> tuple[str, str]:
+def resolved(
+    config: Config, backend: Backend = CUDA, memory: int | None = LARGE, ranks: int = 1, devices: int = 0
+) -> tuple[str, str]:
     """Return the engine, and the notes."""
-    device: Any = SimpleNamespace(memory=lambda: Memory(total=memory))
+    device: Any = SimpleNamespace(memory=lambda: Memory(total=memory), count=devices or ranks)
     notes = resolve_engine(config, backend, ranks, device)
     return config.rollout.engine, "\n".join(notes)
 
@@ -56,8 +62,10 @@ def resolved(config: Config, backend: Backend = CUDA, memory: int | None = LARGE
 def test_vllm_in_the_training_process_comes_first(vllm_installed):
     name, note = resolved(recipe())
     assert name == "vllm"
-    assert note == "rollout.engine=vllm (auto), on the training devices, where it sleeps during updates"
-    assert resolved(recipe("rollout.sleep_mode=never"))[1].endswith("where it stays awake during updates")
+    on = "rollout.engine=vllm (auto), shared: on the training devices, where it"
+    assert note == f"{on} sleeps during updates (both fit in turn)"
+    assert resolved(recipe("rollout.sleep_mode=never"))[1] == f"{on} stays awake during updates (both fit at once)"
+    assert resolved(recipe(), memory=None)[1] == f"{on} sleeps during updates (the default)"
     assert resolved(recipe(), ranks=8)[0] == "vllm"
 
 
@@ -75,10 +83,32 @@ def test_a_server_from_the_rollout_environment_comes_next(tmp_path, in_sources):
     config = recipe()
     name, note = resolved(config)
     assert name == "vllm_server"
-    assert note.startswith("rollout.engine=vllm_server (auto), on the training devices, where it sleeps")
+    assert note.startswith("rollout.engine=vllm_server (auto), shared: on the training devices, where it sleeps")
     assert "\nnot vllm: vLLM is not installed in this environment: pip install" in note
     assert server_process.server_python(config.rollout.server, "vllm") == str(python)
     assert server_process.server_python(config.rollout.server, "sglang") is None
+
+
+def test_a_supported_vllm_of_an_environment_comes_before_another_one_of_the_trainer(tmp_path, monkeypatch):
+    def install(folder: Path, version: str) -> Path:
+        (folder / f"vllm-{version}.dist-info").mkdir(parents=True)
+        (folder / f"vllm-{version}.dist-info/METADATA").write_text(f"Name: vllm\nVersion: {version}\n")
+        (folder / "vllm").mkdir()
+        (folder / "vllm/__init__.py").touch()
+        return folder
+
+    config = recipe("rollout.engine=vllm_server")
+    monkeypatch.syspath_prepend(str(install(tmp_path / "trainer", "0.11.0")))
+    with pytest.raises(ConfigError, match=r"this environment has vLLM 0.11.0, and a server needs >=0.23,<0.34; name"):
+        check_engine(config)
+    python = environment(tmp_path)
+    install(python.parents[1] / "lib/python3.12/site-packages", "0.9.0")
+    assert server_process.server_python(config.rollout.server, "vllm") is None
+    python = environment(tmp_path / "sources")
+    install(python.parents[1] / "lib/python3.12/site-packages", "0.33.1")
+    assert server_process.server_python(config.rollout.server, "vllm") == str(python)
+    monkeypatch.syspath_prepend(str(install(tmp_path / "newer", "0.32.0")))
+    assert server_process.server_python(config.rollout.server, "vllm") == sys.executable
 
 
 def test_without_vllm_it_is_local_and_the_note_says_what_to_type():
@@ -103,18 +133,22 @@ def test_on_a_cpu_it_is_local(vllm_installed):
 def test_a_server_that_runs_is_used(monkeypatch, vllm_installed):
     monkeypatch.setenv("HWGRPO_SERVER_TOKEN", "secret")
     name, note = resolved(recipe("rollout.server.url=http://host:1"))
-    assert (name, note) == ("vllm_server", "rollout.engine=vllm_server (auto), on devices of its own")
+    assert (name, note) == (
+        "vllm_server",
+        "rollout.engine=vllm_server (auto), split: on devices of its own (rollout.server.url)",
+    )
 
 
 def test_each_training_device_of_a_host_has_a_server(tmp_path, monkeypatch):
     environment(tmp_path)
     assert resolved(recipe(), ranks=4)[0] == "vllm_server"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    name, note = resolved(recipe(), ranks=4)
+    name, note = resolved(recipe(), ranks=4, devices=2)
     assert name == "local"
     assert "not vllm_server: servers that the run starts share the training devices of the first host" in note
     own = recipe('rollout.server.env={CUDA_VISIBLE_DEVICES: "4,5"}')
-    assert resolved(own, ranks=4)[0] == "vllm_server"
+    note = "rollout.engine=vllm_server (auto), split: on devices 4,5 of its own (rollout.server.env)\nnot vllm: "
+    assert resolved(own, ranks=4)[1].startswith(note)
 
 
 def test_an_engine_without_room_beside_the_trainer_is_not_taken(vllm_installed):
@@ -139,9 +173,68 @@ def test_weights_too_large_for_a_device_are_divided_over_as_few_as_fit(vllm_inst
         assert (name, config.rollout.tensor_parallel_size) == ("vllm", size)
         assert ("with rollout.tensor_parallel_size" in note) == (size > 1)
         assert "no room" not in note
-    name, note = resolved(recipe(*words, "rollout.tensor_parallel_size=2"), memory=total, ranks=8)
-    assert name == "local", "as it is set"
-    assert "there is no room for" in note
+    for size in (1, 2):
+        name, note = resolved(recipe(*words, f"rollout.tensor_parallel_size={size}"), memory=total, ranks=8)
+        assert name == "local", "as it is set"
+        assert "there is no room for" in note
+
+
+@pytest.fixture
+def little(tmp_path, monkeypatch) -> int:
+    """Bytes of a device that has room for either trainer or engine; the visible devices have other numbers."""
+    environment(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,4,5,6,7,8")
+    config = recipe("rollout.engine=vllm")
+    return int(1.3 * sum(Planner(config).memory(CUDA, 1, config.trainer, separate=False).always.values()))
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "idle"),
+    [((), 2, "3"), ((), 6, "3,4,5,6"), (("rollout.tensor_parallel_size=2",), 6, "3,4")],
+    ids=["one", "as many as divide the heads", "as set"],
+)
+def test_without_room_a_server_gets_devices_that_no_rank_uses(little, monkeypatch, words, devices, idle):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join("2345678"[:devices]))
+    config = recipe(*words)
+    name, note = resolved(config, memory=little, devices=devices)
+    assert (name, config.rollout.tensor_parallel_size) == ("vllm_server", len(idle.split(",")))
+    assert config.rollout.server.env == {"CUDA_VISIBLE_DEVICES": idle}
+    assert f", split: on devices {idle} of its own (rollout.server.env), which no rank uses; not shared: " in note
+    assert "there is no room for" in note or words
+    assert not shares_device(config)
+
+
+def test_devices_are_shared_where_both_fit_though_some_are_idle(tmp_path):
+    environment(tmp_path)
+    config = recipe()
+    assert "(auto), shared: " in resolved(config, devices=8)[1]
+    assert config.rollout.server.env == {}
+
+
+def test_an_engine_that_does_not_fit_on_idle_devices_either_is_not_taken(little):
+    name, note = resolved(recipe(), memory=little // 20, devices=7)
+    assert name == "local"
+    assert "\nnot vllm_server on devices of its own: each of 4 idle devices of " in note
+
+
+def test_without_idle_devices_the_note_says_how_to_split_them(little, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    name, note = resolved(recipe("rollout.tensor_parallel_size=1"), memory=little, ranks=4)
+    assert name == "local"
+    assert note.endswith(
+        "\nto split the devices of this host: hwgrpo launch --run --visible 0,1 "
+        "'rollout.server.env={CUDA_VISIBLE_DEVICES: \"2,3\"}'"
+    )
+    assert "to split" not in resolved(recipe(), memory=little)[1]
+
+
+def test_a_resumed_run_splits_the_devices_that_it_finds(little, monkeypatch):
+    saved = {"engine": "vllm_server", "tensor_parallel_size": 2, "server": {"env": {"CUDA_VISIBLE_DEVICES": "0,1"}}}
+    monkeypatch.setattr(engine_choice, "saved_settings", lambda _: {"rollout": saved})
+    config = recipe()
+    resolved(config, ranks=4, devices=7)
+    assert config.rollout.server.env == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert config.rollout.tensor_parallel_size == 2
 
 
 @pytest.mark.parametrize(
@@ -170,7 +263,7 @@ def test_an_engine_that_does_not_support_the_settings_is_not_taken(
 
 def test_settings_of_another_engine_are_left_out_with_a_note():
     config = recipe("rollout.gpu_memory_utilization=0.3", "rollout.server.start_timeout=5")
-    device: Any = SimpleNamespace(memory=lambda: Memory(total=LARGE))
+    device: Any = SimpleNamespace(memory=lambda: Memory(total=LARGE), count=1)
     note = resolve_engine(config, CUDA, 1, device)[-1]
     assert note == (
         "without effect with rollout.engine=local, and left out: rollout.gpu_memory_utilization, "
@@ -201,6 +294,35 @@ def test_weights_are_divided_as_vllm_can_divide_heads(monkeypatch, heads, kv_hea
     settings = SimpleNamespace(get_text_config=lambda: text)
     monkeypatch.setattr(engine_choice, "planned_settings", lambda _: (settings, None))
     assert [size for _, size in engine_choice._options(recipe(), ["vllm"], 6)] == sizes
+    running = recipe("rollout.server.url=http://host:1")
+    assert [*engine_choice._options(running, ["vllm_server"], 6)] == [("vllm_server", 1)], "it is divided already"
+
+
+@pytest.mark.parametrize(("head", "engine"), [(32, "vllm"), (16, "local")])
+def test_heads_that_vllm_does_not_support_on_a_host_rule_it_out(vllm_installed, head, engine):
+    host = replace(CPU, rollout=("vllm", "local"))
+    words = (f"model.path=builtin://tiny?task=sort&head={head}&steps=2", "rollout.engine=auto")
+    config = recipe(*words, name="tiny_sort")
+    name, note = resolved(config, host, None)
+    assert name == engine
+    assert ("on a CPU vLLM has no attention with heads of size 16" in note) == (engine == "local")
+
+
+def test_a_model_of_unknown_sizes_may_be_sampled_from(vllm_installed, monkeypatch):
+    def fail(*planned: Any) -> None:
+        raise RuntimeError("the sizes are not known")
+
+    monkeypatch.setattr(engine_choice, "engine_room", fail)
+    assert resolved(recipe())[0] == "vllm"
+
+
+def test_the_room_is_that_beside_the_trainer_of_the_strategy_that_the_run_will_have(vllm_installed):
+    config = recipe("rollout.engine=vllm", "model.lora.rank=0", "trainer.strategy=fsdp2")
+    memory = Planner(config).memory(CUDA, 8, config.trainer, separate=False)
+    total = int(1.1 * (sum(memory.always.values()) + sum(memory.rollout.values())) / USABLE)
+    config = recipe("model.lora.rank=0", "trainer.strategy=auto")
+    assert resolved(config, memory=total, ranks=8)[0] == "vllm"
+    assert config.trainer.strategy == "auto", "resolve_strategy decides"
 
 
 def test_an_engine_by_name_is_kept(vllm_installed):

@@ -41,8 +41,8 @@ FAULTS = (
     Fault(
         "an engine whose sleep frees nothing put to sleep",
         "rollout/vllm/engine.py",
-        "self._sleeps = freed >= LEAST_FREED * (free - awake)",
-        "self._sleeps = True",
+        "self._sleeps, note = measured_sleep(",
+        "_, note = measured_sleep(",
         "rollout/vllm/test_sleep.py",
     ),
     Fault(
@@ -358,15 +358,15 @@ FAULTS = (
     Fault(
         "a late request counted as a failing server",
         "rollout/server/request_router.py",
-        "            if raise_late and isinstance(problem, TimedOut) and self._is_healthy(server):",
+        "            if limit is not None and self._is_healthy(server, limit):",
         "            if False:",
         "rollout/test_deadlines.py -k stays_stuck",
     ),
     Fault(
         "a lost server counted as a late group",
         "rollout/server/request_router.py",
-        "isinstance(problem, TimedOut) and self._is_healthy(server):",
-        "isinstance(problem, TimedOut):",
+        "if limit is not None and self._is_healthy(server, limit):",
+        "if limit is not None:",
         "rollout/test_deadlines.py -k lost_its_weights",
     ),
     Fault(
@@ -421,11 +421,11 @@ FAULTS = (
     Fault(
         "requests left in flight on a server that another run has taken",
         "rollout/server/request_router.py",
-        """            return server.has_current_weights()
+        """            return server.has_current_weights(seconds)
         except ServerInUse as in_use:
             self.fail(in_use)
 """,
-        """            return server.has_current_weights()
+        """            return server.has_current_weights(seconds)
         except ServerInUse:
 """,
         "rollout/server/test_several_servers.py -k late_request",
@@ -485,5 +485,90 @@ FAULTS = (
         "        transfer.finish()  # where there was no server to send to\n",
         "",
         "rollout/server/test_several_servers.py -k process_groups",
+    ),
+    Fault(
+        "an unsupported vLLM of the trainer's environment starts as a server",
+        "rollout/server/server_process.py",
+        ' and (package != "vllm" or is_supported(vllm_version()))',
+        "",
+        "planning/test_engine_choice.py -k supported_vllm",
+    ),
+    Fault(
+        "an unsupported vLLM of a rollout environment starts as a server",
+        "rollout/server/server_process.py",
+        "for folder in folders if is_supported(vllm_version(folder))",
+        "for folder in folders",
+        "planning/test_engine_choice.py -k supported_vllm",
+    ),
+    Fault(
+        "a port given to two servers",
+        "rollout/server/server_process.py",
+        'probe = bound.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))',
+        'probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)\n            bound.close()\n'
+        "            bound.callback(probe.close)",
+        "rollout/server/test_several_servers.py -k different_ports",
+    ),
+    Fault(
+        "a health check of two requests with a limit each",
+        "rollout/server/rollout_server.py",
+        "left = end - time.monotonic()",
+        "left = seconds",
+        "rollout/server/test_several_servers.py -k show_that",
+    ),
+    Fault(
+        "a health check that does not know the deadline",
+        "rollout/server/request_router.py",
+        "server.has_current_weights(seconds)",
+        "server.has_current_weights()",
+        "rollout/server/test_several_servers.py -k show_that",
+    ),
+    Fault(
+        "a failure that other requests do not learn of",
+        "rollout/server/request_router.py",
+        "            self._state.failure = self._state.failure or error\n            self._state.changed",
+        "            self._state.changed",
+        "rollout/server/test_several_servers.py -k late_request",
+    ),
+    Fault(
+        "a server closed beside its repair",
+        "rollout/server/rollout_server.py",
+        "            thread.join(CLOSE_TIMEOUT)\n",
+        "",
+        "rollout/server/test_several_servers.py -k ends_after",
+    ),
+    Fault(
+        "ranks that start workers of vLLM's own",
+        "rollout/vllm/engine.py",
+        '        arguments.setdefault("distributed_executor_backend", "external_launcher")\n',
+        "",
+        "rollout/vllm/test_tensor_parallel.py",
+    ),
+    Fault(
+        "ranks that share an engine start one each",
+        "rollout/vllm/engine.py",
+        '        arguments.setdefault("tensor_parallel_size", parts.config.rollout.tensor_parallel_size)\n',
+        "",
+        "rollout/vllm/test_tensor_parallel.py",
+    ),
+    Fault(
+        "a server whose sleep frees nothing put to sleep",
+        "rollout/server/engine.py",
+        "self._sleeps, self._sleep_note = measured_sleep(",
+        "_, self._sleep_note = measured_sleep(",
+        "rollout/server/test_engine.py -k first_sleep",
+    ),
+    Fault(
+        "a sleep that frees nothing counted as one",
+        "rollout/shared_devices.py",
+        "if freed >= LEAST_FREED * held:",
+        "if True:",
+        "rollout/server/test_engine.py -k first_sleep",
+    ),
+    Fault(
+        "the sleep of a server on other devices measured here",
+        "rollout/server/engine.py",
+        "awake is None or not shares_device(config)",
+        "awake is None",
+        "rollout/server/test_engine.py -k first_sleep",
     ),
 )

@@ -17,7 +17,7 @@ from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.server.http_client import Client
-from hwgrpo.rollout.server.server_process import ServerProcess, free_port
+from hwgrpo.rollout.server.server_process import ServerProcess, free_ports
 from hwgrpo.rollout.server.vllm import VllmServer
 from tests.support.devices import simulated_npu
 from tests.support.numbers.rounding import GENTLE
@@ -60,7 +60,7 @@ def servers(_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[s
     parts = EngineParts(config, None, None, None, Device(BACKEND), torch.float32)  # pyright: ignore
     dialect = VllmServer()
     environment = dialect.environment(BACKEND, TOKEN, vllm_environment.ONE_PROCESS)
-    ports = [free_port("127.0.0.1") for _ in range(2)]
+    ports = free_ports("127.0.0.1", 2)
     processes = [
         ServerProcess(dialect.command(parts, None, "127.0.0.1", port), environment, folder / f"log-{port}")
         for port in ports

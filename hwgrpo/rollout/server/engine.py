@@ -27,7 +27,7 @@ from hwgrpo.rollout.server.request_router import RequestRouter
 from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import connect_servers
-from hwgrpo.rollout.shared_devices import sleeps
+from hwgrpo.rollout.shared_devices import measured_sleep, shares_device, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import sleep_level
 from hwgrpo.values import Completions, PromptBatch, Sampling
@@ -69,6 +69,7 @@ class ServerEngine:
         parts.device.empty_cache()  # a server on this device allocates from it, not from torch's cache
         if self._ranks > 1:
             dist.barrier()
+        free = parts.device.memory().free
         found = connect_servers(parts, api, adapter)
         self._owner, self._transfer = found.owner, found.transfer
         alone = len(found.servers) == 1
@@ -80,7 +81,10 @@ class ServerEngine:
         self._router = RequestRouter(self._servers, self._state, self._settings.retries, rank)
         if parts.gate is not None:
             parts.gate.on_stop(self._router.abort_requests)
+        self._sleeps, self._sleep_note = True, ""
         try:
+            if self._transfer is not None:
+                self._try_sleep(free)
             self._send_weights(0, adapter)
         except BaseException:
             self.close()
@@ -99,6 +103,7 @@ class ServerEngine:
         asleep = sleeps(self._parts.config, on_host=on_host)
         memory = f"it {'frees' if asleep else 'keeps'} its memory during updates"
         memory = "on a CPU its sleep frees nothing" if asleep and on_host else memory
+        memory = self._sleep_note or memory
         caveat = f"; {self._api.caveat}" if self._api.caveat else ""
         places = []
         for server in self._servers:
@@ -174,13 +179,13 @@ class ServerEngine:
         self._send_weights(version, self._parts.weights.adapter())
 
     def sleep(self) -> None:
-        """Have the servers free their weights and cache, until they get new weights.
+        """Have the servers free their weights and cache, where that has been found to work, until they get new weights.
 
         Raises:
             RunError: the only one does not.
         """
         self._state.usable = False
-        if self._transfer is not None:
+        if self._transfer is not None and self._sleeps:
             _for_each(self._servers, lambda server: server.sleep(self._sleep_level))
 
     def health(self) -> bool:
@@ -198,6 +203,20 @@ class ServerEngine:
         if self._transfer is not None:
             self._transfer.close()
             self._transfer = None
+
+    def _try_sleep(self, free: int | None) -> None:
+        """Have servers on the training devices sleep once, and no more where that frees too little on this device.
+
+        Args:
+            free: bytes that were free on it before they started; None: it has no memory of its own.
+        """
+        config, device = self._parts.config, self._parts.device
+        awake = device.memory().free
+        if free is None or awake is None or not shares_device(config):
+            return
+        if sleeps(config, on_host=device.torch_device.type == "cpu"):
+            self.sleep()
+            self._sleeps, self._sleep_note = measured_sleep(free, awake, device.memory().free or 0)
 
     def _send_weights(self, version: int, adapter: AdapterWeights | None) -> None:
         """Send weights from rank 0; the other ranks take part in gathering them."""
@@ -276,7 +295,7 @@ class ServerEngine:
                     sample,
                     lambda samples: find_problem(samples, request, sampling, vocabulary),
                     failed,
-                    raise_late=sampling.group_timeout is not None,
+                    group_timeout=sampling.group_timeout,
                 )
                 deadlines.finish(group)
                 return samples

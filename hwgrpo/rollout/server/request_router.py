@@ -42,7 +42,7 @@ class RequestRouter:
         problem_of: Callable[[T], str | None],
         failed: list[RolloutServer],
         *,
-        raise_late: bool = False,
+        group_timeout: float | None = None,
     ) -> T:
         """Return the result of a request that the current weights have answered; a server where it fails is lost.
 
@@ -50,7 +50,8 @@ class RequestRouter:
             send: sends it to a server; returns its result and the label of the weights.
             problem_of: returns why a result is invalid, or None.
             failed: servers where it has failed; extended.
-            raise_late: raise TimedOut for a request that a healthy server has not answered in time.
+            group_timeout: seconds in which a server must answer, and then show that it is healthy: one that only does
+                the latter is not lost, and TimedOut is raised. None: it is lost.
         """
         for attempt in range(self._most_retries + 1):
             with self.next_server(failed) as server:
@@ -70,7 +71,8 @@ class RequestRouter:
             if self._state.is_over:
                 raise Stopped
             self._state.check_failure()
-            if raise_late and isinstance(problem, TimedOut) and self._is_healthy(server):
+            limit = group_timeout if isinstance(problem, TimedOut) else None
+            if limit is not None and self._is_healthy(server, limit):
                 raise problem
             if attempt == self._most_retries:
                 urls = dict.fromkeys(server.url for server in failed)
@@ -85,10 +87,13 @@ class RequestRouter:
             server.lose(str(problem))
         raise AssertionError("the loop returns or raises")
 
-    def _is_healthy(self, server: RolloutServer) -> bool:
-        """Return whether a server is healthy and has the current weights; abort all where it has another run's."""
+    def _is_healthy(self, server: RolloutServer, seconds: float) -> bool:
+        """Return whether a server is healthy and has the current weights, within some seconds.
+
+        All requests are aborted where it has another run's.
+        """
         try:
-            return server.has_current_weights()
+            return server.has_current_weights(seconds)
         except ServerInUse as in_use:
             self.fail(in_use)
             raise

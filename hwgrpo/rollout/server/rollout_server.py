@@ -106,26 +106,31 @@ class RolloutServer:
         version = self._state.version
         return self.has_current_weights() and self._take_requests(version)
 
-    def has_current_weights(self) -> bool:
+    def has_current_weights(self, seconds: float = 2 * HEALTH_TIMEOUT) -> bool:
         """Return whether it is healthy and has the current weights.
+
+        Args:
+            seconds: limit on the time of both requests together.
 
         Raises:
             ServerInUse: it has those of another run.
         """
+        end = time.monotonic() + seconds
         try:
-            self.client.request("GET", "/health", timeout=HEALTH_TIMEOUT)
+            self.client.request("GET", "/health", timeout=min(HEALTH_TIMEOUT, seconds))
         except ServerProblem:
             return False
-        return self.served_label() == self._owner.label(self._state.version)
+        left = end - time.monotonic()
+        return left > 0 and self.served_label(left) == self._owner.label(self._state.version)
 
-    def served_label(self) -> str | None:
-        """Return the label of its weights; None where it does not respond.
+    def served_label(self, seconds: float = HEALTH_TIMEOUT) -> str | None:
+        """Return the label of its weights; None where it does not respond in time, HEALTH_TIMEOUT at most.
 
         Raises:
             ServerInUse: it had weights of this run, and now has those of another one.
         """
         try:
-            label = self._api.version(self.client, HEALTH_TIMEOUT)
+            label = self._api.version(self.client, min(HEALTH_TIMEOUT, seconds))
         except ServerProblem:
             return None
         if self._has_loaded:

@@ -22,7 +22,15 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerInUse, ServerProblem
 from hwgrpo.rollout.server.server_api import MODEL, ServerApi
 from hwgrpo.rollout.server.server_owner import Owner, new_owner
-from hwgrpo.rollout.server.server_process import ServerProcess, free_port, server_python
+from hwgrpo.rollout.server.server_process import (
+    BELOW,
+    OLDEST,
+    ServerProcess,
+    free_ports,
+    is_supported,
+    server_python,
+    vllm_version,
+)
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, WeightTransfer
 from hwgrpo.rollout.shared_devices import server_devices, shares_device
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
@@ -111,9 +119,13 @@ def _check_server(config: Config, package: str) -> None:
             "environment that has the server"
         )
     if server_python(settings, package) is None:
+        installed = vllm_version() if package == "vllm" else None
+        missing = f"the package {package} is not installed in this environment"
+        if not is_supported(installed):
+            missing = f"this environment has vLLM {installed}, and a server needs >={OLDEST},<{BELOW}"
         make = "; `bash scripts/setup.sh --rollout vllm` makes one, on Ascend `--rollout vllm-ascend`"
         raise ConfigError(
-            f"rollout.engine={config.rollout.engine!r}: the package {package} is not installed in this environment; "
+            f"rollout.engine={config.rollout.engine!r}: {missing}; "
             f"name the Python of one that has it as rollout.server.python{make if package == 'vllm' else ''}"
         )
 
@@ -205,8 +217,9 @@ def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, o
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
     servers: dict[ServerProcess, ServerConnection] = {}
     try:
-        for number, visible in enumerate(devices or [""]):
-            port = s.port + number if s.port else free_port(s.host)
+        devices = devices or [""]
+        ports = [s.port + number for number in range(len(devices))] if s.port else free_ports(s.host, len(devices))
+        for number, (visible, port) in enumerate(zip(devices, ports, strict=True)):
             own = {backend.visible_env: visible} if backend.visible_env and visible else {}
             log = Path(parts.config.trainer.output_dir) / f"rollout-server{f'-{number}' if own else ''}.log"
             environment = api.environment(backend, token, s.env | own)

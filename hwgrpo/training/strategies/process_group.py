@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
+from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join_sequence_group
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -131,7 +132,7 @@ def _join(comm_backend: str, timeout: timedelta | None) -> None:
     (torch 2.13). On one host all processes have the same restart count, which becomes the prefix.
     """
     started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    one_host = local_world_size(0) == int(os.environ["WORLD_SIZE"])
     if started_again == "0" or not one_host:
         dist.init_process_group(comm_backend, timeout=timeout)
         return

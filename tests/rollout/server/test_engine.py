@@ -14,6 +14,7 @@ import pytest
 import torch
 from hwgrpo_backends import environment, registry
 from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device, Memory
 
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
@@ -675,6 +676,32 @@ def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
     assert engine.generate(batch("ab"), SAMPLING).weight_version == 1
     assert any("its sleep frees nothing" in note for note in engine.notes)
     assert server.slept == [2]
+
+
+@pytest.mark.parametrize(
+    ("shares", "freed", "slept"),
+    [(True, 60, [2, 2]), (True, 40, [2]), (False, 40, [2])],
+    ids=["enough", "little", "not"],
+)
+def test_servers_whose_first_sleep_frees_less_than_half_stay_awake(make, server, monkeypatch, shares, freed, slept):
+    def free(device: Device) -> Memory:
+        return Memory(free=2**20 * (1000 - (100 - freed * len(server.slept) if measuring else 0)))
+
+    measuring: list[Any] = []
+    connect = server_engine.connect_servers
+    monkeypatch.setattr(server_engine, "connect_servers", lambda *args: measuring.append(0) or connect(*args))
+    monkeypatch.setattr(server_engine, "shares_device", lambda config: shares)
+    monkeypatch.setattr(Device, "memory", free)
+    engine = make("rollout.sleep_mode=always")
+    assert server.slept == [2] * shares
+    assert server.taken == [0], "it has weights, and is awake"
+    [note] = [note for note in engine.notes if "server at" in note]
+    assert (f"its sleep frees {freed}.0 MiB of the 100.0 MiB" in note) == shares, note
+    assert ("warning: " in note) == ("stays awake" in note) == (shares and freed < 50)
+    engine.sleep()
+    assert server.slept == slept
+    engine.update_weights(1)
+    assert engine.generate(batch("ab"), SAMPLING).weight_version == 1
 
 
 @pytest.mark.parametrize("refused", [1, 2])

@@ -1,5 +1,6 @@
 """Several rollout servers: what is spread over them, and how a run gets over the loss of some. The servers are fake."""
 
+import socket
 import sys
 import threading
 import time
@@ -21,11 +22,12 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server import engine as server_engine
-from hwgrpo.rollout.server import rollout_server, server_connection
+from hwgrpo.rollout.server import rollout_server, server_connection, server_process
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import TimedOut
 from hwgrpo.rollout.server.rollout_server import RolloutServer
 from hwgrpo.rollout.server.server_owner import Owner
+from hwgrpo.rollout.server.server_process import free_ports
 from hwgrpo.rollout.server.sglang import sglang_server
 from hwgrpo.rollout.server.vllm import check_running, vllm_server
 from hwgrpo.rollout.shared_devices import server_devices
@@ -413,8 +415,10 @@ def test_a_late_request_to_a_server_that_another_run_has_taken_ends_all_requests
         raise TimedOut("late")
 
     with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
-        engine._router.request(time_out, lambda _: None, [], raise_late=True)
+        engine._router.request(time_out, lambda _: None, [], group_timeout=1.0)
     assert aborted == [server.url for server in pair], "no other request waits for its own deadline"
+    with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
+        engine._router.ready_servers()
 
 
 def test_a_run_claims_all_its_servers_and_leaves_all(make, pair):
@@ -642,3 +646,60 @@ def test_a_repair_that_fails_by_a_mistake_of_the_code_ends_the_wait_for_it(make,
     pair[0].close()
     with pytest.raises(RunError, match="could not be repaired: ZeroDivisionError"):
         engine.generate(batch("a"), SAMPLING)
+
+
+def test_servers_of_a_run_get_different_ports(monkeypatch):
+    assert len(set(free_ports("127.0.0.1", 20))) == 20
+    bound: list[Any] = []
+
+    class Probe(socket.socket):
+        def bind(self, address: Any) -> None:
+            assert all(other.fileno() >= 0 for other in bound), "a port was free again before all were known"
+            bound.append(self)
+            super().bind(address)
+
+    monkeypatch.setattr(server_process.socket, "socket", Probe)
+    free_ports("127.0.0.1", 3)
+    assert len(bound) == 3
+
+
+def test_a_server_has_no_longer_than_the_deadline_to_show_that_it_is_healthy(make, pair, monkeypatch):
+    handle = SeededServer._handle
+
+    def slow(self: SeededServer, request: BaseHTTPRequestHandler) -> None:
+        time.sleep(0.4 * (request.command == "GET"))
+        handle(self, request)
+
+    engine = make(servers=pair[:1])
+    server = engine._servers[0]
+    monkeypatch.setattr(SeededServer, "_handle", slow)
+    assert server.has_current_weights()
+    began = time.monotonic()
+    assert not server.has_current_weights(0.6)
+    assert time.monotonic() - began < 0.75
+    checks: list[float] = []
+    check = RolloutServer.has_current_weights
+
+    def recorded(self: RolloutServer, *seconds: float) -> bool:
+        checks.extend(seconds)
+        return check(self, *seconds)
+
+    monkeypatch.setattr(RolloutServer, "has_current_weights", recorded)
+    pair[0].hangs = True
+    assert len(engine.generate(batch("a"), replace(SAMPLING, group_timeout=1.5)).dropped) == 1
+    assert checks == [1.5, 1.5]
+
+
+def test_a_server_is_closed_when_its_repair_ends_after_the_engine_is_closed(make, pair, monkeypatch):
+    engine = make(servers=pair[:1])
+    ended: list[float] = []
+
+    def repair(problem: str) -> None:
+        engine._state.closed.wait(20)
+        time.sleep(0.3)
+        ended.append(time.monotonic())
+
+    monkeypatch.setattr(engine._servers[0], "_wait_until_ready", repair)
+    engine._servers[0].lose("it died")
+    engine.close()
+    assert ended

@@ -33,8 +33,10 @@ def alone(tmp_path_factory):
 
 def train(folder: Path, *words: str) -> dict[str, Any]:
     def body(rank: int) -> None:
-        with installed(Memory(states=math.inf)):
+        with installed(Memory(states=math.inf)) as memory:
             runs.run(folder / "run", *RUN, *words)
+        assert memory.arguments["distributed_executor_backend"] == "external_launcher"
+        assert memory.arguments["tensor_parallel_size"] == (2 if SHARED in words else 1)
 
     assert ranks.forked(2, body) == [0, 0]
     return runs.everything(folder / "run")

@@ -54,6 +54,8 @@ class Memory:
     host: int = 0
     """Bytes of weights in host memory."""
     events: list[Any] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Of the last `LLM`."""
     own: set[int] = field(default_factory=set)
     """Addresses of vLLM's tensors."""
 
@@ -97,6 +99,7 @@ class Llm:
     """Of the process; set by `installed`."""
 
     def __init__(self, **arguments: Any) -> None:
+        self.memory.arguments = arguments
         shared_by = arguments.get("tensor_parallel_size", 1)
         self.ranks = dist.new_subgroups(shared_by, backend="gloo")[0] if shared_by > 1 else None
         if self.ranks is not None:  # csrc/cpu/shm.cpp: "create shm in SHMManager failed", and it stays
