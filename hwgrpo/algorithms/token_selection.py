@@ -35,6 +35,8 @@ class UpdateTokens:
     """[S] int64: response tokens of each sequence."""
 
 
+ROUNDING = 1e-5
+"""Nats by which entropies may differ that are the same but for rounding."""
 MASKS = {"trusted": "trusted_tokens", "uncertain": "uncertain_tokens"}
 """Selections outside of which the policy loss is 0, and their metrics."""
 
@@ -107,6 +109,7 @@ def trusted_second_moment(tokens: UpdateTokens, *, threshold: float) -> torch.Te
 def highest_entropies(tokens: UpdateTokens, *, share: float) -> torch.Tensor:
     """Select the tokens whose entropy is at least its (1 - share) quantile, interpolated linearly.
 
+    The first tokens of a group have one entropy, which rounds differently in other micro-batches: it is one here, too.
     Source: Wang et al. 2025 (Beyond the 80/20 Rule), as TRL's top_entropy_quantile.
     """
     if not len(tokens.entropy_R):
@@ -116,4 +119,4 @@ def highest_entropies(tokens: UpdateTokens, *, share: float) -> torch.Tensor:
     below = int(place)
     above = min(below + 1, len(ascending) - 1)
     quantile = ascending[below] + (place - below) * (ascending[above] - ascending[below])
-    return tokens.entropy_R.double() >= quantile
+    return tokens.entropy_R.double() >= quantile - ROUNDING

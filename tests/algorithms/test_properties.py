@@ -384,9 +384,31 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_ranks(case: Case, worl
         assert_same(found, expected, f"{case.config.algorithm}: ")
 
 
+@pytest.mark.parametrize("loss", POLICY_LOSSES.names())
+def test_responses_without_advantage_have_the_gradient_of_the_formulas(loss: str):
+    config = settings("trainer.tokens_per_micro_batch=10000")
+    config = replace(config, algorithm=algorithm_of(loss, "k3", "token-mean", "none", {}, coef=0.0))
+    g = torch.Generator().manual_seed(5)
+
+    def sample(reward: float) -> Sample:
+        tokens = torch.randint(VOCAB, (4,), generator=g)
+        with torch.no_grad():
+            lp = exact((3, 4), tokens, 1.0)[0]
+        old = (lp + 0.35 * torch.randn(4, generator=g).double()).clamp(max=-1e-3).float().double()
+        return Sample(tokens, reward, True, old, old, old)
+
+    groups = [((3, 4), [sample(1.0), sample(1.0)]), ((3, 4), [sample(1.0), sample(0.0)])]
+    assert_formulas(Case(config, groups, on_policy=False))
+
+
 @limits(DRAWS, max_examples=60)
 @given(cases())
 def test_loss_and_gradient_are_those_of_fp64_autograd_on_full_logits(case: Case):
+    assert_formulas(case)
+
+
+def assert_formulas(case: Case) -> None:
+    """Compare an update with the page's formulas on full logits."""
     update = update_of(case)
     found = outcome(update, case, range(len(case.groups)))
     advantages = iter(case.batch(range(len(case.groups)), update.strategy).advantages.double().tolist())

@@ -40,6 +40,12 @@ def test_entropies_are_compared_with_a_quantile_between_two_of_them():
     assert chosen(highest_entropies(given, share=1.0)) == [0, 1, 2, 3, 4]
 
 
+def test_entropies_that_differ_by_rounding_are_selected_together():
+    given = tokens(entropy=[0.5, 0.3, 0.3 + 1e-7, 0.1])
+    assert chosen(highest_entropies(given, share=2 / 3)) == [0, 1, 2]
+    assert chosen(highest_entropies(given, share=0.5)) == [0, 1, 2]
+
+
 COVARYING = {"logprob": [-1.0, -2.0, -3.0, -4.0], "advantage": [1.0, 1.0, -1.0, -1.0]}
 
 

@@ -179,7 +179,8 @@ def kept_tokens(algorithm: Any, responses: list[Response]) -> list[Tensor]:
     entropy = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.entropy.detach() for each in responses)])
     kept = torch.ones_like(entropy)
     if algorithm.top_entropy_share < 1 and len(entropy):
-        kept[entropy < torch.quantile(entropy, 1 - algorithm.top_entropy_share)] = 0
+        quantile = torch.quantile(entropy, 1 - algorithm.top_entropy_share)
+        kept[entropy < quantile - 1e-5] = 0  # the first tokens of a group are equal but for rounding
     if algorithm.m2po_threshold is not None and len(entropy):
         squares = torch.cat([(each.old - each.roll).detach() ** 2 for each in responses])
         for i in squares.argsort(descending=True, stable=True)[:-1].tolist():
