@@ -173,7 +173,7 @@ class TrainBatch:
     offsets: torch.Tensor
     """[S + 1] int64."""
     advantages: torch.Tensor
-    """[S] fp32."""
+    """[S] fp32; with `token_advantages` their mean over the tokens of each sequence."""
     rollout_logprobs: torch.Tensor
     """[R] fp32: log-probs that the rollout engine reported."""
     floors: torch.Tensor | None = None
@@ -182,6 +182,8 @@ class TrainBatch:
     """[R] fp32: log-probs of the policy at the start of the update; None on policy, where the ratio is 1."""
     ref_logprobs: torch.Tensor | None = None
     """[R] fp32: log-probs of the reference model; None when no KL term needs them."""
+    token_advantages: torch.Tensor | None = None
+    """[R] fp32: the advantage of each token; None: every token has the advantage of its sequence."""
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
@@ -190,6 +192,13 @@ class TrainBatch:
     def lengths(self) -> torch.Tensor:
         """[S] int64: response lengths in tokens."""
         return self.offsets.diff()
+
+    @property
+    def advantages_R(self) -> torch.Tensor:
+        """[R] fp32: the advantage of each token."""
+        if self.token_advantages is None:
+            return self.advantages.repeat_interleave(self.lengths)
+        return self.token_advantages
 
 
 @dataclass(frozen=True)

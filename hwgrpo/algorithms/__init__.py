@@ -1,6 +1,6 @@
 """The math of GRPO as pure functions.
 
-advantages.py           rewards -> one advantage per sequence: `grpo`
+advantages.py           rewards -> one advantage per sequence or token: `grpo`
 advantage_variants.py   RLOO, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++ and its baseline
 groups.py               reward statistics over groups
 policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`

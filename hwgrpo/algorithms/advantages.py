@@ -1,7 +1,8 @@
-"""Advantages: one number per sequence from one reward per sequence, relative to its group.
+"""Advantages: one number per sequence, or per token, from the rewards of sequences, relative to their group.
 
 Every estimator has the signature `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`; `grpo` is
-here, the others are in `advantage_variants.py`; `hwgrpo/catalog.py` lists them by name. Groups may be ragged and in any
+here, the others are in `advantage_variants.py`; `hwgrpo/catalog.py` lists them by name. One with the decorator
+`@token_level` returns one advantage per response token instead, `advantages_R`. Groups may be ragged and in any
 order. Invalid sequences get advantage 0 and enter no statistic. A group whose valid rewards are all equal gets exactly
 0, decided by max == min: the standard deviation of equal numbers is often not 0 in floating point, and dividing
 rounding noise by it would make a gradient out of nothing. Statistics are fp64.
@@ -13,14 +14,56 @@ those of all ranks.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from hwgrpo.algorithms.groups import Groups
-from hwgrpo.catalog import ADVANTAGES
-from hwgrpo.config.schema import AdvantageConfig
+from hwgrpo.algorithms.scope import sequence_sum
+from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
+from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
+from hwgrpo.errors import ConfigError
 from hwgrpo.user_code import bind_arguments
+
+F = TypeVar("F", bound=Callable[..., torch.Tensor])
+
+
+def token_level(estimator: F) -> F:
+    """Declare that an estimator returns one advantage per response token [R] instead of one per sequence [S]."""
+    estimator.token_level = True  # type: ignore[attr-defined] - functions have attributes
+    return estimator
+
+
+def is_token_level(config: AdvantageConfig) -> bool:
+    """Return whether the estimator of the settings returns one advantage per response token."""
+    return bool(getattr(ADVANTAGES.load(config.name), "token_level", False))
+
+
+def check_token_level(algorithm: AlgorithmConfig) -> None:
+    """Check that what reads one advantage per sequence does not get one per token.
+
+    Raises:
+        ConfigError: with the setting that reads one per sequence.
+    """
+    if not is_token_level(algorithm.advantage):
+        return
+    reason = f"algorithm.advantage.name={algorithm.advantage.name!r} has one advantage per token, but"
+    if algorithm.loss.name in LOSSES_OF_SEQUENCES:
+        raise ConfigError(
+            f"{reason} algorithm.loss.name={algorithm.loss.name!r} is the loss of a sequence with one advantage; use "
+            "ppo_clip, or gspo for ratios of sequences"
+        )
+    if algorithm.off_policy_threshold is not None:
+        raise ConfigError(
+            f"{reason} algorithm.off_policy_threshold masks sequences by the sign of theirs; set it to null"
+        )
+
+
+def mean_over_tokens(values_R: torch.Tensor, lengths_S: torch.Tensor) -> torch.Tensor:
+    """Return [S] fp32 the mean of each sequence's tokens; 0 where it has none."""
+    sums_S, _ = sequence_sum(values_R.double(), torch.cat([lengths_S.new_zeros(1), lengths_S.cumsum(0)]))
+    return (sums_S / lengths_S.clamp(min=1)).float()
 
 
 def group_advantages(
@@ -31,7 +74,7 @@ def group_advantages(
     lengths_S: torch.Tensor | None = None,
     parts: Mapping[str, tuple[float, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """Compute the advantage of each sequence.
+    """Compute the advantage of each sequence, or of each token.
 
     Args:
         rewards_S: [S] fp64; ignored where not valid.
@@ -43,20 +86,28 @@ def group_advantages(
             `rewards_S` are those of one function.
 
     Returns:
-        [S] fp32.
+        [S] fp32; for estimators with `is_token_level` [R] fp32, in the order of the sequences.
 
     Raises:
-        ConfigError: an unknown estimator, or lengths are missing where it needs them.
+        ConfigError: an unknown estimator, lengths are missing where it needs them, or it returned another shape.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
     loaded = ADVANTAGES.load(config.name)
     takes_parts = "parts" in inspect.signature(loaded).parameters
-    arguments = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
+    arguments: dict[str, Any] = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
-    advantages_S = estimator(rewards_S, group_S, valid_S, config, lengths_S)
+    advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
+    per_token = is_token_level(config) and lengths_S is not None
+    expected = int(lengths_S.sum()) if per_token and lengths_S is not None else len(rewards_S)
+    if advantages.shape != (expected,):
+        raise ConfigError(
+            f"algorithm.advantage.name={config.name!r} returned advantages of shape {list(advantages.shape)} for "
+            f"{len(rewards_S)} responses{f' of {expected} tokens' if per_token else ''}: return [{expected}]; one per "
+            "token needs @token_level above the function (from hwgrpo.algorithms.advantages)"
+        )
     if config.clip is None:
-        return advantages_S
-    return advantages_S.clamp(-config.clip, config.clip)
+        return advantages
+    return advantages.clamp(-config.clip, config.clip)
 
 
 def grpo(

@@ -68,9 +68,9 @@ def train_step(run: Run, step: int) -> None:
             if config.reward.shuffle:
                 rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
         with watch("adv"):
-            advantages = advantages_over_ranks(config, completions, rewards, run.strategy)
+            advantages, of_tokens = advantages_over_ranks(config, completions, rewards, run.strategy)
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
-            batch = assemble(prompts, completions, advantages, trained)
+            batch = assemble(prompts, completions, advantages, trained, of_tokens)
         with watch("old_log_prob"):
             batch = run.update.with_old_logprobs(batch)
         with watch("ref"):
@@ -81,7 +81,7 @@ def train_step(run: Run, step: int) -> None:
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)
-    values = sample_metrics(*samples, run.strategy.gather_objects)
+    values = sample_metrics(*samples, run.strategy.gather_objects, of_tokens)
     if run.metrics:
         measured = raise_on_all_ranks(run.strategy, lambda: run.metrics.measure(*samples))
         values |= over_ranks(run.strategy.gather_objects(measured), values | updated)

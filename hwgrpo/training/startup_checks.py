@@ -14,6 +14,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hwgrpo.algorithms.advantages import check_token_level
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
@@ -96,6 +97,7 @@ def check_start(
     Raises:
         ConfigError: with the wrong value and its remedy.
     """
+    check_token_level(config.algorithm)
     choose_kernels(config, backend)
     choose_modules(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)

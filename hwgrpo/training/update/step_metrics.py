@@ -33,7 +33,12 @@ advantage, or known for all tokens."""
 
 
 def sample_metrics(
-    prompts: PromptBatch, completions: Completions, rewards: Rewards, advantages: torch.Tensor, gather: Any
+    prompts: PromptBatch,
+    completions: Completions,
+    rewards: Rewards,
+    advantages: torch.Tensor,
+    gather: Any,
+    token_advantages: torch.Tensor | None = None,
 ) -> dict[str, float]:
     """Return reward, advantage and length statistics of a step.
 
@@ -43,14 +48,18 @@ def sample_metrics(
         rewards: their rewards.
         advantages: [S] fp32.
         gather: the strategy's `gather_objects`: every rank's value in rank order.
+        token_advantages: [R] fp32, whose statistics take the place of those of the advantages; None: none.
     """
     valid = rewards.valid
+    advantages = advantages[valid]
+    if token_advantages is not None:
+        advantages = token_advantages[torch.repeat_interleave(valid, completions.lengths)]
     zero, groups, group_std = group_statistics(rewards.total, completions.prompt_index, valid)
     ranks = gather(
         {
             "total": rewards.total[valid],
             "group_std": group_std,
-            "advantages": advantages[valid],
+            "advantages": advantages,
             "lengths": completions.lengths,
             "finished": completions.finished,
             "tokens": int(completions.lengths.sum())

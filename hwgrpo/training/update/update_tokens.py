@@ -34,8 +34,7 @@ def select_tokens(
     mine_R = torch.repeat_interleave(chosen, batch.lengths)
     logprob_R, entropy_R = scored
     old_R = logprob_R if batch.old_logprobs is None else batch.old_logprobs
-    advantage_R = torch.repeat_interleave(batch.advantages, batch.lengths)
-    own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, advantage_R)]
+    own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, batch.advantages_R)]
     ranks = strategy.gather_objects(own)
     new_R, old_R, rollout_R, entropy_R, advantage_R = (torch.cat(parts) for parts in zip(*ranks, strict=True))
     order_R = torch.randperm(len(new_R), generator=torch.Generator().manual_seed(seed))
