@@ -141,6 +141,18 @@ class Completions:
 
 
 @dataclass(frozen=True)
+class StepRewards:
+    """The rewards of the K steps of S responses, ragged; every response has at least one step."""
+
+    rewards: torch.Tensor
+    """[K] fp64: weighted sums; meaningless where the response is not valid."""
+    ends: torch.Tensor
+    """[K] int64: index of a step's last token in its response, not descending; -1 in a response without tokens."""
+    offsets: torch.Tensor
+    """[S + 1] int64: the steps of response i are `offsets[i]:offsets[i + 1]`."""
+
+
+@dataclass(frozen=True)
 class Rewards:
     """The reward of each response, and its components."""
 
@@ -156,6 +168,8 @@ class Rewards:
     """The same keys -> the first failed sample and its error, as text."""
     extras: tuple[Mapping[str, Any], ...] = ()
     """S dicts of extra fields that reward functions returned with the score; may be empty."""
+    steps: StepRewards | None = None
+    """The rewards of the responses' steps, whose sums are `total`; None: the estimator reads none."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.user_code import bind_arguments
+from hwgrpo.values import StepRewards
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
 
@@ -38,6 +39,11 @@ def token_level(estimator: F) -> F:
 def is_token_level(config: AdvantageConfig) -> bool:
     """Return whether the estimator of the settings returns one advantage per response token."""
     return bool(getattr(ADVANTAGES.load(config.name), "token_level", False))
+
+
+def takes_steps(config: AdvantageConfig) -> bool:
+    """Return whether the estimator of the settings has an argument `steps`, the rewards of the responses' steps."""
+    return "steps" in inspect.signature(ADVANTAGES.load(config.name)).parameters
 
 
 def check_token_level(algorithm: AlgorithmConfig) -> None:
@@ -73,6 +79,7 @@ def group_advantages(
     config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
     parts: Mapping[str, tuple[float, torch.Tensor]] | None = None,
+    steps: StepRewards | None = None,
 ) -> torch.Tensor:
     """Compute the advantage of each sequence, or of each token.
 
@@ -84,6 +91,7 @@ def group_advantages(
         lengths_S: [S] tokens per sequence, for estimators that weigh by tokens.
         parts: reward function -> its weight and its rewards [S] fp64, for estimators with an argument `parts`; None:
             `rewards_S` are those of one function.
+        steps: the rewards of steps, for estimators with an argument `steps`; None: each response is one step.
 
     Returns:
         [S] fp32; for estimators with `is_token_level` [R] fp32, in the order of the sequences.
@@ -95,6 +103,8 @@ def group_advantages(
     loaded = ADVANTAGES.load(config.name)
     takes_parts = "parts" in inspect.signature(loaded).parameters
     arguments: dict[str, Any] = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
+    if takes_steps(config):
+        arguments["steps"] = steps or _one_step_each(rewards_S, lengths_S)
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
     advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
     per_token = is_token_level(config) and lengths_S is not None
@@ -108,6 +118,12 @@ def group_advantages(
     if config.clip is None:
         return advantages
     return advantages.clamp(-config.clip, config.clip)
+
+
+def _one_step_each(rewards_S: torch.Tensor, lengths_S: torch.Tensor | None) -> StepRewards:
+    if lengths_S is None:
+        raise ConfigError("an advantage estimator of steps needs to know their tokens: pass lengths_S")
+    return StepRewards(rewards_S, lengths_S - 1, torch.arange(len(rewards_S) + 1))
 
 
 def grpo(

@@ -41,6 +41,7 @@ _SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
 _SCALED = none_of(
     "algorithm.advantage.name", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl"
 )
+_STEPS = (*one_of("algorithm.advantage.name", "process"), *own_function("algorithm.advantage.name"))
 _DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
 _CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg", "vespo", "topr", "dro", "kl_cov")
 _PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name != "ppo_clip"))
@@ -236,7 +237,8 @@ class RewardFunctionConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments for the function."""
     on_error: str = choice("raise", FAILURE_POLICIES)
-    """When the function raises: stop the run, use `failure_value`, drop the sample, or drop its group."""
+    """When the function raises, or does not return a reward for each step where it returns a list: stop the run, use
+    `failure_value`, drop the sample, or drop its group."""
     on_nan: str = choice("raise", FAILURE_POLICIES)
     """The same when it returns NaN, None or an infinite number."""
     timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
@@ -277,6 +279,19 @@ class AdvantageConfig:
     """Advantages are kept within plus or minus this; null: not at all."""
     kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.advantage.name")])
     """Further keyword arguments for a function of your own."""
+
+
+@dataclass
+class ProcessConfig:
+    delimiter: str = setting(
+        "\n", used_by=[_STEPS, off("algorithm.process.pattern"), off("algorithm.process.function")]
+    )
+    """Text that ends a step of a response."""
+    pattern: str | None = setting(None, used_by=[_STEPS, off("algorithm.process.function")])
+    """Regular expression in place of the delimiter, e.g. '\\n+|(?<=[.!?]) '."""
+    function: str | None = setting(None, path=True, used_by=[_STEPS])
+    """`path/to/file.py:function` in place of both: `function(text)` returns the ascending ends of the steps, in
+    characters."""
 
 
 @dataclass
@@ -357,6 +372,7 @@ class AlgorithmConfig:
     """Settings of a published method, of which any can be set otherwise (`hwgrpo config presets` lists them). In an
     override it wins over the recipe, in a recipe the recipe's other settings win over it."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    process: ProcessConfig = setting(ProcessConfig, used_by=[_STEPS])
     loss: LossConfig = field(default_factory=LossConfig)
     kl: KlConfig = field(default_factory=KlConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)

@@ -14,6 +14,7 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
+from hwgrpo.algorithms.advantages import takes_steps
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
@@ -224,7 +225,11 @@ NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
 
 
 def build_rewards(
-    config: Config, dataset: PromptDataset, validation: PromptDataset | None = None, rank: int = 0
+    config: Config,
+    dataset: PromptDataset,
+    validation: PromptDataset | None = None,
+    rank: int = 0,
+    tokenizer: Any = None,
 ) -> RewardPipeline:
     """Load the reward functions and check that the data has the columns they read.
 
@@ -233,6 +238,7 @@ def build_rewards(
         dataset: the prompts whose responses are scored.
         validation: the validation prompts.
         rank: this process's rank, for functions that draw random numbers.
+        tokenizer: finds the tokens of steps, where the advantage estimator reads their rewards.
 
     Raises:
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
@@ -243,4 +249,11 @@ def build_rewards(
             for data in filter(None, (dataset, validation)):
                 data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
-    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank))
+    steps = None
+    if takes_steps(config.algorithm.advantage):
+        from hwgrpo.rewards.response_steps import StepFinder
+
+        steps = StepFinder(config.algorithm.process, tokenizer)
+    return RewardPipeline(
+        config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank), steps=steps
+    )

@@ -79,7 +79,7 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0)
     """
     training, validation = (build_dataset(config.data, tokenizer, split) for split in ("train", "validation"))
     assert training is not None
-    return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank))
+    return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank, tokenizer))
 
 
 def check_start(
