@@ -14,62 +14,18 @@ those of all ranks.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from hwgrpo.algorithms.groups import Groups
-from hwgrpo.algorithms.scope import sequence_sum
-from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
-from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
+from hwgrpo.algorithms.token_advantages import is_token_level, one_step_each, takes_steps
+from hwgrpo.catalog import ADVANTAGES
+from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.user_code import bind_arguments
 from hwgrpo.values import StepRewards
-
-F = TypeVar("F", bound=Callable[..., torch.Tensor])
-
-
-def token_level(estimator: F) -> F:
-    """Declare that an estimator returns one advantage per response token [R] instead of one per sequence [S]."""
-    estimator.token_level = True  # type: ignore[attr-defined] - functions have attributes
-    return estimator
-
-
-def is_token_level(config: AdvantageConfig) -> bool:
-    """Return whether the estimator of the settings returns one advantage per response token."""
-    return bool(getattr(ADVANTAGES.load(config.name), "token_level", False))
-
-
-def takes_steps(config: AdvantageConfig) -> bool:
-    """Return whether the estimator of the settings has an argument `steps`, the rewards of the responses' steps."""
-    return "steps" in inspect.signature(ADVANTAGES.load(config.name)).parameters
-
-
-def check_token_level(algorithm: AlgorithmConfig) -> None:
-    """Check that what reads one advantage per sequence does not get one per token.
-
-    Raises:
-        ConfigError: with the setting that reads one per sequence.
-    """
-    if not is_token_level(algorithm.advantage):
-        return
-    reason = f"algorithm.advantage.name={algorithm.advantage.name!r} has one advantage per token, but"
-    if algorithm.loss.name in LOSSES_OF_SEQUENCES:
-        raise ConfigError(
-            f"{reason} algorithm.loss.name={algorithm.loss.name!r} is the loss of a sequence with one advantage; use "
-            "ppo_clip, or gspo for ratios of sequences"
-        )
-    if algorithm.off_policy_threshold is not None:
-        raise ConfigError(
-            f"{reason} algorithm.off_policy_threshold masks sequences by the sign of theirs; set it to null"
-        )
-
-
-def mean_over_tokens(values_R: torch.Tensor, lengths_S: torch.Tensor) -> torch.Tensor:
-    """Return [S] fp32 the mean of each sequence's tokens; 0 where it has none."""
-    sums_S, _ = sequence_sum(values_R.double(), torch.cat([lengths_S.new_zeros(1), lengths_S.cumsum(0)]))
-    return (sums_S / lengths_S.clamp(min=1)).float()
 
 
 def group_advantages(
@@ -104,7 +60,7 @@ def group_advantages(
     takes_parts = "parts" in inspect.signature(loaded).parameters
     arguments: dict[str, Any] = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
     if takes_steps(config):
-        arguments["steps"] = steps or _one_step_each(rewards_S, lengths_S)
+        arguments["steps"] = steps or one_step_each(rewards_S, lengths_S)
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
     advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
     per_token = is_token_level(config) and lengths_S is not None
@@ -113,17 +69,11 @@ def group_advantages(
         raise ConfigError(
             f"algorithm.advantage.name={config.name!r} returned advantages of shape {list(advantages.shape)} for "
             f"{len(rewards_S)} responses{f' of {expected} tokens' if per_token else ''}: return [{expected}]; one per "
-            "token needs @token_level above the function (from hwgrpo.algorithms.advantages)"
+            "token needs @token_level above the function (from hwgrpo.algorithms.token_advantages)"
         )
     if config.clip is None:
         return advantages
     return advantages.clamp(-config.clip, config.clip)
-
-
-def _one_step_each(rewards_S: torch.Tensor, lengths_S: torch.Tensor | None) -> StepRewards:
-    if lengths_S is None:
-        raise ConfigError("an advantage estimator of steps needs to know their tokens: pass lengths_S")
-    return StepRewards(rewards_S, lengths_S - 1, torch.arange(len(rewards_S) + 1))
 
 
 def grpo(

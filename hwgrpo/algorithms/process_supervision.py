@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hwgrpo.algorithms.advantages import token_level
 from hwgrpo.algorithms.groups import Groups
+from hwgrpo.algorithms.token_advantages import token_level
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.values import StepRewards
 

@@ -14,7 +14,7 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
-from hwgrpo.algorithms.advantages import takes_steps
+from hwgrpo.algorithms.token_advantages import takes_steps
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError

@@ -14,7 +14,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hwgrpo.algorithms.advantages import check_token_level
+from hwgrpo.algorithms.token_advantages import check_token_level
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig

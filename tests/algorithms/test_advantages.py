@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from hwgrpo.algorithms.advantages import group_advantages, is_token_level, mean_over_tokens
+from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.groups import group_statistics
+from hwgrpo.algorithms.token_advantages import is_token_level, mean_over_tokens
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from hwgrpo.algorithms.advantages import group_advantages, is_token_level, mean_over_tokens
+from hwgrpo.algorithms.advantages import group_advantages
+from hwgrpo.algorithms.token_advantages import is_token_level, join_steps, mean_over_tokens
 from hwgrpo.config import Config
 from hwgrpo.training.policy.micro_batch import TokenSignals
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.values import Completions, PromptBatch, Rewards, StepRewards, TrainBatch
+from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
 
 
 def advantages_over_ranks(
@@ -41,7 +42,7 @@ def advantages_over_ranks(
             name: (function.weight, torch.cat([parts[name] for *_, parts in ranks]))
             for name, function in zip(rewards.per_function, config.reward.functions, strict=True)
         },
-        None if rewards.steps is None else _joined(strategy.gather_objects(rewards.steps)),
+        None if rewards.steps is None else join_steps(strategy.gather_objects(rewards.steps)),
     )
     if not is_token_level(config.algorithm.advantage):
         return advantages.split([len(index) for _, index, *_ in ranks])[strategy.rank], None
@@ -138,15 +139,6 @@ def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Te
     return TokenSignals(
         per_sequence=per_sequence,
         per_token={name: tensor for name, tensor in per_token.items() if tensor is not None},
-    )
-
-
-def _joined(ranks: Sequence[StepRewards]) -> StepRewards:
-    """Concatenate the steps of all ranks' responses."""
-    return StepRewards(
-        torch.cat([steps.rewards for steps in ranks]),
-        torch.cat([steps.ends for steps in ranks]),
-        _offsets(torch.cat([steps.offsets.diff() for steps in ranks])),
     )
 
 

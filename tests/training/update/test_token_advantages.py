@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hwgrpo.algorithms.advantages import check_token_level, group_advantages, mean_over_tokens, token_level
+from hwgrpo.algorithms.advantages import group_advantages
+from hwgrpo.algorithms.token_advantages import check_token_level, mean_over_tokens, token_level
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
@@ -22,7 +23,7 @@ from tests.support.runs import runs
 ESTIMATOR = """
 import torch
 
-from hwgrpo.algorithms.advantages import token_level
+from hwgrpo.algorithms.token_advantages import token_level
 
 
 @token_level
