@@ -356,7 +356,7 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any, memory: 
             sampled = Completions(index, tokens, offsets, torch.zeros(len(tokens)), finished, texts)
             total = torch.tensor(request["rewards"], dtype=torch.float64)
             rewards = Rewards(total, finished, {"reward": total})
-            advantages = advantages_over_ranks(run.config, sampled, rewards, run.strategy)
+            advantages, _ = advantages_over_ranks(run.config, sampled, rewards, run.strategy)
             batch = assemble(prompts, sampled, advantages, rewards.valid)
             loss, _ = run.update.accumulate_gradients(batch, range(len(batch)))
             theirs = load_file(request["gradients"])

@@ -11,7 +11,7 @@ models/       loading and changes of transformers models
 config/       the settings: schema, loading, checks
 data/         prompts
 rewards/      reward functions
-values.py     the values that flow through one step
+values.py     the values that flow through one step; step_rewards.py those of process supervision
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
 errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host

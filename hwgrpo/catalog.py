@@ -14,10 +14,12 @@ ADVANTAGES = Registry(
         "max_rl": "hwgrpo.algorithms.advantage_variants:max_rl",
         "gdpo": "hwgrpo.algorithms.advantage_variants:gdpo",
         "reinforce_plus_plus": "hwgrpo.algorithms.advantage_variants:reinforce_plus_plus",
+        "process": "hwgrpo.algorithms.process_supervision:process",
     },
 )
-"""Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`; one with an argument `parts` is
-also given {reward function: (weight, its rewards_S)}."""
+"""Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`, or `advantages_R` with the
+decorator `@token_level`; one with an argument `parts` is also given {reward function: (weight, its rewards_S)}, one
+with an argument `steps` the `StepRewards`."""
 POLICY_LOSSES = Registry(
     "policy loss",
     {
@@ -39,6 +41,8 @@ POLICY_LOSSES = Registry(
 """`Scoped` functions `(surrogate_input, config) -> (pg_loss_N, {metric: per-row})`."""
 LOSSES_WITH_ARGUMENTS = ("clip_cov", "dppo_kl", "dppo_tv", "dro", "kl_cov", "vespo")
 """Those with keyword arguments of their own, given as `algorithm.loss.kwargs`."""
+LOSSES_OF_SEQUENCES = ("gmpo", "vespo")
+"""Those that read one advantage per sequence; they refuse one per token."""
 KL_ESTIMATORS = Registry(
     "KL estimator",
     {

@@ -17,6 +17,8 @@ from hwgrpo.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from hwgrpo.step_rewards import StepRewards
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -156,6 +158,8 @@ class Rewards:
     """The same keys -> the first failed sample and its error, as text."""
     extras: tuple[Mapping[str, Any], ...] = ()
     """S dicts of extra fields that reward functions returned with the score; may be empty."""
+    steps: StepRewards | None = None
+    """The rewards of the responses' steps, whose sums are `total`; None: the estimator reads none."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class TrainBatch:
     offsets: torch.Tensor
     """[S + 1] int64."""
     advantages: torch.Tensor
-    """[S] fp32."""
+    """[S] fp32; with `token_advantages` their mean over the tokens of each sequence."""
     rollout_logprobs: torch.Tensor
     """[R] fp32: log-probs that the rollout engine reported."""
     floors: torch.Tensor | None = None
@@ -184,6 +188,8 @@ class TrainBatch:
     """[R] fp32: log-probs of the reference model; None when no KL term needs them."""
     rollout_shares: torch.Tensor | None = None
     """[R] fp32: weight of the rollout's log-prob in the old one, the rest is the current; None: `old_logprobs`."""
+    token_advantages: torch.Tensor | None = None
+    """[R] fp32: the advantage of each token; None: every token has the advantage of its sequence."""
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
@@ -192,6 +198,13 @@ class TrainBatch:
     def lengths(self) -> torch.Tensor:
         """[S] int64: response lengths in tokens."""
         return self.offsets.diff()
+
+    @property
+    def advantages_R(self) -> torch.Tensor:
+        """[R] fp32: the advantage of each token."""
+        if self.token_advantages is None:
+            return self.advantages.repeat_interleave(self.lengths)
+        return self.token_advantages
 
 
 @dataclass(frozen=True)

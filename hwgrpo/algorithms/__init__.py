@@ -1,7 +1,9 @@
 """The math of GRPO as pure functions.
 
-advantages.py           rewards -> one advantage per sequence: `grpo`
+advantages.py           rewards -> one advantage per sequence or token: `grpo`
 advantage_variants.py   RLOO, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++ and its baseline
+token_advantages.py     estimators with one advantage per token, or with rewards of steps
+process_supervision.py  rewards of the steps of responses -> one advantage per token
 groups.py               reward statistics over groups
 policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
 surrogates.py           PPO clip per token

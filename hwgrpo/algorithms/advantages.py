@@ -1,7 +1,8 @@
-"""Advantages: one number per sequence from one reward per sequence, relative to its group.
+"""Advantages: one number per sequence, or per token, from the rewards of sequences, relative to their group.
 
 Every estimator has the signature `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`; `grpo` is
-here, the others are in `advantage_variants.py`; `hwgrpo/catalog.py` lists them by name. Groups may be ragged and in any
+here, the others are in `advantage_variants.py`; `hwgrpo/catalog.py` lists them by name. One with the decorator
+`@token_level` returns one advantage per response token instead, `advantages_R`. Groups may be ragged and in any
 order. Invalid sequences get advantage 0 and enter no statistic. A group whose valid rewards are all equal gets exactly
 0, decided by max == min: the standard deviation of equal numbers is often not 0 in floating point, and dividing
 rounding noise by it would make a gradient out of nothing. Statistics are fp64.
@@ -14,12 +15,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from hwgrpo.algorithms.groups import Groups
+from hwgrpo.algorithms.token_advantages import is_token_level, one_step_each, takes_steps
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
+from hwgrpo.errors import ConfigError
+from hwgrpo.step_rewards import StepRewards
 from hwgrpo.user_code import bind_arguments
 
 
@@ -30,8 +35,9 @@ def group_advantages(
     config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
     parts: Mapping[str, tuple[float, torch.Tensor]] | None = None,
+    steps: StepRewards | None = None,
 ) -> torch.Tensor:
-    """Compute the advantage of each sequence.
+    """Compute the advantage of each sequence, or of each token.
 
     Args:
         rewards_S: [S] fp64; ignored where not valid.
@@ -41,22 +47,33 @@ def group_advantages(
         lengths_S: [S] tokens per sequence, for estimators that weigh by tokens.
         parts: reward function -> its weight and its rewards [S] fp64, for estimators with an argument `parts`; None:
             `rewards_S` are those of one function.
+        steps: the rewards of steps, for estimators with an argument `steps`; None: each response is one step.
 
     Returns:
-        [S] fp32.
+        [S] fp32; for estimators with `is_token_level` [R] fp32, in the order of the sequences.
 
     Raises:
-        ConfigError: an unknown estimator, or lengths are missing where it needs them.
+        ConfigError: an unknown estimator, lengths are missing where it needs them, or it returned another shape.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
     loaded = ADVANTAGES.load(config.name)
     takes_parts = "parts" in inspect.signature(loaded).parameters
-    arguments = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
+    arguments: dict[str, Any] = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
+    if takes_steps(config):
+        arguments["steps"] = steps or one_step_each(rewards_S, lengths_S)
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
-    advantages_S = estimator(rewards_S, group_S, valid_S, config, lengths_S)
+    advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
+    per_token = is_token_level(config) and lengths_S is not None
+    expected = int(lengths_S.sum()) if per_token and lengths_S is not None else len(rewards_S)
+    if advantages.shape != (expected,):
+        raise ConfigError(
+            f"algorithm.advantage.name={config.name!r} returned advantages of shape {list(advantages.shape)} for "
+            f"{len(rewards_S)} responses{f' of {expected} tokens' if per_token else ''}: return [{expected}]; one per "
+            "token needs @token_level above the function (from hwgrpo.algorithms.token_advantages)"
+        )
     if config.clip is None:
-        return advantages_S
-    return advantages_S.clamp(-config.clip, config.clip)
+        return advantages
+    return advantages.clamp(-config.clip, config.clip)
 
 
 def grpo(

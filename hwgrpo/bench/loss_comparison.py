@@ -118,7 +118,7 @@ def _batch(run: Run) -> TrainBatch:
     prompts = run.prompts.next()
     completions = run.engine.generate(prompts, run.sampling)
     rewards = run.rewards.score(prompts, completions, 1)
-    advantages = advantages_over_ranks(run.config, completions, rewards, run.strategy)
+    advantages, _ = advantages_over_ranks(run.config, completions, rewards, run.strategy)
     batch = assemble(prompts, completions, advantages, rewards.valid)
     batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2))
     return replace(batch, old_logprobs=run.update.score(batch))

@@ -60,8 +60,8 @@ def measure_step(
     prompts = run.prompts.next()
     batch = _stages(run, device, prompts, {})
     notes = list(run.engine.notes)
-    if not batch.advantages.any():
-        batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2))
+    if not batch.advantages_R.any():
+        batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2), token_advantages=None)
         notes.append(NO_ADVANTAGES)
 
     report("layouts compared with padded rows")
@@ -121,8 +121,8 @@ def _stages(run: Run, device: Device, prompts: PromptBatch, stages: dict[str, Ti
     rewards = timed("reward", lambda: run.rewards.score(prompts, completions, 1))
 
     def to_train() -> TrainBatch:
-        advantages = advantages_over_ranks(run.config, completions, rewards, run.strategy)
-        return assemble(prompts, completions, advantages, rewards.valid)
+        advantages, of_tokens = advantages_over_ranks(run.config, completions, rewards, run.strategy)
+        return assemble(prompts, completions, advantages, rewards.valid, of_tokens)
 
     batch = timed("adv", to_train)
     if run.update.needs_old_logprobs:

@@ -22,6 +22,8 @@ from hwgrpo.config.fields import (
 
 ADAPTERS = on("model.lora.rank", " above 0")
 """Condition that a run trains adapters."""
+STEPS = (*one_of("algorithm.advantage.name", "process"), *own_function("algorithm.advantage.name"))
+"""Condition that the advantage estimator reads rewards of steps."""
 _OWN_SERVER = off("rollout.server.url")
 _DIFFICULTY = tuple(
     Use(f"data.difficulty.{key}", (), " set", lambda threshold: threshold is not None)
@@ -129,6 +131,17 @@ class KlConfig:
     """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
     kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])
     """Further keyword arguments for a function of your own."""
+
+
+@dataclass
+class ProcessConfig:
+    delimiter: str = setting("\n", used_by=[STEPS, off("algorithm.process.pattern"), off("algorithm.process.function")])
+    """Text that ends a step of a response."""
+    pattern: str | None = setting(None, used_by=[STEPS, off("algorithm.process.function")])
+    """Regular expression in place of the delimiter, e.g. '\\n+|(?<=[.!?]) '."""
+    function: str | None = setting(None, path=True, used_by=[STEPS])
+    """`path/to/file.py:function` in place of both: `function(text)` returns the ascending ends of the steps, in
+    characters."""
 
 
 @dataclass

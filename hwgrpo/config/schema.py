@@ -25,6 +25,7 @@ from hwgrpo.config.fields import (
     setting,
 )
 from hwgrpo.config.optional_settings import (
+    STEPS,
     CorrectionConfig,
     DeepspeedConfig,
     DifficultyConfig,
@@ -34,6 +35,7 @@ from hwgrpo.config.optional_settings import (
     KlConfig,
     LoraConfig,
     ObserveConfig,
+    ProcessConfig,
     RolloutServerConfig,
 )
 from hwgrpo.config.shipped_files import preset_names
@@ -248,7 +250,8 @@ class RewardFunctionConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments for the function."""
     on_error: str = choice("raise", FAILURE_POLICIES)
-    """When the function raises: stop the run, use `failure_value`, drop the sample, or drop its group."""
+    """When the function raises, or does not return a reward for each step where it returns a list: stop the run, use
+    `failure_value`, drop the sample, or drop its group."""
     on_nan: str = choice("raise", FAILURE_POLICIES)
     """The same when it returns NaN, None or an infinite number."""
     timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
@@ -337,6 +340,7 @@ class AlgorithmConfig:
     """Settings of a published method, of which any can be set otherwise (`hwgrpo config presets` lists them). In an
     override it wins over the recipe, in a recipe the recipe's other settings win over it."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    process: ProcessConfig = setting(ProcessConfig, used_by=[STEPS])
     loss: LossConfig = field(default_factory=LossConfig)
     kl: KlConfig = field(default_factory=KlConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)

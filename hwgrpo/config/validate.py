@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,8 @@ def _check_files(config: Config) -> None:
     for i, function in enumerate(config.reward.functions):
         if ".py" in function.name:
             check_file_of(function.name, f"reward.functions.{i}.name")
+    if config.algorithm.process.function is not None:
+        check_file_of(config.algorithm.process.function, "algorithm.process.function")
     adapter = config.model.lora.adapter
     if adapter and not Path(adapter).expanduser().is_dir():
         hint = did_you_mean(Path(adapter).expanduser(), Path.is_dir)
@@ -295,6 +298,7 @@ def _check_contradictions(config: Config) -> None:
             "and its advantage is 0; use rollout.n=2 or more, or algorithm.advantage.singleton=raw to train on the "
             "reward itself"
         )
+    _check_process(c)
     if t.prompts_per_step % prompts_per_update(c):
         raise ConfigError(
             f"trainer.prompts_per_update={t.prompts_per_update} does not divide trainer.prompts_per_step="
@@ -362,6 +366,22 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
             "back; add jsonl to observe.loggers"
+        )
+
+
+def _check_process(config: Config) -> None:
+    """Check the settings of steps, which estimators read that have one advantage per token."""
+    process = config.algorithm.process
+    if not process.delimiter:
+        raise ConfigError("algorithm.process.delimiter is empty; name the text that ends a step, or set pattern")
+    try:
+        re.compile(process.pattern or "")
+    except re.error as error:
+        raise ConfigError(f"algorithm.process.pattern={process.pattern!r} is no regular expression: {error}") from error
+    if config.reward.shuffle and config.algorithm.advantage.name == "process":
+        raise ConfigError(
+            "reward.shuffle=true permutes one reward per response, and algorithm.advantage.name='process' has one per "
+            "step; use algorithm.advantage.name=grpo for the control run"
         )
 
 

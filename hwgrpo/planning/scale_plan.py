@@ -23,10 +23,10 @@ from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_setting
 from hwgrpo.planning.planned_sharding import resolve_auto, sharding_of, variant_settings
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
+from hwgrpo.training.optional_checks import assumed_selections
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
-from hwgrpo.training.startup_checks import assumed_selections
 from hwgrpo.training.strategies.sharding import Sharding
 
 USABLE = 0.9

@@ -9,6 +9,8 @@ async_functions.py   async functions
 randomness.py        random numbers of reward functions
 failures.py          exceptions of failed calls
 combine.py           the weighted sum
+response_steps.py    the steps of a response: where they end in its text and its tokens
+step_totals.py       the weighted sums of their rewards
 failure_policy.py    one function's values for a batch, with the policies for its failures applied
 processes/           functions in separate processes, which are killed on a timeout
 """

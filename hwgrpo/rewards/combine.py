@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,11 @@ from hwgrpo.rewards.failure_policy import FunctionValues
 from hwgrpo.rewards.processes.reward_process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import split_name
+from hwgrpo.rewards.step_totals import StepTotals
 from hwgrpo.values import Completions, PromptBatch, Rewards
+
+if TYPE_CHECKING:
+    from hwgrpo.rewards.response_steps import StepFinder
 
 
 class RewardPipeline:
@@ -25,6 +29,7 @@ class RewardPipeline:
         context: values passed to functions with such parameters, e.g. {"max_response_tokens": 512}.
         columns: the columns of the data, checked now against the functions; None checks at the first batch.
         seed: seed of the functions' random numbers, together with the batch and the call.
+        steps: finds the steps of responses, whose rewards functions may return as a list; None: one number each.
 
     Raises:
         ConfigError: no functions, or one cannot be found or called.
@@ -37,11 +42,13 @@ class RewardPipeline:
         context: Mapping[str, Any] | None = None,
         columns: Collection[str] | None = None,
         seed: Seed = (),
+        steps: StepFinder | None = None,
     ) -> None:
         if not config.functions:
             raise ConfigError("reward.functions is empty; name at least one, e.g. reward.functions=[exact_match]")
         self.settings = tuple(config.functions)
         self._seed = seed
+        self._steps = steps
         functions, folder = [], os.getcwd()
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
@@ -87,10 +94,13 @@ class RewardPipeline:
         failures: collections.Counter[str] = collections.Counter()
         first_failures: dict[str, str] = {}
         extras: list[dict[str, Any]] = [{} for _ in range(size)]
+        steps = StepTotals(self._steps, completions) if self._steps is not None else None
         for function, setting in zip(self.functions, self.settings, strict=True):
-            result = FunctionValues(function, setting, batch, completions)
+            result = FunctionValues(function, setting, batch, completions, steps.counts if steps else None)
             result.collect(step, (*self._seed, *(drawing or ("step", step)), function.name))
             total += setting.weight * torch.where(result.replaced, setting.failure_value, result.values.nan_to_num(0.0))
+            if steps is not None:
+                steps.add(result, setting)
             valid &= result.valid
             per_function[function.name] = result.values
             failures.update(result.failures)
@@ -104,6 +114,7 @@ class RewardPipeline:
             failures=dict(failures),
             first_failures=first_failures,
             extras=tuple(extras) if any(extras) else (),
+            steps=None if steps is None else steps.rewards(valid),
         )
 
     def close(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from hwgrpo.errors import ConfigError, RewardError, quoted
 from hwgrpo.jsonlines import jsonable
-from hwgrpo.rewards.failures import ProcessDied, TimedOut, describe_failure
+from hwgrpo.rewards.failures import ProcessDied, StepMismatch, TimedOut, describe_failure
 from hwgrpo.rewards.processes.messages import SHOWN_CHARS, InvalidReward, is_listed, number_of
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.randomness import Seed
@@ -22,7 +22,18 @@ from hwgrpo.values import Completions, PromptBatch
 class FunctionValues:
     """Values and failures of one function for one batch."""
 
-    def __init__(self, function: Reward, setting: Any, batch: PromptBatch, completions: Completions) -> None:
+    def __init__(
+        self,
+        function: Reward,
+        setting: Any,
+        batch: PromptBatch,
+        completions: Completions,
+        step_counts: Sequence[int] | None = None,
+    ) -> None:
+        self.step_counts = step_counts
+        """Number of steps of each response, if the function may return their rewards; None: it may not."""
+        self.steps: dict[int, list[float]] = {}
+        """Response -> the rewards of its steps, where the function returned a list; `values` are their sums."""
         self.function, self.setting, self.batch, self.completions = function, setting, batch, completions
         size = len(completions)
         self.values = torch.full((size,), math.nan, dtype=torch.float64)
@@ -56,6 +67,9 @@ class FunctionValues:
                 self._fail(sample, *self._policy(result), result)
                 continue
             value = result if type(result) is float else self._number(sample, result)
+            if isinstance(value, str):
+                self._fail(sample, "steps", self.setting.on_error, StepMismatch(value))
+                continue
             if math.isfinite(value):
                 values[sample] = value
             else:
@@ -74,8 +88,11 @@ class FunctionValues:
         if policy == "raise":
             self._raise(sample, kind, error)
 
-    def _number(self, sample: int, result: Any) -> float:
-        """Return a result as a float, NaN for None; the other fields of a dict go to `extras`."""
+    def _number(self, sample: int, result: Any) -> float | str:
+        """Return a result as a float, NaN for None; the other fields of a dict go to `extras`.
+
+        A list of rewards of steps goes to `steps`; returned is its sum, or text if there is not one for each step.
+        """
         if isinstance(result, Mapping):
             if "score" not in result:
                 raise RewardError(
@@ -85,13 +102,33 @@ class FunctionValues:
             fields = {name: _recordable(value) for name, value in result.items() if name != "score"}
             self.extras[sample].update(fields)
             result = result["score"]
+        if self.step_counts is not None and is_listed(result):
+            return self._sum_of_steps(sample, result, self.step_counts[sample])
         number = number_of(result)
+        if number is None and is_listed(result):
+            raise RewardError(
+                f"{self._where(sample)} returned {quoted(result, SHOWN_CHARS)} ({_kind(result)}), which is not a "
+                "number; rewards of steps need algorithm.advantage.name=process"
+            )
         if number is None:
             shown = quoted(result, SHOWN_CHARS)
             raise RewardError(f"{self._where(sample)} returned {shown} ({_kind(result)}), which is not a number")
         return number
 
+    def _sum_of_steps(self, sample: int, result: Any, count: int) -> float | str:
+        rewards = [number_of(each) for each in result]
+        if None in rewards:
+            raise RewardError(f"{self._where(sample)} returned {quoted(result, SHOWN_CHARS)}, not a list of numbers")
+        numbers = [float(each) for each in rewards if each is not None]
+        if not numbers and not self.completions.texts[sample].strip():
+            numbers = [0.0]  # nothing was written; the response is one step all the same
+        if len(numbers) != count:
+            return f"returned {len(numbers)} rewards of steps for a response of {count}"
+        self.steps[sample] = numbers
+        return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
+
     def _fail(self, sample: int, kind: str, policy: str, result: Any) -> None:
+        self.steps.pop(sample, None)
         key = f"{kind}/{self.function.name}"
         self.failures[key] += 1
         if policy == "raise":
@@ -107,7 +144,7 @@ class FunctionValues:
 
     def _raise(self, sample: int, kind: str, result: Any) -> NoReturn:
         where, what = self._where(sample, result), _what(result)
-        setting = {"errors": "on_error", "nans": "on_nan", "timeouts": "on_timeout"}[kind]
+        setting = {"errors": "on_error", "steps": "on_error", "nans": "on_nan", "timeouts": "on_timeout"}[kind]
         example = f"timeout: {self.setting.timeout:g}, {setting}" if kind == "timeouts" else setting
         remedy = "mend it, give it more time with timeout or" if kind == "timeouts" else "mend it or"
         raise RewardError(

@@ -29,9 +29,13 @@ class ProcessDied(Exception):
     """A call that ended its process."""
 
 
+class StepMismatch(Exception):
+    """Another number of rewards than the response has steps."""
+
+
 def describe_failure(error: BaseException) -> str:
     """Describe a failure, as a predicate to the function's name."""
-    if isinstance(error, TimedOut | ProcessDied):
+    if isinstance(error, TimedOut | ProcessDied | StepMismatch):
         return str(error)
     if isinstance(error, Raised):
         return f"raised {error.kind}{f': {error.text}' if error.text else ''}{error.place}"

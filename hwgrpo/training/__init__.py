@@ -9,6 +9,8 @@ length_check.py      whether the longest sequence fits the model's positions
 model_setup.py       the models of a run, on their devices
 module_fusion.py     fused modules of a run
 startup_checks.py    what is checked before a model is loaded
+optional_checks.py   the same for servers, adapters, devices that are not here
+rollout_replica.py   the copy of the policy that samples where the policy itself cannot
 sequence_checks.py   whether ranks may share a model's sequences
 run_folder.py        the folder of a run
 code_files.py        Python files of the user's that a run calls

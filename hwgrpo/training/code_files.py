@@ -22,6 +22,7 @@ def code_files(config: Config) -> dict[str, Path]:
         "algorithm.loss.name": algorithm.loss.name,
         "algorithm.kl.estimator": algorithm.kl.estimator,
         "algorithm.correction.name": algorithm.correction.name,
+        "algorithm.process.function": algorithm.process.function or "",
         "rollout.source": config.rollout.source,
         **{f"observe.loggers.{i}": name for i, name in enumerate(config.observe.loggers)},
         **{f"observe.metrics.{i}": name for i, name in enumerate(config.observe.metrics)},

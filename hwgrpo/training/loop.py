@@ -83,9 +83,9 @@ def train_step(run: Run, step: int) -> None:
             penalized = penalize(run.update, run.reference, prompts, completions, rewards, watch)
         with watch("adv"):
             compared = penalized.rewards if penalized else rewards
-            advantages = advantages_over_ranks(config, completions, compared, run.strategy)
+            advantages, of_tokens = advantages_over_ranks(config, completions, compared, run.strategy)
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
-            batch = assemble(prompts, completions, advantages, trained)
+            batch = assemble(prompts, completions, advantages, trained, of_tokens)
             if penalized and run.update.needs_old_logprobs:
                 batch = penalized.add_old_logprobs(batch, trained, completions.lengths)
         with watch("old_log_prob"):
@@ -98,7 +98,8 @@ def train_step(run: Run, step: int) -> None:
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)
-    values = sample_metrics(*samples, run.strategy.gather_objects) | (penalized.metrics if penalized else {})
+    values = sample_metrics(*samples, run.strategy.gather_objects, of_tokens)
+    values |= penalized.metrics if penalized else {}
     if run.metrics:
         measured = raise_on_all_ranks(run.strategy, lambda: run.metrics.measure(*samples))
         values |= over_ranks(run.strategy.gather_objects(measured), values | updated)

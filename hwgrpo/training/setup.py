@@ -35,6 +35,7 @@ from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
 from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
+from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, seed_rank
@@ -50,7 +51,7 @@ from hwgrpo.training.run_record import (
     write_run_record,
 )
 from hwgrpo.training.shared_setup import build_engine, prepare_process
-from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
+from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 from hwgrpo.training.update.policy_update import PolicyUpdate

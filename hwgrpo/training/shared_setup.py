@@ -14,6 +14,7 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
+from hwgrpo.algorithms.token_advantages import takes_steps
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
@@ -28,13 +29,12 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.local.engine import copy_frozen
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.rank0_weights import Rank0Weights
+from hwgrpo.training.rollout_replica import sampler_dtype
 
 
 def prepare_process(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Device:
@@ -184,7 +184,7 @@ def build_engine(
         weights=ModuleWeights(policy.model) if weights is None else weights,
         tokenizer=tokenizer,
         device=device,
-        compute_dtype=_rollout_dtype(config, policy),
+        compute_dtype=sampler_dtype(config, policy),
         replica=replica,
         run_id=run_id,
         gate=gate,
@@ -192,39 +192,16 @@ def build_engine(
     return engine_kind(config).make(parts)
 
 
-def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
-    """Return an unsharded copy of a policy's model on this rank's device, for the local engine to sample with.
-
-    Args:
-        config: the run's settings.
-        policy: not wrapped by a strategy.
-        weights: the copy's weights, if the policy is on the meta device.
-    """
-    pairs = None if weights is None else weights.broadcast_all(policy.model)
-    return copy_frozen(policy.model, _rollout_dtype(config, policy), pairs)
-
-
-def needs_replica(config: Config, shards: bool) -> bool:
-    """Return whether the engine samples with a separate copy of the policy in this process.
-
-    Args:
-        config: the run's settings.
-        shards: whether the strategy shards the policy's weights.
-    """
-    return engine_kind(config).samples_with_policy and (shards or config.rollout.max_staleness > 0)
-
-
-def _rollout_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
-    wanted = config.rollout.dtype
-    return policy.compute_dtype if wanted == "auto" else getattr(torch, wanted)
-
-
 NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
 """Built-in rewards that compare the response with the prompt's answer."""
 
 
 def build_rewards(
-    config: Config, dataset: PromptDataset, validation: PromptDataset | None = None, rank: int = 0
+    config: Config,
+    dataset: PromptDataset,
+    validation: PromptDataset | None = None,
+    rank: int = 0,
+    tokenizer: Any = None,
 ) -> RewardPipeline:
     """Load the reward functions and check that the data has the columns they read.
 
@@ -233,6 +210,7 @@ def build_rewards(
         dataset: the prompts whose responses are scored.
         validation: the validation prompts.
         rank: this process's rank, for functions that draw random numbers.
+        tokenizer: finds the tokens of steps, where the advantage estimator reads their rewards.
 
     Raises:
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
@@ -243,4 +221,11 @@ def build_rewards(
             for data in filter(None, (dataset, validation)):
                 data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
-    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank))
+    steps = None
+    if takes_steps(config.algorithm.advantage):
+        from hwgrpo.rewards.response_steps import StepFinder
+
+        steps = StepFinder(config.algorithm.process, tokenizer)
+    return RewardPipeline(
+        config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank), steps=steps
+    )

@@ -7,28 +7,25 @@ Checks that need the loaded model follow in `model_setup.build_models`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from hwgrpo.algorithms.token_advantages import check_token_level
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
-from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
 from hwgrpo.models.loading import check_embeddings
-from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
-from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout.engine_kind import check_engine, check_running_server
+from hwgrpo.rollout.engine_kind import check_engine
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import choose_modules
+from hwgrpo.training.optional_checks import assumed_selections, check_adapters
 from hwgrpo.training.policy.auto_settings import (
     AttentionSelection,
     choose_attention,
@@ -40,7 +37,6 @@ from hwgrpo.training.policy.auto_settings import (
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shared_setup import build_rewards, choose_kernels
-from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
 
@@ -78,7 +74,7 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0)
     """
     training, validation = (build_dataset(config.data, tokenizer, split) for split in ("train", "validation"))
     assert training is not None
-    return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank))
+    return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank, tokenizer))
 
 
 def check_start(
@@ -96,6 +92,7 @@ def check_start(
     Raises:
         ConfigError: with the wrong value and its remedy.
     """
+    check_token_level(config.algorithm)
     choose_kernels(config, backend)
     choose_modules(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)
@@ -129,47 +126,3 @@ def missing_requirements(config: Config, device: Device) -> list[str]:
         except ConfigError as error:
             missing.append(str(error))
     return missing
-
-
-def require_running_server(config: Config, strategy: Strategy) -> None:
-    """Check on rank 0 that an external rollout server is running.
-
-    A dry run does not check it: the server may be started later.
-
-    Raises:
-        ConfigError: it is not running or rejects the token; on all ranks.
-    """
-    problem = None
-    if strategy.rank == 0:
-        try:
-            check_running_server(config)
-        except ConfigError as error:
-            problem = str(error)
-    problem = strategy.gather_objects(problem)[0]
-    if problem is not None:
-        raise ConfigError(problem)
-
-
-def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:
-    """Check on a model without weights that the configured adapters can be applied to it.
-
-    Raises:
-        ConfigError: as `apply_lora` does.
-    """
-    if not uses_lora(config.lora):
-        return
-    with torch.random.fork_rng(devices=[]):  # keeps the run's random numbers
-        with META:
-            model: Any = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
-        with without_weights():
-            apply_lora(model, config.lora)
-
-
-def assumed_selections(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionSelection]:
-    """Return the expected compute dtype and attention of a device that is not here."""
-    wanted, attention = config.model.dtype, config.model.attention
-    usual = torch.float32 if backend.is_host else torch.bfloat16
-    dtype = usual if wanted == "auto" else getattr(torch, wanted)
-    if attention == "auto":
-        attention = "eager" if reason_model_cannot_use("sdpa", settings) else "sdpa"
-    return dtype, AttentionSelection(attention, is_fused(attention, backend))

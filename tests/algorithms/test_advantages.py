@@ -7,6 +7,7 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.groups import group_statistics
+from hwgrpo.algorithms.token_advantages import is_token_level, mean_over_tokens
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
@@ -82,16 +83,23 @@ VALID = torch.tensor([True, True, False, True, True, True, True])
 REWARDS = torch.tensor([1.0, 0.25, float("nan"), 0.0, 0.5, 0.2, 2.0], dtype=torch.float64)
 
 
+def by_sequence(advantages, lengths, config):
+    """Return [S], the means over tokens where there is an advantage for each."""
+    return mean_over_tokens(advantages, lengths) if is_token_level(config) else advantages
+
+
 @pytest.mark.parametrize("estimator", sorted(ADVANTAGES.names()))
 @pytest.mark.parametrize("std", ["group", "none", "batch"])
 def test_ragged_interleaved_groups_agree_with_the_valid_members_alone(estimator, std):
     config = AdvantageConfig(estimator, std=std)
-    mixed = group_advantages(REWARDS, GROUPS, VALID, config, LENGTHS)
+    mixed = by_sequence(group_advantages(REWARDS, GROUPS, VALID, config, LENGTHS), LENGTHS, config)
     assert mixed[2] == 0
     keep = VALID.nonzero()[:, 0]
     order = keep[GROUPS[keep].argsort(stable=True)]
     everyone = torch.ones(len(order), dtype=torch.bool)
-    alone = group_advantages(REWARDS[order], GROUPS[order], everyone, config, LENGTHS[order])
+    alone = by_sequence(
+        group_advantages(REWARDS[order], GROUPS[order], everyone, config, LENGTHS[order]), LENGTHS[order], config
+    )
     assert alone.count_nonzero() >= 2
     torch.testing.assert_close(mixed[order], alone)
 

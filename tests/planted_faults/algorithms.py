@@ -428,4 +428,25 @@ FAULTS = (
         "slope_N = (ref_logprob_N - logprob_N).detach()",
         "algorithms/test_properties.py",
     ),
+    Fault(
+        "rewards of steps that ended before a token",
+        "algorithms/process_supervision.py",
+        "padded_SM.flip(1).cumsum(1).flip(1)[",
+        "padded_SM.cumsum(1)[",
+        "algorithms/test_process_supervision.py",
+    ),
+    Fault(
+        "steps that begin with the last token of the one before",
+        "algorithms/process_supervision.py",
+        "torch.where(place_K == 0, -1, steps.ends.roll(1))",
+        "torch.where(place_K == 0, 0, steps.ends.roll(1))",
+        "algorithms/test_process_supervision.py",
+    ),
+    Fault(
+        "steps of invalid responses count",
+        "algorithms/process_supervision.py",
+        "valid_S[sequence_K], config",
+        "valid_S[sequence_K] | True, config",
+        "algorithms/test_process_supervision.py",
+    ),
 )

@@ -228,9 +228,9 @@ def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
     )
     strategy = _SecondOfTwo((other, group, valid, lengths, {"exact_match": other}))
     rewards = Rewards(total=mine, valid=valid, per_function={"exact_match": mine})
-    by_group = advantages_over_ranks(settings("algorithm.advantage.std=none"), completions, rewards, strategy)
+    by_group, _ = advantages_over_ranks(settings("algorithm.advantage.std=none"), completions, rewards, strategy)
     assert by_group.tolist() == [0.5, -0.5, 0.0, 0.0]
-    by_batch = advantages_over_ranks(
+    by_batch, _ = advantages_over_ranks(
         settings("algorithm.advantage.eps=0", "algorithm.advantage.std=batch"), completions, rewards, strategy
     )
     whole_std = float(torch.cat([other, mine]).std())
@@ -255,7 +255,7 @@ def test_rewards_of_each_function_reach_an_estimator_by_parts_with_their_weights
     rewards = Rewards(total=torch.zeros(2).double(), valid=valid, per_function=parts(1, 0, 3, 1))
     functions = "reward.functions=[{name: exact_match, weight: 1}, {name: format, weight: 3}]"
     words = (functions, "algorithm.advantage.name=gdpo", "algorithm.advantage.std=none")
-    found = advantages_over_ranks(settings(*words), completions, rewards, strategy)
+    found, _ = advantages_over_ranks(settings(*words), completions, rewards, strategy)
     # by weight and centred: -0.5 - 3 * 2 and its opposite there, 0.5 + 3 * 1 and its opposite here
     there_and_here = torch.tensor([-6.5, 6.5, 3.5, -3.5])
     torch.testing.assert_close(found, (there_and_here / there_and_here.std())[2:], rtol=1e-5, atol=0)

@@ -107,6 +107,8 @@ def pack_one(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"fields": {**value, "score": pack_one(value["score"])} if "score" in value else dict(value)}
     number = number_of(value)
+    if number is None and is_listed(value):
+        return {"steps": [None if each is None else number_of(each) for each in value], "kind": type(value).__name__}
     if number is None:
         return {"unfit": quoted(value, SHOWN_CHARS), "kind": type(value).__name__}
     return None if value is None else number
@@ -116,6 +118,8 @@ def unpack_one(packed: Any) -> Any:
     """Invert `pack_one`: return a number, None, a dict, or an `InvalidReward` for any other value."""
     if not isinstance(packed, dict):
         return packed
+    if "steps" in packed:
+        return packed["steps"]
     if "fields" in packed:
         fields = dict(packed["fields"])
         return {**fields, "score": unpack_one(fields["score"])} if "score" in fields else fields

@@ -1,6 +1,7 @@
 """The local engine, which samples with the training model.
 
 engine.py                    generate, with the training weights or a copy in the compute dtype
+frozen_copy.py               a copy of the weights for an engine that cannot share them
 decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
 decode_rows.py               protocol of a batch of rows, and decoding with the model's forward
 distinct_rows.py             responses that are equal so far, decoded once

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, groupby
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, check_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
 from hwgrpo.rollout.local.distinct_rows import DistinctRows
+from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.rollout.local.scoring import score
@@ -180,7 +180,7 @@ class LocalEngine:
         if self._weights is not None:
             copy_weights(self._weights(), self._model)
         if self._copy is not None:
-            _refresh(self._model, self._copy)
+            refresh(self._model, self._copy)
         elif not self._shares_weights:
             self._copy = copy_frozen(self._model, self._dtype, share=True)
         self._usable = True
@@ -263,45 +263,6 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def copy_frozen(
-    model: PreTrainedModel,
-    dtype: torch.dtype,
-    weights: Iterator[tuple[torch.nn.Parameter, torch.Tensor]] | None = None,
-    *,
-    share: bool = False,
-) -> PreTrainedModel:
-    """Return a copy of a model with frozen parameters in `dtype`; ties are kept, and quantized weights shared.
-
-    The copy of a model with adapters keeps their active, merged and scaling state of now. Buffers keep their dtype:
-    rotary frequencies in half precision would be wrong from a few hundred positions on.
-
-    Args:
-        model: the model to copy.
-        dtype: dtype of the copy's parameters.
-        weights: yields every parameter of the model with its value for the copy, where the model is on the meta device;
-            None: the parameters themselves.
-        share: share parameters that are in `dtype` already.
-    """
-    pairs = ((parameter, parameter) for parameter in model.parameters()) if weights is None else weights
-    memo = {
-        id(parameter): parameter
-        if not parameter.is_floating_point() or (share and parameter.dtype == dtype)
-        else torch.nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
-        for parameter, weight in pairs
-    }
-    return copy.deepcopy(model, memo)
-
-
-@torch.no_grad()
-def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
-    """Copy what training changes: trainable parameters, and buffers."""
-    pairs = zip(source.parameters(), target.parameters(), strict=True)
-    trained = ((current, stale) for current, stale in pairs if current.requires_grad)
-    for current, stale in chain(trained, zip(source.buffers(), target.buffers(), strict=True)):
-        if current is not stale:
-            stale.copy_(current)
 
 
 def local_engine(parts: EngineParts) -> LocalEngine:

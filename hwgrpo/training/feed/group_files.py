@@ -13,11 +13,15 @@ import torch
 
 from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.step_rewards import StepRewards
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed.prefetched_batches import pack, unpack
 from hwgrpo.training.feed.scored_groups import ScoredGroup
 from hwgrpo.values import Prompt, Rewards
+
+_STEPS = ("rewards", "ends", "offsets")
+"""Fields of `StepRewards`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ def files_of(
             values_json = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids), "extras": scored.extras}
             tensors |= pack(prefix, group.completions, values_json)
             tensors |= {f"{prefix}total": scored.total, f"{prefix}valid": scored.valid}
+            if scored.steps is not None:
+                tensors |= {f"{prefix}steps.{name}": getattr(scored.steps, name) for name in _STEPS}
             tensors |= {f"{prefix}reward.{name}": values for name, values in scored.per_function.items()}
     return {f"groups-rank{rank}.safetensors": tensors} if tensors else {}
 
@@ -81,7 +87,7 @@ def _group(prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptData
     prompt = _prompt(values_json, dataset)
     if prompt is None:
         return None
-    functions = f"{prefix}reward."
+    functions, has_steps = f"{prefix}reward.", f"{prefix}steps.offsets" in tensors
     rewards = Rewards(
         total=tensors[f"{prefix}total"],
         valid=tensors[f"{prefix}valid"],
@@ -89,6 +95,7 @@ def _group(prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptData
             name.removeprefix(functions): values for name, values in tensors.items() if name.startswith(functions)
         },
         extras=tuple(values_json["extras"]),
+        steps=StepRewards(**{name: tensors[f"{prefix}steps.{name}"] for name in _STEPS}) if has_steps else None,
     )
     return ScoredGroup(prompt, completions, rewards)
 

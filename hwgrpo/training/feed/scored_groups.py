@@ -10,6 +10,7 @@ import torch
 
 from hwgrpo.config.optional_settings import FilterGroupsConfig
 from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.step_rewards import join_steps
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 
@@ -35,6 +36,7 @@ def split(prompts: PromptBatch, completions: Completions, rewards: Rewards) -> l
 def join(groups: Sequence[ScoredGroup]) -> tuple[PromptBatch, Completions, Rewards]:
     """Return the batch of these groups, in their order. They may have different weight versions."""
     parts, scored = [group.completions for group in groups], [group.rewards for group in groups]
+    steps = [each.steps for each in scored if each.steps is not None]
     floors = [part.floors for part in parts if part.floors is not None]
     completions = Completions(
         prompt_index=torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(part) for part in parts])),
@@ -52,6 +54,7 @@ def join(groups: Sequence[ScoredGroup]) -> tuple[PromptBatch, Completions, Rewar
         valid=torch.cat([each.valid for each in scored]),
         per_function={name: torch.cat([each.per_function[name] for each in scored]) for name in scored[0].per_function},
         extras=_extras(scored),
+        steps=join_steps(steps) if len(steps) == len(groups) else None,
     )
     return PromptBatch(tuple(group.prompt for group in groups)), completions, rewards
 
@@ -116,6 +119,7 @@ def _slice(completions: Completions, rewards: Rewards, first: int, end: int) -> 
         valid=rewards.valid[first:end].clone(),
         per_function={name: values[first:end].clone() for name, values in rewards.per_function.items()},
         extras=rewards.extras[first:end],
+        steps=None if rewards.steps is None else rewards.steps.of_responses(first, end),
     )
     return group, scored
 

@@ -12,6 +12,7 @@ import torch
 from hwgrpo.algorithms.aggregation import count, token_weights, tokens_of_prompts
 from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
 from hwgrpo.algorithms.policy_loss import PolicyLoss, build_loss
+from hwgrpo.algorithms.scope import sequence_sum
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.errors import RunError
@@ -90,8 +91,11 @@ class PolicyUpdate:
         """Return those of `sequences` on which the gradient depends."""
         if not self.skips_zero_advantages:
             return list(sequences)
-        has_gradient = batch.advantages.ne(0).tolist()
-        return [s for s in sequences if has_gradient[s]]
+        has_gradient = batch.advantages.ne(0)
+        if batch.token_advantages is not None:  # their mean may be 0
+            has_gradient = sequence_sum(batch.token_advantages.ne(0).float(), batch.offsets)[0] > 0
+        kept = has_gradient.tolist()
+        return [s for s in sequences if kept[s]]
 
     def score(
         self,

@@ -33,7 +33,12 @@ advantage, or known for all tokens."""
 
 
 def sample_metrics(
-    prompts: PromptBatch, completions: Completions, rewards: Rewards, advantages: torch.Tensor, gather: Any
+    prompts: PromptBatch,
+    completions: Completions,
+    rewards: Rewards,
+    advantages: torch.Tensor,
+    gather: Any,
+    token_advantages: torch.Tensor | None = None,
 ) -> dict[str, float]:
     """Return reward, advantage and length statistics of a step.
 
@@ -43,14 +48,24 @@ def sample_metrics(
         rewards: their rewards.
         advantages: [S] fp32.
         gather: the strategy's `gather_objects`: every rank's value in rank order.
+        token_advantages: [R] fp32, whose statistics take the place of those of the advantages; None: none.
     """
     valid = rewards.valid
-    zero, groups, group_std = group_statistics(rewards.total, completions.prompt_index, valid)
+    advantages = advantages[valid]
+    if token_advantages is not None:
+        advantages = token_advantages[torch.repeat_interleave(valid, completions.lengths)]
+    steps = rewards.steps
+    rewarded = (rewards.total, completions.prompt_index, valid)
+    if steps is not None:
+        of = torch.repeat_interleave(steps.offsets.diff())
+        rewarded = (steps.rewards, completions.prompt_index[of], valid[of])
+    zero, groups, group_std = group_statistics(*rewarded)
     ranks = gather(
         {
             "total": rewards.total[valid],
             "group_std": group_std,
-            "advantages": advantages[valid],
+            "advantages": advantages,
+            "steps": None if steps is None else steps.offsets.diff(),
             "lengths": completions.lengths,
             "finished": completions.finished,
             "tokens": int(completions.lengths.sum())
@@ -86,6 +101,10 @@ def sample_metrics(
         "perf/response_tokens": float(lengths.sum()),
         "perf/total_num_tokens": float(sum(r["tokens"] for r in ranks)),
     }
+    if steps is not None:
+        counts = torch.cat([r["steps"] for r in ranks]).tolist() or [0]
+        values["response/steps/mean"] = sum(counts) / len(counts)
+        values |= {"response/steps/max": float(max(counts)), "response/steps/min": float(min(counts))}
     late = [r["late"] for r in ranks if r["late"] is not None]  # a resumed rank may have sampled with other settings
     if late:
         values |= {"rollout/groups_late": float(sum(late)), "rollout/groups_dropped": float(dropped)}

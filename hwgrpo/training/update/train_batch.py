@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
+from hwgrpo.algorithms.token_advantages import is_token_level, mean_over_tokens
 from hwgrpo.config import Config
+from hwgrpo.step_rewards import join_steps
 from hwgrpo.training.policy.micro_batch import TokenSignals
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
@@ -15,10 +17,14 @@ from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
 
 def advantages_over_ranks(
     config: Config, completions: Completions, rewards: Rewards, strategy: Strategy
-) -> torch.Tensor:
-    """Compute this rank's advantages [S] fp32 with statistics over the groups and batches of all ranks.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute this rank's advantages with statistics over the groups and batches of all ranks.
 
     Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it.
+
+    Returns:
+        [S] fp32 per response, and [R] fp32 per token; None where all tokens have that of their response. Per response
+        is otherwise the mean over its tokens.
     """
     group = completions.prompt_index
     ranks = strategy.gather_objects((rewards.total, group, rewards.valid, completions.lengths, rewards.per_function))
@@ -36,11 +42,21 @@ def advantages_over_ranks(
             name: (function.weight, torch.cat([parts[name] for *_, parts in ranks]))
             for name, function in zip(rewards.per_function, config.reward.functions, strict=True)
         },
+        None if rewards.steps is None else join_steps(strategy.gather_objects(rewards.steps)),
     )
-    return advantages.split([len(index) for _, index, *_ in ranks])[strategy.rank]
+    if not is_token_level(config.algorithm.advantage):
+        return advantages.split([len(index) for _, index, *_ in ranks])[strategy.rank], None
+    own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[strategy.rank]
+    return mean_over_tokens(own, completions.lengths), own
 
 
-def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Tensor, valid: torch.Tensor) -> TrainBatch:
+def assemble(
+    batch: PromptBatch,
+    completions: Completions,
+    advantages: torch.Tensor,
+    valid: torch.Tensor,
+    token_advantages: torch.Tensor | None = None,
+) -> TrainBatch:
     """Build the batch to train on from prompts, responses and advantages, without invalid samples.
 
     Args:
@@ -48,6 +64,7 @@ def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Ten
         completions: S responses.
         advantages: [S] fp32.
         valid: [S] bool; False for samples removed by a reward's failure policy, the others of their group stay.
+        token_advantages: [R] fp32; None: those of the responses.
 
     Returns:
         The batch with every prompt once and the valid sequences, ragged.
@@ -65,6 +82,7 @@ def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Ten
         advantages=advantages[valid],
         rollout_logprobs=completions.logprobs[token_valid],
         floors=None if completions.floors is None else completions.floors[token_valid],
+        token_advantages=None if token_advantages is None else token_advantages[token_valid],
     )
 
 
@@ -101,8 +119,13 @@ def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Te
     per_token = {"old_logprob": batch.old_logprobs, "ref_logprob": batch.ref_logprobs, "logprob_floor": batch.floors}
     if rollout:
         per_token |= {"rollout_logprob": batch.rollout_logprobs, "rollout_share": batch.rollout_shares}
+    per_sequence = {"weight": weight}
+    if batch.token_advantages is None:
+        per_sequence["advantage"] = batch.advantages
+    else:
+        per_token["advantage"] = batch.token_advantages
     return TokenSignals(
-        per_sequence={"advantage": batch.advantages, "weight": weight},
+        per_sequence=per_sequence,
         per_token={name: tensor for name, tensor in per_token.items() if tensor is not None},
     )
 

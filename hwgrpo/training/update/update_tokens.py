@@ -36,8 +36,7 @@ def select_tokens(
     old_R = logprob_R if batch.old_logprobs is None else batch.old_logprobs
     if batch.rollout_shares is not None:
         old_R = logprob_R.lerp(batch.rollout_logprobs, batch.rollout_shares)
-    advantage_R = torch.repeat_interleave(batch.advantages, batch.lengths)
-    own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, advantage_R)]
+    own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, batch.advantages_R)]
     ranks = strategy.gather_objects([*own, batch.lengths[chosen]])
     new_R, old_R, rollout_R, entropy_R, advantage_R, lengths_S = map(torch.cat, zip(*ranks, strict=True))
     order_R = torch.randperm(len(new_R), generator=torch.Generator().manual_seed(seed))

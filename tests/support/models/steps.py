@@ -60,12 +60,12 @@ def reference_gradients(model, config, batch: TrainBatch) -> tuple[float, dict[s
         lp = log_p.gather(1, batch.tokens[here, None])[:, 0]
         entropy = -(log_p.exp() * log_p).sum(-1)
         old = lp.detach() if batch.old_logprobs is None else batch.old_logprobs[here].double()
-        advantage = batch.advantages[s].double()
+        advantage = batch.advantages_R[here].double()
         ratio = (lp - old).exp()
         clipped = ratio.clamp(1 - a.loss.clip_low, 1 + a.loss.clip_high)
         token = torch.maximum(-advantage * ratio, -advantage * clipped)
-        if a.loss.dual_clip is not None and advantage < 0:
-            token = torch.minimum(token, -a.loss.dual_clip * advantage)
+        if a.loss.dual_clip is not None:
+            token = torch.where(advantage < 0, torch.minimum(token, -a.loss.dual_clip * advantage), token)
         if a.kl.coef:
             x = batch.ref_logprobs[here].double() - lp
             token = token + a.kl.coef * (x.exp() - x - 1)

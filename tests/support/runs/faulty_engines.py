@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from hwgrpo.rollout.local.engine import LocalEngine, copy_frozen
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.rollout.local.frozen_copy import copy_frozen
 from hwgrpo.training import setup
 
 Fault = Callable[[LocalEngine], None]

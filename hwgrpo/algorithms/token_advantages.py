@@ -1,0 +1,66 @@
+"""What estimators with one advantage per token, or with rewards of steps, declare and need."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from hwgrpo.algorithms.scope import sequence_sum
+from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
+from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
+from hwgrpo.errors import ConfigError
+from hwgrpo.step_rewards import StepRewards
+
+F = TypeVar("F", bound=Callable[..., torch.Tensor])
+
+
+def token_level(estimator: F) -> F:
+    """Declare that an estimator returns one advantage per response token [R] instead of one per sequence [S]."""
+    estimator.token_level = True  # type: ignore[attr-defined] - functions have attributes
+    return estimator
+
+
+def is_token_level(config: AdvantageConfig) -> bool:
+    """Return whether the estimator of the settings returns one advantage per response token."""
+    return bool(getattr(ADVANTAGES.load(config.name), "token_level", False))
+
+
+def takes_steps(config: AdvantageConfig) -> bool:
+    """Return whether the estimator of the settings has an argument `steps`, the rewards of the responses' steps."""
+    return "steps" in inspect.signature(ADVANTAGES.load(config.name)).parameters
+
+
+def check_token_level(algorithm: AlgorithmConfig) -> None:
+    """Check that what reads one advantage per sequence does not get one per token.
+
+    Raises:
+        ConfigError: with the setting that reads one per sequence.
+    """
+    if not is_token_level(algorithm.advantage):
+        return
+    reason = f"algorithm.advantage.name={algorithm.advantage.name!r} has one advantage per token, but"
+    if algorithm.loss.name in LOSSES_OF_SEQUENCES:
+        raise ConfigError(
+            f"{reason} algorithm.loss.name={algorithm.loss.name!r} is the loss of a sequence with one advantage; use "
+            "ppo_clip, or gspo for ratios of sequences"
+        )
+    if algorithm.off_policy_threshold is not None:
+        raise ConfigError(
+            f"{reason} algorithm.off_policy_threshold masks sequences by the sign of theirs; set it to null"
+        )
+
+
+def mean_over_tokens(values_R: torch.Tensor, lengths_S: torch.Tensor) -> torch.Tensor:
+    """Return [S] fp32 the mean of each sequence's tokens; 0 where it has none."""
+    sums_S, _ = sequence_sum(values_R.double(), torch.cat([lengths_S.new_zeros(1), lengths_S.cumsum(0)]))
+    return (sums_S / lengths_S.clamp(min=1)).float()
+
+
+def one_step_each(rewards_S: torch.Tensor, lengths_S: torch.Tensor | None) -> StepRewards:
+    """Return each response as one step with its reward."""
+    if lengths_S is None:
+        raise ConfigError("an advantage estimator of steps needs to know their tokens: pass lengths_S")
+    return StepRewards(rewards_S, lengths_S - 1, torch.arange(len(rewards_S) + 1))
