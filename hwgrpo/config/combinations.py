@@ -28,6 +28,7 @@ NAMES: dict[str, tuple[tuple[str, ...], Settings]] = {
 """Settings that select by name: their names, and what these need."""
 PRODUCT = tuple(NAMES)[:4]
 """Those of which every combination is checked; advantages are compared with each other setting."""
+_FILTER = {"algorithm.filter_groups.enable": True}
 VALUES: tuple[tuple[str, Any, Settings], ...] = (
     ("algorithm.loss.clip_low", 0.1, {}),
     ("algorithm.loss.clip_high", 0.3, {}),
@@ -53,11 +54,30 @@ VALUES: tuple[tuple[str, Any, Settings], ...] = (
     ("algorithm.advantage.singleton", "raw", {}),
     ("algorithm.advantage.singleton", "error", {}),
     ("algorithm.advantage.clip", 1.0, {}),
+    ("algorithm.kl.in_reward", True, {"algorithm.kl.coef": 0.1}),
+    ("algorithm.kl.target", 0.05, {"algorithm.kl.coef": 0.1}),
+    ("algorithm.kl.horizon", 100, {"algorithm.kl.coef": 0.1, "algorithm.kl.target": 0.05}),
+    ("algorithm.process.delimiter", ";", {"algorithm.advantage.name": "process"}),
+    ("algorithm.process.pattern", "[;.]", {"algorithm.advantage.name": "process"}),
+    ("algorithm.correction.normalize", True, {"algorithm.correction.name": "token_truncate"}),
+    ("algorithm.filter_groups.enable", True, {}),
+    ("algorithm.filter_groups.metric", "acc", _FILTER),
+    ("algorithm.filter_groups.min_std", 0.1, _FILTER),
+    ("algorithm.filter_groups.mean_above", 0.1, _FILTER),
+    ("algorithm.filter_groups.mean_below", 0.9, _FILTER),
+    ("algorithm.filter_groups.max_rounds", 3, _FILTER),
+    ("algorithm.filter_groups.keep_surplus", True, {**_FILTER, "algorithm.correction.name": "token_truncate"}),
+    ("algorithm.filter_groups.replay_groups", 8, {**_FILTER, "algorithm.correction.name": "token_truncate"}),
     ("algorithm.entropy_coef", 0.01, {}),
+    ("algorithm.entropy_target", 0.2, {}),
+    ("algorithm.entropy_coef_delta", 0.01, {"algorithm.entropy_target": 0.2}),
+    ("algorithm.entropy_coef_min", 0.0001, {"algorithm.entropy_target": 0.2, "algorithm.entropy_coef": 0.01}),
+    ("algorithm.entropy_coef_max", 0.5, {"algorithm.entropy_target": 0.2}),
     ("algorithm.mask_truncated", True, {}),
     ("algorithm.top_entropy_share", 0.2, {}),
     ("algorithm.m2po_threshold", 0.04, {}),
     ("algorithm.old_logprobs", "rollout", {}),
+    ("algorithm.old_logprobs", "interpolated", {}),
     ("algorithm.off_policy_threshold", 0.1, {}),
     ("rollout.n", 1, {"algorithm.advantage.singleton": "raw"}),
     ("rollout.max_staleness", 1, {"algorithm.correction.name": "token_truncate"}),

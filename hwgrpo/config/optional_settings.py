@@ -113,14 +113,6 @@ class CorrectionConfig:
 class KlConfig:
     coef: float = limited(0.0, at_least=0)
     """Weight of the KL to the reference model, in the loss or in the reward; 0 loads no reference model."""
-    in_reward: bool = setting(False, used_by=[_KL_ON])
-    """Take the KL of each response, summed over its tokens, from its reward instead of adding it to the loss (verl's
-    use_kl_in_reward). It takes a pass for the old log-probs, and is not differentiated: k1 is the usual estimator."""
-    target: float | None = limited(None, above=0, used_by=[_KL_ON])
-    """KL, nats per token, to which `coef`, then the first one, is adapted after each step (verl's
-    kl_ctrl.target_kl); null: fixed."""
-    horizon: int = limited(10000, at_least=1, used_by=[on("algorithm.kl.target", " above 0")])
-    """Responses over which an adapted `coef` changes by at most 20 percent (verl's kl_ctrl.horizon)."""
     estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[_KL_ON])
     """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`."""
     input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
@@ -129,6 +121,14 @@ class KlConfig:
     """k3, k3+: clamp of the estimate, plus or minus; null: none, as in TRL."""
     times_ratio: bool = setting(False, used_by=[_KL_ON, _KL_IN_LOSS])
     """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
+    in_reward: bool = setting(False, used_by=[_KL_ON])
+    """Take the KL of each response, summed over its tokens, from its reward instead of adding it to the loss (verl's
+    use_kl_in_reward). It takes a pass for the old log-probs, and is not differentiated: k1 is the usual estimator."""
+    target: float | None = limited(None, above=0, used_by=[_KL_ON])
+    """KL, nats per token, to which `coef`, then the first one, is adapted after each step (verl's
+    kl_ctrl.target_kl); null: fixed."""
+    horizon: int = limited(10000, at_least=1, used_by=[on("algorithm.kl.target", " above 0")])
+    """Responses over which an adapted `coef` changes by at most 20 percent (verl's kl_ctrl.horizon)."""
     kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])
     """Further keyword arguments for a function of your own."""
 
@@ -138,7 +138,7 @@ class ProcessConfig:
     delimiter: str = setting("\n", used_by=[STEPS, off("algorithm.process.pattern"), off("algorithm.process.function")])
     """Text that ends a step of a response."""
     pattern: str | None = setting(None, used_by=[STEPS, off("algorithm.process.function")])
-    """Regular expression in place of the delimiter, e.g. '\\n+|(?<=[.!?]) '."""
+    """Regular expression in place of the delimiter, e.g. '\\n+'."""
     function: str | None = setting(None, path=True, used_by=[STEPS])
     """`path/to/file.py:function` in place of both: `function(text)` returns the ascending ends of the steps, in
     characters."""

@@ -123,6 +123,7 @@ def loss_rows(algorithm: AlgorithmConfig, responses: Sequence[Response], weight_
         rows["entropy"],
         rows["advantage"],
         torch.arange(int(lengths.sum())),
+        lengths,
     )
     return rows | {name: select(tokens).double() for name, select in build_loss(algorithm).selections.items()}
 
@@ -262,8 +263,8 @@ class Case:
         total = torch.tensor([each.reward for each in samples], dtype=torch.float64)
         rewards = Rewards(total, valid, {"exact_match": total})
         prompts = PromptBatch(tuple(Prompt(str(i), "", self.groups[i][0], None, {}) for i in groups))
-        advantages = advantages_over_ranks(self.config, completions, rewards, strategy)
-        batch = assemble(prompts, completions, advantages, valid)
+        advantages, of_tokens = advantages_over_ranks(self.config, completions, rewards, strategy)
+        batch = assemble(prompts, completions, advantages, valid, of_tokens)
         kept = [each for each in samples if each.valid]
         old = None if self.on_policy else joined("old", kept).float()
         ref = joined("ref", kept).float() if self.config.algorithm.kl.coef else None

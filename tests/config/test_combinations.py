@@ -8,6 +8,7 @@ from hwgrpo.config.document import entries
 from hwgrpo.errors import ConfigError
 
 NOT_LISTED = {
+    "algorithm.process.function": "takes the place of delimiter and pattern, and is a file",
     "algorithm.preset": "sets the others",
     "algorithm.advantage.kwargs": "of a function of one's own",
     "algorithm.kl.kwargs": "of a function of one's own",

@@ -207,8 +207,8 @@ FAULTS = (
     Fault(
         "advantages not clipped",
         "algorithms/advantages.py",
-        "advantages_S.clamp(-config.clip, config.clip)",
-        "advantages_S",
+        "advantages.clamp(-config.clip, config.clip)",
+        "advantages",
         "algorithms",
     ),
     Fault(

@@ -188,7 +188,7 @@ FAULTS = (
     Fault(
         "auto engine: key-value heads that vLLM cannot divide",
         "planning/engine_choice.py",
-        " and 0 in (kv_heads % size, size % kv_heads)",
+        " and 0 in (kv_heads % n, n % kv_heads)",
         "",
         "planning/test_engine_choice.py",
     ),

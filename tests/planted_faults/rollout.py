@@ -105,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         "codes of quantized weights cast for the sampler",
-        "rollout/local/engine.py",
+        "rollout/local/frozen_copy.py",
         "if not parameter.is_floating_point() or (share and parameter.dtype == dtype)",
         "if share and parameter.dtype == dtype",
         "models/test_quantization.py",
@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "stale weights sampled with",
-        "rollout/local/engine.py",
+        "rollout/local/frozen_copy.py",
         "            stale.copy_(current)",
         "            pass",
         "rollout/local/test_engine.py",

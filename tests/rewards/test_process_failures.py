@@ -167,9 +167,9 @@ def test_what_a_failing_sample_did_is_told_beside_the_count(pipeline, make_batch
     [
         ("return object()", r"returned <object object at .*> \(object\), which is not a number"),
         ("return 'good'", r"returned 'good' \(str\), which is not a number"),
-        ("return [1]", r"returned \[1\] \(list\), which is not a number"),
+        ("return [1]", r"returned \[1.0\] \(list\), which is not a number"),
         ("return {'value': 1}", r"returned a dict without 'score'; it has: \['value'\]"),
-        ("import torch; return torch.ones(2)", r"returned tensor\(\[1., 1.\]\) \(Tensor\), which is not a number"),
+        ("import torch; return torch.ones(2)", r"returned \[1.0, 1.0\] \(list\), which is not a number"),
     ],
 )
 @pytest.mark.parametrize("policy", ["value", "raise"])
