@@ -17,6 +17,7 @@ from hwgrpo.algorithms.scope import Scoped, load_scoped, scoped, sequence_sum, w
 from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.config.schema import CorrectionConfig
+from hwgrpo.errors import ConfigError
 
 SAFE_LOG_RATIO = 20.0
 """Log-ratios are kept within plus or minus this before exp in importance weights and second moments, as verl does:
@@ -71,7 +72,11 @@ def normalized_weights(tokens: UpdateTokens, config: CorrectionConfig) -> torch.
     cu_seqlens = torch.nn.functional.pad(tokens.lengths_S.cumsum(0), (1, 0))
     correction = load_correction(replace(config, reject={}))
     weight_R = correction(log_ratio_R, config, cu_seqlens)
-    assert weight_R is not None, config.name
+    if weight_R is None:
+        raise ConfigError(
+            f"algorithm.correction.normalize=true with algorithm.correction.name={config.name!r}, which returned no "
+            "weights; set normalize=false"
+        )
     firsts = cu_seqlens[:-1][tokens.lengths_S > 0]
     mean = (weight_R if correction.scope == "token" else weight_R[firsts]).mean()
     if mean > SMALLEST_MEAN:

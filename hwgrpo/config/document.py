@@ -67,7 +67,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return "(required)"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return str(value) if str(value).isprintable() else repr(value)
 
 
 def _docstrings() -> dict[tuple[str, str], str]:

@@ -20,7 +20,7 @@ from hwgrpo.planning.alternatives import Alternative, first_alternative
 from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
-from hwgrpo.planning.planned_sharding import resolve_auto, sharding_of, variant_settings
+from hwgrpo.planning.planned_sharding import replicated_strategy, resolve_auto, sharding_of, variant_settings
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.training.optional_checks import assumed_selections
@@ -193,6 +193,8 @@ class Planner:
         def fits(settings: TrainerConfig) -> bool:
             return room is None or self.memory(backend, devices, settings, separate=separate).peak <= room
 
+        if trainer.strategy == "auto" and self.config.optim.name == "muon":  # it needs full matrices
+            trainer = replace(trainer, strategy=replicated_strategy(devices))
         return resolve_auto(trainer, devices, fits)
 
     def rollout_bytes(self, work: Work, devices: int) -> int:

@@ -57,6 +57,13 @@ def test_replicas_are_taken_where_their_plan_fits_else_shards():
     assert name == "single"
 
 
+def test_muon_stays_with_full_matrices_where_their_plan_does_not_fit():
+    replicas = needed("ddp", 8, "optim.name=muon")
+    name, [note] = resolved(recipe("optim.name=muon"), 8, 0.99 * replicas)
+    assert name == "ddp"
+    assert note.startswith("warning: trainer.strategy=ddp (auto) needs about ")
+
+
 def test_fsdp2_synchronizes_once_per_update_where_that_fits():
     once, each = needed("fsdp2", 8, EACH_UPDATE), needed("fsdp2", 8, EACH_PASS)
     assert each < once

@@ -627,6 +627,27 @@ FAULTS = (
         "training/feed/test_group_filter.py -k without_a_prompt",
     ),
     Fault(
+        "a resumed run trains groups of other reward functions",
+        "training/feed/group_files.py",
+        'if prompt is None or values_json["functions"] != list(functions):',
+        "if prompt is None:",
+        "training/feed/test_group_filter.py -k other_reward_functions",
+    ),
+    Fault(
+        "a resumed run replays more than its settings say",
+        "training/feed/group_filter.py",
+        "self._distribute(self._newest(stored.replay))",
+        "self._distribute(stored.replay)",
+        "training/feed/test_group_filter.py -k of_its_own_settings",
+    ),
+    Fault(
+        "prompts drawn by one rank alone",
+        "training/feed/group_filter.py",
+        "raise_on_all_ranks(self._strategy, lambda: self._parts.prompts.draw(count))",
+        "self._parts.prompts.draw(count)",
+        "training/feed/test_group_filter.py -k ends_the_others",
+    ),
+    Fault(
         "replay without regard to the step",
         "training/feed/group_filter.py",
         "REPLAY_STREAM + step]",

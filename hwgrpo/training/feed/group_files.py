@@ -5,7 +5,7 @@ Each rank writes its own; every rank reads all of them, so that a run resumes on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.jsonlines import jsonable
 from hwgrpo.step_rewards import StepRewards
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
@@ -46,7 +47,12 @@ def files_of(
     for kind, groups in (("surplus", surplus), ("replay", replay)):
         for i, group in groups.items():
             scored, prefix = group.rewards, f"{kind}.{i}."
-            values_json = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids), "extras": scored.extras}
+            values_json = {
+                "uid": group.prompt.uid,
+                "prompt": list(group.prompt.token_ids),
+                "functions": list(scored.per_function),
+                "extras": jsonable(scored.extras),
+            }
             tensors |= pack(prefix, group.completions, values_json)
             tensors |= {f"{prefix}total": scored.total, f"{prefix}valid": scored.valid}
             if scored.steps is not None:
@@ -55,12 +61,16 @@ def files_of(
     return {f"groups-rank{rank}.safetensors": tensors} if tensors else {}
 
 
-def load(checkpoint: Checkpoint, dataset: PromptDataset) -> tuple[StoredGroups, list[str]]:
-    """Return the groups of all ranks of a checkpoint, and a note if the data no longer has the prompts of some.
+def load(checkpoint: Checkpoint, dataset: PromptDataset, functions: Sequence[str]) -> tuple[StoredGroups, list[str]]:
+    """Return the groups of all ranks of a checkpoint, and a note if the run can no longer train on some.
 
     Args:
         checkpoint: verified.
-        dataset: the training prompts.
+        dataset: the training prompts; groups of others are left out.
+        functions: names of the reward functions; groups that others have scored are left out.
+
+    Raises:
+        CheckpointError: a file cannot be read any more.
     """
     tensors: dict[str, torch.Tensor] = {}
     for rank in range(checkpoint.manifest["world_size"]):
@@ -72,28 +82,32 @@ def load(checkpoint: Checkpoint, dataset: PromptDataset) -> tuple[StoredGroups, 
     for kind, groups in (("surplus", stored.surplus), ("replay", stored.replay)):
         indices = sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
         for i in indices:
-            group = _group(f"{kind}.{i}.", tensors, dataset)
+            group = _group(f"{kind}.{i}.", tensors, dataset, functions)
             lost += group is None
             groups += [] if group is None else [group]
-    notes = [f"{lost} groups kept for later steps are left out: their prompts have changed"] if lost else []
+    notes = (
+        [f"{lost} groups kept for later steps are left out: their prompts or reward functions have changed"]
+        if lost
+        else []
+    )
     return stored, notes
 
 
-def _group(prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptDataset) -> ScoredGroup | None:
-    """Return one group; None if its prompt is no longer in the data."""
+def _group(
+    prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptDataset, functions: Sequence[str]
+) -> ScoredGroup | None:
+    """Return one group; None if its prompt is no longer in the data, or other reward functions have scored it."""
     packed = unpack(prefix, tensors)
     assert packed is not None, prefix
     completions, values_json = packed
     prompt = _prompt(values_json, dataset)
-    if prompt is None:
+    if prompt is None or values_json["functions"] != list(functions):
         return None
-    functions, has_steps = f"{prefix}reward.", f"{prefix}steps.offsets" in tensors
+    has_steps = f"{prefix}steps.offsets" in tensors
     rewards = Rewards(
         total=tensors[f"{prefix}total"],
         valid=tensors[f"{prefix}valid"],
-        per_function={
-            name.removeprefix(functions): values for name, values in tensors.items() if name.startswith(functions)
-        },
+        per_function={name: tensors[f"{prefix}reward.{name}"] for name in functions},
         extras=tuple(values_json["extras"]),
         steps=StepRewards(**{name: tensors[f"{prefix}steps.{name}"] for name in _STEPS}) if has_steps else None,
     )

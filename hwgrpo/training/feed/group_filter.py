@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from hwgrpo.training.feed.response_source import Batch, SourceParts
 from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split, spread
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.update.reward_shuffle import shuffle_rewards
+
+T = TypeVar("T")
 
 REPLAY_STREAM = 2**32
 """Offset of the replay's random numbers from those of the data order, which have the same seed."""
@@ -86,8 +88,11 @@ class FilteredResponses:
         self._notes: list[str] = []
         self._reported = False
         if parts.checkpoint is not None:
-            stored, self._notes = group_files.load(parts.checkpoint, parts.prompts.dataset)
-            self._surplus, self._replay = self._distribute(stored.surplus), self._distribute(stored.replay)
+            of_checkpoint = parts.checkpoint, parts.prompts.dataset, parts.rewards.names
+            stored, self._notes = raise_on_all_ranks(parts.strategy, lambda: group_files.load(*of_checkpoint))
+            # the settings may be others than those of the checkpoint
+            self._surplus = self._distribute(stored.surplus if self._config.keep_surplus else [])
+            self._replay = self._distribute(self._newest(stored.replay))
 
     def next(self, step: int) -> Batch:
         wanted = self._parts.config.trainer.prompts_per_step
@@ -100,7 +105,7 @@ class FilteredResponses:
         self._surplus = passed[wanted:] if self._config.keep_surplus else []
         passed = passed[:wanted]
         replayed = self._draw_replay(step, wanted - len(passed))
-        self._replay = [*self._replay, *passed][-self._config.replay_groups :] if self._config.replay_groups else []
+        self._replay = self._newest([*self._replay, *passed])
         filling = failed[: wanted - len(passed) - len(replayed)]
         if filling and not self._reported:
             self._reported = True
@@ -142,7 +147,7 @@ class FilteredResponses:
 
     def _sample(self, step: int, count: int, totals: RoundTotals) -> list[tuple[PlacedGroup, bool]]:
         """Sample and score one round of `count` prompts over all ranks; return its groups and whether they passed."""
-        prompts, own = self._parts.prompts.draw(count)
+        prompts, own = raise_on_all_ranks(self._strategy, lambda: self._parts.prompts.draw(count))
         start = time.perf_counter()
         completions = raise_on_all_ranks(
             self._strategy, lambda: self._parts.engine.generate(prompts, self._sampling(step))
@@ -160,7 +165,8 @@ class FilteredResponses:
             totals.failures.update(rewards.failures)
             totals.first_failures = dict(rewards.first_failures) | totals.first_failures
             groups = split(prompts, completions, rewards)
-            return [(group, metric_values(group, self._config.metric)) for group in groups]
+            failed = bool(rewards.failures)
+            return [(group, metric_values(group, self._config.metric, may_lack=failed)) for group in groups]
 
         scored = raise_on_all_ranks(self._strategy, score)
         report_groups(self._parts.prompts, self._strategy, [group for group, _ in scored])
@@ -181,6 +187,10 @@ class FilteredResponses:
         totals.sampled += len(round_groups)
         totals.passed += sum(ok for _, ok in round_groups)
         return round_groups
+
+    def _newest(self, groups: list[T]) -> list[T]:
+        """Return the last `replay_groups` of them."""
+        return groups[-self._config.replay_groups :] if self._config.replay_groups else []
 
     def _draw_replay(self, step: int, count: int) -> list[PlacedGroup]:
         """Draw at most `count` groups of earlier steps without replacement, in proportion to their deviations."""
@@ -210,7 +220,7 @@ class FilteredResponses:
         placed = []
         for i, group in enumerate(groups):
             home = i * self._strategy.world_size // len(groups)
-            std = spread(metric_values(group, self._config.metric))
+            std = spread(metric_values(group, self._config.metric, may_lack=True))
             placed.append(PlacedGroup(home, std, _version(group), group if home == self._strategy.rank else None))
         return placed
 

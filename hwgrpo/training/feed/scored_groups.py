@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from hwgrpo.config.optional_settings import FilterGroupsConfig
 from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.step_rewards import join_steps
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
@@ -59,15 +61,16 @@ def join(groups: Sequence[ScoredGroup]) -> tuple[PromptBatch, Completions, Rewar
     return PromptBatch(tuple(group.prompt for group in groups)), completions, rewards
 
 
-def metric_values(group: ScoredGroup, metric: str) -> torch.Tensor:
+def metric_values(group: ScoredGroup, metric: str, *, may_lack: bool = False) -> torch.Tensor:
     """Return [n] fp64: the values of a metric for a group's valid responses, without NaN.
 
     Args:
         group: the group.
         metric: `reward`, the name of a reward function, or a field that one returned beside its score.
+        may_lack: valid responses may lack the field, as where a function failed under the policy `value`.
 
     Raises:
-        ConfigError: a response has no such value.
+        ConfigError: a valid response has no such value.
     """
     rewards = group.rewards
     if metric == "reward":
@@ -76,7 +79,11 @@ def metric_values(group: ScoredGroup, metric: str) -> torch.Tensor:
         values = rewards.per_function[metric]
     else:
         extras = rewards.extras or ({},) * len(rewards.total)
-        values = torch.tensor([_extra(extra, metric, rewards) for extra in extras], dtype=torch.float64)
+        numbers = [
+            _extra(extra, metric, rewards, may_lack) if valid else math.nan
+            for extra, valid in zip(extras, rewards.valid.tolist(), strict=True)
+        ]
+        values = torch.tensor(numbers, dtype=torch.float64)
     return values[rewards.valid & ~values.isnan()]
 
 
@@ -136,13 +143,15 @@ def _extras(scored: Sequence[Rewards]) -> tuple[Mapping[str, Any], ...]:
     return tuple(extras) if any(extras) else ()
 
 
-def _extra(fields: Mapping[str, Any], metric: str, rewards: Rewards) -> float:
-    value = fields.get(metric)
-    if not isinstance(value, bool | int | float):
+def _extra(fields: Mapping[str, Any], metric: str, rewards: Rewards, may_lack: bool) -> float:
+    number = number_of(fields[metric]) if metric in fields else None
+    if number is None and may_lack:
+        return math.nan
+    if number is None:
         known = ["reward", *rewards.per_function, *fields]
         near = nearest(metric, known)
         raise ConfigError(
             f"algorithm.filter_groups.metric={metric!r} is no number of this response; there are: {', '.join(known)}."
             f"{f' Did you mean {near!r}?' if near else ''}"
         )
-    return float(value)
+    return number

@@ -6,17 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hwgrpo.config.optional_settings import FilterGroupsConfig
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.group_filter import FilteredResponses, RoundTotals
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split
+from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 from tests.support.runs import runs
 
@@ -69,6 +72,8 @@ class Engine:
 class Scorer:
     """Gives the samples of rows with a signal different rewards, and records the batches that it draws numbers for."""
 
+    names = ("half",)
+
     def __init__(self, signal=has_signal) -> None:
         self.signal, self.drawn = signal, []
 
@@ -109,7 +114,9 @@ def settings(tmp_path: Path, *overrides: str, prompts: int = 8):
     return runs.small(tmp_path, *every, *overrides)
 
 
-def source(config, rank: Rank, checkpoint: Checkpoint | None = None, signal=has_signal) -> FilteredResponses:
+def source(
+    config, rank: Rank, checkpoint: Checkpoint | None = None, signal=has_signal, scorer: Scorer | None = None
+) -> FilteredResponses:
     t = config.trainer
     sampler = PromptSampler(ROWS, t.seed)
     per_update = t.prompts_per_update or t.prompts_per_step
@@ -121,7 +128,7 @@ def source(config, rank: Rank, checkpoint: Checkpoint | None = None, signal=has_
         total_steps=9,
         prompts=prompts,
         engine=Engine(),
-        rewards=Scorer(signal),
+        rewards=scorer or Scorer(signal),
         strategy=rank,
         checkpoint=checkpoint,
     )
@@ -441,3 +448,117 @@ def test_a_group_that_the_engine_dropped_is_replaced_and_counted(tmp_path: Path)
     assert batch.metrics["rollout/groups_late"] == 4
     assert batch.metrics["filter_groups/rounds"] == 2
     assert batch.completions.dropped == {}
+
+
+def test_responses_whose_function_failed_lack_the_field_and_the_run_goes_on(tmp_path: Path):
+    class Failing(Scorer):
+        def __init__(self, policy: str) -> None:
+            super().__init__()
+            self.policy = policy
+
+        def score(self, prompts, completions, step, *, drawing):
+            rewards = super().score(prompts, completions, step, drawing=drawing)
+            rewards.valid[0] = self.policy == "value"
+            failures = {} if self.policy == "none" else {"timeouts/half": 1}
+            return replace(rewards, extras=({}, *rewards.extras[1:]), failures=failures)
+
+    def sampled(policy: str):
+        config = settings(tmp_path, "algorithm.filter_groups.metric=acc")
+        responses = source(config, Rank(0, 1, Together(1)))
+        responses._parts = SimpleNamespace(**{**vars(responses._parts), "rewards": Failing(policy)})  # type: ignore[assignment]
+        return responses.next(1)
+
+    for policy in ("mask_sample", "value"):
+        assert sampled(policy).metrics["filter_groups/passed_ratio"] == 1, "two responses of the group differ"
+    group = group_of()
+    lacking = replace(group, rewards=replace(group.rewards, extras=({}, *group.rewards.extras[1:])))
+    with pytest.raises(ConfigError, match=r"filter_groups\.metric='acc'"):
+        metric_values(lacking, "acc")
+
+
+@pytest.mark.parametrize("make", [np.float32, np.int64, np.bool_, torch.tensor])
+def test_a_field_of_a_library_is_a_metric_and_can_be_stored(make, tmp_path: Path):
+    group = group_of()
+    fields = tuple({"acc": make(i % 2), "nan": float("nan")} for i in range(N))
+    group = replace(group, rewards=replace(group.rewards, extras=fields))
+    assert metric_values(group, "acc").tolist() == [0, 1, 0]
+    [(name, tensors)] = group_files.files_of({0: group}, {}, 0).items()
+    checkpoint_files.write_tensors(tmp_path / name, tensors)
+    checkpoint = Checkpoint(tmp_path, {"step": 1, "world_size": 1, "files": {name: {}}, "state": {}})
+    stored, notes = group_files.load(checkpoint, Dataset(), Scorer.names)  # type: ignore[arg-type]
+    assert notes == []
+    assert metric_values(stored.surplus[0], "acc").tolist() == [0, 1, 0]
+
+
+def test_groups_that_other_reward_functions_scored_are_left_out_with_a_note(tmp_path: Path):
+    class Renamed(Scorer):
+        names = ("halved",)
+
+        def score(self, prompts, completions, step, *, drawing):
+            rewards = super().score(prompts, completions, step, drawing=drawing)
+            return replace(rewards, per_function={"halved": rewards.per_function["half"]})
+
+    config = settings(tmp_path, *KINDS["surplus"])
+    before = run(config, 1, range(1, 2))
+    kept = len(before[0].source._surplus)
+    assert kept
+    checkpoint = saved(tmp_path / "saved", before, 1)
+    responses = source(config, Rank(0, 1, Together(1)), checkpoint, scorer=Renamed())
+    batch = responses.next(2)
+    assert batch.rewards is not None
+    assert set(batch.rewards.per_function) == {"halved"}
+    assert f"{kept} groups kept for later steps are left out: their prompts or reward functions have" in batch.notes[0]
+
+
+def test_a_resumed_run_with_another_field_as_metric_goes_on_with_its_groups(tmp_path: Path):
+    before = run(settings(tmp_path, *KINDS["surplus"]), 1, range(1, 2))
+    checkpoint = saved(tmp_path / "saved", before, 1)
+    config = settings(tmp_path, *KINDS["surplus"], "algorithm.filter_groups.metric=new")
+    responses = source(config, Rank(0, 1, Together(1)), checkpoint)
+    assert len(responses._surplus) == len(before[0].source._surplus) > 0
+
+
+def test_a_resumed_run_has_the_surplus_and_the_replay_of_its_own_settings(tmp_path: Path):
+    both = (*KINDS["surplus"], "algorithm.filter_groups.replay_groups=10")
+    before = run(settings(tmp_path, *both), 1, range(1, 3))
+    checkpoint = saved(tmp_path / "saved", before, 2)
+    replayed = [each.group.prompt.uid for each in before[0].source._replay]
+    assert len(replayed) == 10
+    plain = source(settings(tmp_path), Rank(0, 1, Together(1)), checkpoint)
+    assert (plain._surplus, plain._replay) == ([], [])
+    fewer = settings(tmp_path, "algorithm.filter_groups.replay_groups=3", *CORRECTED)
+    smaller = source(fewer, Rank(0, 1, Together(1)), checkpoint)
+    assert [each.group.prompt.uid for each in smaller._replay if each.group] == replayed[-3:]
+
+
+@pytest.mark.parametrize("part", ["draw", "load"])
+def test_a_rank_that_cannot_read_its_data_or_its_groups_ends_the_others(part: str, tmp_path: Path, monkeypatch):
+    config = settings(tmp_path, *KINDS["surplus"])
+    checkpoint = saved(tmp_path / "saved", run(config, 2, range(1, 2)), 1)
+    together, raised = Together(2), {}
+
+    def refuse(*_: Any) -> Any:
+        raise DataError("row 3 cannot be read")
+
+    load = group_files.load
+    monkeypatch.setattr(
+        group_files,
+        "load",
+        lambda *a: refuse() if part == "load" and threading.current_thread().name == "1" else load(*a),
+    )
+
+    def body(rank: int) -> None:
+        try:
+            responses = source(config, Rank(rank, 2, together), checkpoint)
+            if rank and part == "draw":
+                responses._parts.prompts.draw = refuse  # type: ignore[method-assign]
+            raise_on_all_ranks(responses._strategy, lambda: responses.next(2))
+        except Exception as error:
+            raised[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"{rank}") for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {rank: str(error) for rank, error in raised.items()} == dict.fromkeys(range(2), "row 3 cannot be read")
