@@ -358,15 +358,15 @@ FAULTS = (
     Fault(
         "a late request counted as a failing server",
         "rollout/server/request_router.py",
-        "            if limit is not None and self._is_healthy(server, limit):",
+        "            if late and self._is_healthy(server, max(group_timeout or 0.0, LEAST_CHECK)):",
         "            if False:",
         "rollout/test_deadlines.py -k stays_stuck",
     ),
     Fault(
         "a lost server counted as a late group",
         "rollout/server/request_router.py",
-        "if limit is not None and self._is_healthy(server, limit):",
-        "if limit is not None:",
+        "if late and self._is_healthy(server, max(group_timeout or 0.0, LEAST_CHECK)):",
+        "if late:",
         "rollout/test_deadlines.py -k lost_its_weights",
     ),
     Fault(

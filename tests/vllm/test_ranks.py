@@ -116,7 +116,7 @@ def test_a_simulated_npu_trains_by_a_server_that_auto_finds_and_starts(tmp_path:
     )
     done = simulated_npu.train(recipe(tmp_path / "run", *words), npus=1)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert "rollout.engine=vllm_server (auto), on the training devices, where it stays awake" in done.stdout
+    assert "rollout.engine=vllm_server (auto), shared: on the training devices, where it stays awake" in done.stdout
     assert "a folder: the trainer communicates by hccl and the server by gloo" in done.stdout
     assert_on_its_own_weights(tmp_path / "run")
     assert load_config(tmp_path / "run/config.yaml").rollout.engine == "vllm_server", "which a resumed run uses, too"

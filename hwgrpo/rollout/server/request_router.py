@@ -14,6 +14,8 @@ from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
 
 T = TypeVar("T")
 
+LEAST_CHECK = 3.0
+"""Seconds that a busy server has at least to show that it is healthy."""
 NOT_JSON = "Out of range float values are not JSON compliant"
 """Error of a server whose log-probs are not numbers."""
 NOT_FINITE = ". Log-probs are not finite: weights contain NaN or infinite values, or a dtype overflows (rollout.dtype)"
@@ -50,8 +52,8 @@ class RequestRouter:
             send: sends it to a server; returns its result and the label of the weights.
             problem_of: returns why a result is invalid, or None.
             failed: servers where it has failed; extended.
-            group_timeout: seconds in which a server must answer, and then show that it is healthy: one that only does
-                the latter is not lost, and TimedOut is raised. None: it is lost.
+            group_timeout: seconds in which a server must answer, and then, in LEAST_CHECK or more, show that it is
+                healthy: one that only does the latter is not lost, and TimedOut is raised. None: it is lost.
         """
         for attempt in range(self._most_retries + 1):
             with self.next_server(failed) as server:
@@ -71,8 +73,8 @@ class RequestRouter:
             if self._state.is_over:
                 raise Stopped
             self._state.check_failure()
-            limit = group_timeout if isinstance(problem, TimedOut) else None
-            if limit is not None and self._is_healthy(server, limit):
+            late = group_timeout is not None and isinstance(problem, TimedOut)
+            if late and self._is_healthy(server, max(group_timeout or 0.0, LEAST_CHECK)):
                 raise problem
             if attempt == self._most_retries:
                 urls = dict.fromkeys(server.url for server in failed)

@@ -119,10 +119,9 @@ def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Te
     per_token = {"old_logprob": batch.old_logprobs, "ref_logprob": batch.ref_logprobs, "logprob_floor": batch.floors}
     if rollout:
         per_token |= {"rollout_logprob": batch.rollout_logprobs, "rollout_share": batch.rollout_shares}
-    per_sequence = {"weight": weight}
-    if batch.token_advantages is None:
-        per_sequence["advantage"] = batch.advantages
-    else:
+    per_sequence = {"advantage": batch.advantages, "weight": weight}
+    if batch.token_advantages is not None:
+        del per_sequence["advantage"]
         per_token["advantage"] = batch.token_advantages
     return TokenSignals(
         per_sequence=per_sequence,

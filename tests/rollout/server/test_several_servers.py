@@ -25,6 +25,7 @@ from hwgrpo.rollout.server import engine as server_engine
 from hwgrpo.rollout.server import rollout_server, server_connection, server_process
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import TimedOut
+from hwgrpo.rollout.server.request_router import LEAST_CHECK
 from hwgrpo.rollout.server.rollout_server import RolloutServer
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.server_process import free_ports
@@ -687,7 +688,10 @@ def test_a_server_has_no_longer_than_the_deadline_to_show_that_it_is_healthy(mak
     monkeypatch.setattr(RolloutServer, "has_current_weights", recorded)
     pair[0].hangs = True
     assert len(engine.generate(batch("a"), replace(SAMPLING, group_timeout=1.5)).dropped) == 1
-    assert checks == [1.5, 1.5]
+    assert checks == [LEAST_CHECK, LEAST_CHECK]
+    checks.clear()
+    assert len(engine.generate(batch("a"), replace(SAMPLING, group_timeout=3.5)).dropped) == 1
+    assert checks == [3.5, 3.5]
 
 
 def test_a_server_is_closed_when_its_repair_ends_after_the_engine_is_closed(make, pair, monkeypatch):
