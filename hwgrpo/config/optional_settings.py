@@ -127,6 +127,11 @@ class KlConfig:
     target: float | None = limited(None, above=0, used_by=[_KL_ON])
     """KL, nats per token, to which `coef`, then the first one, is adapted after each step (verl's
     kl_ctrl.target_kl); null: fixed."""
+    sync_every: int = limited(0, at_least=0, used_by=[_KL_ON])
+    """Steps after which the reference model is moved towards the policy (TRL's ref_model_sync_steps); 0: it stays the
+    model of the start. Trains all parameters, not with DeepSpeed."""
+    sync_share: float = limited(1.0, above=0, at_most=1, used_by=[on("algorithm.kl.sync_every", " above 0")])
+    """The policy's share in the moved reference, 1 copies the policy (TRL's ref_model_mixup_alpha)."""
     horizon: int = limited(10000, at_least=1, used_by=[on("algorithm.kl.target", " above 0")])
     """Responses over which an adapted `coef` changes by at most 20 percent (verl's kl_ctrl.horizon)."""
     kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])

@@ -152,7 +152,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     (host if sharding.offloads_optimizer else always).update(optimizer_states)
     if config.algorithm.kl.coef and not adapters:
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
-        if sharding.keeps_full_parameters:
+        if sharding.keeps_full_parameters and not config.algorithm.kl.sync_every:
             saved = 4 - frozen_dtype(config, shape, work.dtype).itemsize
             reference["reference model"] -= saved * count_elements(castable)
         (host if sharding.offloads_parameters else always).update(reference)

@@ -16,6 +16,7 @@ run_folder.py        the folder of a run
 code_files.py        Python files of the user's that a run calls
 resume.py            going on from a checkpoint
 rollout_guard.py     measures against a gap between rollout engine and trainer
+moving_reference.py  a reference model that follows the policy
 temperature.py       the temperature of the policy's log-probs, where it changes over the run
 interrupt.py         Ctrl-C, SIGTERM, SIGHUP
 out_of_memory.py     what to say when memory is full

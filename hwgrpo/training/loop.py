@@ -9,6 +9,7 @@ from hwgrpo.observe.custom_metrics import over_ranks
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.difficulty_report import report_batch
 from hwgrpo.training.interrupt import Interrupt
+from hwgrpo.training.moving_reference import move_reference
 from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run
@@ -95,6 +96,7 @@ def train_step(run: Run, step: int) -> None:
         with watch("update_actor"):
             updated = run.update(batch)
             updated |= run.guard.judge(step, updated)
+            move_reference(run.reference, run.update.policy, config.algorithm.kl, step)
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)

@@ -35,6 +35,7 @@ from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
 from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
+from hwgrpo.training.moving_reference import reference_files, restore_reference
 from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
@@ -129,6 +130,7 @@ def _build(
     update = _policy_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
         notes += restore(folder.checkpoint, update, source, strategy, device)
+        restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
     else:
         seed_rank(device, config, strategy.rank)
     gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
@@ -189,7 +191,7 @@ def _build(
         observer=observer,
         metrics=metrics,
         watch=Stopwatch(device.synchronize, trace=device.trace),
-        saver=_saver(config, written, device, strategy, folder, data, update, guard, responses, observer),
+        saver=_saver(config, written, device, strategy, folder, data, update, guard, responses, models, observer),
         record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
         memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
@@ -266,6 +268,7 @@ def _saver(
     update: PolicyUpdate,
     guard: RolloutGuard,
     responses: ResponseSource,
+    models: Models,
     observer: Observer,
 ) -> Saver:
     """Return the saver of checkpoints, with all state that a resumed run restores or compares."""
@@ -296,7 +299,7 @@ def _saver(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=responses.files,
+        extra_files=lambda: responses.files() | reference_files(models.reference, strategy, config.algorithm.kl),
         note=observer.note,
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,

@@ -773,4 +773,25 @@ FAULTS = (
         "pass",
         "training/update/test_token_advantages.py -k refuses_one",
     ),
+    Fault(
+        "a moved reference is not in checkpoints",
+        "training/moving_reference.py",
+        "shard.copy_(tensors[name])",
+        "tensors[name]",
+        "training/test_moving_reference.py -k resumed_run",
+    ),
+    Fault(
+        "a moved reference gets the other share",
+        "training/moving_reference.py",
+        "moved.lerp_(trained, config.sync_share)",
+        "moved.lerp_(trained, 1 - config.sync_share)",
+        "training/test_moving_reference.py -k share_of",
+    ),
+    Fault(
+        "a reference moved before its weights were freed",
+        "training/moving_reference.py",
+        "            module.reshard()",
+        "            pass",
+        "training/test_moving_reference.py -k shard",
+    ),
 )

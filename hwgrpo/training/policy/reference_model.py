@@ -60,7 +60,7 @@ def build_reference(policy: PolicyModel, config: Config, *, on_meta_device: bool
         return None
     if not uses_lora(config.model.lora):
         frozen = (copy_to_meta(policy) if on_meta_device else copy.deepcopy(policy)).eval().requires_grad_(False)
-        if not on_meta_device:
+        if not on_meta_device and not config.algorithm.kl.sync_every:  # small moves are lost in 16 bits
             cast_frozen(prepare_base(frozen.base), frozen.compute_dtype, round_values=False)
         return Reference(frozen, "copy")
     return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")
