@@ -220,7 +220,7 @@ def asked_for(server: Any, text: str) -> list[dict[str, Any]]:
     return [asked for asked in server.asked if asked.get("prompt", asked.get("input_ids", [None])[0]) == stuck]
 
 
-TIMEOUT = 0.5
+TIMEOUT = 1.0
 
 
 def test_a_request_that_is_stuck_is_aborted_and_sent_again_with_the_same_seed(make, server):
