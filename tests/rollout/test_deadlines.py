@@ -220,7 +220,7 @@ def asked_for(server: Any, text: str) -> list[dict[str, Any]]:
     return [asked for asked in server.asked if asked.get("prompt", asked.get("input_ids", [None])[0]) == stuck]
 
 
-TIMEOUT = 1.0
+TIMEOUT = 0.5
 
 
 def test_a_request_that_is_stuck_is_aborted_and_sent_again_with_the_same_seed(make, server):
@@ -228,8 +228,8 @@ def test_a_request_that_is_stuck_is_aborted_and_sent_again_with_the_same_seed(ma
     whole = engine.generate(batch(*TEXTS), Sampling(2, 3))
     server.asked.clear()
     stick(server, "c", 1)
-    found = engine.generate(batch(*TEXTS), Sampling(2, 3, group_timeout=TIMEOUT))
-    assert_only_dropped(found, whole, set(), TIMEOUT)
+    found = engine.generate(batch(*TEXTS), Sampling(2, 3, group_timeout=2.0))
+    assert_only_dropped(found, whole, set(), 2.0)
     assert found.late == 1
     first, second = asked_for(server, "c")
     assert first == second
