@@ -121,11 +121,8 @@ def measure(size: str, args: argparse.Namespace) -> dict[str, Any]:
         try:
             return measure_step(run, Device(backend), ["padded", "grouped"], args.repeat).to_json()
         finally:
-            run.observer.close()
-            run.engine.close()
+            run.close()
             run.strategy.close()
-            if run.lock is not None:
-                run.lock.close()
 
 
 if __name__ == "__main__":

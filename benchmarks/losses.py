@@ -94,11 +94,8 @@ def measure(model: str, args: argparse.Namespace) -> tuple[int, list[Any]]:
             benches = measure_losses(run, Device(backend), names, args.repeat or ROUNDS[model])
             return sum(each.numel() for each in run.update.policy.parameters()), benches
         finally:
-            run.observer.close()
-            run.engine.close()
+            run.close()
             run.strategy.close()
-            if run.lock is not None:
-                run.lock.close()
 
 
 if __name__ == "__main__":

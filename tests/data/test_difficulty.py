@@ -72,7 +72,7 @@ def test_a_restored_sampler_goes_on_with_the_same_rows():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (
             ["data.difficulty.hard_threshold=0.5", "data.difficulty.easy_threshold=0.5"],
@@ -88,9 +88,9 @@ def test_a_restored_sampler_goes_on_with_the_same_rows():
         ),
     ],
 )
-def test_what_cannot_be_set_aside_is_refused_by_name(words, told, tmp_path):
-    with pytest.raises(ConfigError, match=told):
-        runs.small(tmp_path, *words)
+def test_what_cannot_be_set_aside_is_refused_by_name(overrides, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        runs.small(tmp_path, *overrides)
 
 
 FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_rounds=2")

@@ -88,7 +88,7 @@ def test_another_number_of_shards_is_refused(tmp_path: Path, capfd: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (["model.lora.rank=2"], "algorithm.kl.sync_every=2 with model.lora.rank=2"),
         (["trainer.strategy=deepspeed"], "algorithm.kl.sync_every=2 with trainer.strategy='deepspeed'"),
@@ -96,6 +96,6 @@ def test_another_number_of_shards_is_refused(tmp_path: Path, capfd: pytest.Captu
         (["algorithm.kl.sync_share=0"], "algorithm.kl.sync_share=0"),
     ],
 )
-def test_what_cannot_be_moved_is_refused_by_name(words, told, tmp_path: Path):
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        runs.small(tmp_path, *MOVED, *words)
+def test_what_cannot_be_moved_is_refused_by_name(overrides, message, tmp_path: Path):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        runs.small(tmp_path, *MOVED, *overrides)

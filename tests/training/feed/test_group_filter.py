@@ -404,7 +404,7 @@ def test_joined_groups_of_several_versions_have_one_per_token():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (["rollout.max_staleness=1", *CORRECTED], "with rollout.max_staleness=1: how much to sample is known only"),
         (["rollout.source=on_demand"], "leave rollout.source out"),
@@ -418,9 +418,9 @@ def test_joined_groups_of_several_versions_have_one_per_token():
         (["algorithm.filter_groups.max_rounds=0"], "max_rounds=0 is out of range"),
     ],
 )
-def test_what_cannot_be_filtered_is_refused_by_name(words, told, tmp_path: Path):
-    with pytest.raises(ConfigError, match=told):
-        settings(tmp_path, *words)
+def test_what_cannot_be_filtered_is_refused_by_name(overrides, message, tmp_path: Path):
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, *overrides)
 
 
 def test_filtering_without_the_filter_is_refused(tmp_path: Path):

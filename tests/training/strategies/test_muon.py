@@ -84,7 +84,7 @@ def test_the_states_of_one_optimizer_are_not_given_to_the_other(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (["trainer.strategy=fsdp2"], "optim.name='muon' with trainer.strategy='fsdp2': Muon needs full matrices"),
         (["trainer.strategy=deepspeed"], "optim.name='muon' with trainer.strategy='deepspeed'"),
@@ -92,9 +92,9 @@ def test_the_states_of_one_optimizer_are_not_given_to_the_other(tmp_path: Path):
         (["optim.momentum=1"], "optim.momentum=1"),
     ],
 )
-def test_what_muon_cannot_do_is_refused_by_name(words, told, tmp_path: Path):
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        runs.small(tmp_path, *MUON, *words)
+def test_what_muon_cannot_do_is_refused_by_name(overrides, message, tmp_path: Path):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        runs.small(tmp_path, *MUON, *overrides)
 
 
 def test_the_plan_counts_one_state_of_the_matrices(tmp_path: Path, policy):
