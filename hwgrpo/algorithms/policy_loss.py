@@ -82,7 +82,7 @@ class PolicyLoss:
         on_policy = old_logprob is None
         old_logprob = stats.logprob.detach() if old_logprob is None else old_logprob
         if (rollout_share := rows.get("rollout_share")) is not None:
-            on_policy, old_logprob = False, old_logprob.lerp(rows["rollout_logprob"], rollout_share)
+            on_policy, old_logprob = False, stats.logprob.detach().lerp(rows["rollout_logprob"], rollout_share)
         log_ratio = stats.logprob - old_logprob
         loss, metrics = self._surrogate(
             SurrogateInput(

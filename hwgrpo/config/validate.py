@@ -328,10 +328,15 @@ def _check_contradictions(config: Config) -> None:
             "unchanged ratios, too: only cispo may; use at least 0"
         )
     kl, estimator = c.algorithm.kl, c.algorithm.advantage.name
-    if kl.in_reward and estimator in ("gdpo", "max_rl"):
-        reason = "compares reward functions, which have no KL" if estimator == "gdpo" else "takes no negative rewards"
+    without_kl = {
+        "gdpo": "compares reward functions, which have no KL",
+        "max_rl": "takes no negative rewards",
+        "process": "compares rewards of steps, which have no KL",
+    }
+    if kl.in_reward and estimator in without_kl:
+        reason = without_kl[estimator]
         raise ConfigError(
-            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}, which {reason}; leave in_reward "
+            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}: it {reason}; leave in_reward "
             "out (the KL is then in the loss), or use another estimator, e.g. grpo"
         )
     low, high = c.algorithm.entropy_coef_min, c.algorithm.entropy_coef_max

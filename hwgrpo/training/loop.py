@@ -17,6 +17,7 @@ from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.temperature import set_temperature
 from hwgrpo.training.update.failure_notes import failure_notes
 from hwgrpo.training.update.old_policy import with_rollout_shares
+from hwgrpo.training.update.reward_kl import penalize
 from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 from hwgrpo.training.update.step_metrics import sample_metrics, utilisation
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
@@ -79,8 +80,6 @@ def train_step(run: Run, step: int) -> None:
                 report_batch(run.prompts, run.strategy, prompts, completions, rewards)
         penalized = None
         if config.algorithm.kl.in_reward and run.reference is not None:
-            from hwgrpo.training.update.reward_kl import penalize
-
             penalized = penalize(run.update, run.reference, prompts, completions, rewards, watch)
         with watch("adv"):
             compared = penalized.rewards if penalized else rewards

@@ -678,8 +678,8 @@ FAULTS = (
     Fault(
         "a gradient through the old log-prob",
         "algorithms/policy_loss.py",
-        "old_logprob = stats.logprob.detach() if old_logprob is None else old_logprob",
-        "old_logprob = stats.logprob if old_logprob is None else old_logprob",
+        "stats.logprob.detach().lerp(",
+        "stats.logprob.lerp(",
         "training/test_old_logprobs.py -k moves_with",
     ),
     Fault(

@@ -80,6 +80,7 @@ def test_the_ratio_moves_with_the_current_policy_and_the_correction_is_of_the_re
         "weight": torch.ones(1),
         "rollout_logprob": torch.tensor([-1.8]),
         "rollout_share": torch.tensor([0.25]),
+        "old_logprob": torch.tensor([-5.0]),  # as a KL in the reward leaves it: not what the ratio is against
     }
     value, metrics = loss(SimpleNamespace(logprob=logprob, entropy=None, cu_seqlens=None), rows)
     old = -1.0 * 0.75 - 1.8 * 0.25

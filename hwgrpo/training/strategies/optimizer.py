@@ -10,6 +10,7 @@ from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.training.strategies.held_adamw import HeldAdamW
+from hwgrpo.training.strategies.muon import muon_adamw
 
 
 def build_optimizer(
@@ -32,8 +33,6 @@ def build_optimizer(
         {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
     ]
     if optim.name == "muon":
-        from hwgrpo.training.strategies.muon import muon_adamw
-
         return muon_adamw(trainable, module, optim, fused=True if trainable[0].device.type == "cpu" else None)
     on_cpu, in_8_bits = trainable[0].device.type == "cpu", optim.name == "adamw_8bit"
     held: dict[str, Any] = {}

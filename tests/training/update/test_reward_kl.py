@@ -89,6 +89,7 @@ def _empty() -> Any:
     [
         (("algorithm.advantage.name=gdpo",), "in_reward=true with algorithm.advantage.name='gdpo'.*compares reward"),
         (("algorithm.advantage.name=max_rl",), "in_reward=true with algorithm.advantage.name='max_rl'.*negative"),
+        (("algorithm.advantage.name=process",), "in_reward=true with algorithm.advantage.name='process'.*steps"),
         (("algorithm.kl.times_ratio=true",), "algorithm.kl.times_ratio.*in_reward=false"),
         (("algorithm.kl.coef=0", "algorithm.kl.estimator=k3"), "algorithm.kl.in_reward.*algorithm.kl.coef above 0"),
         (("algorithm.kl.horizon=5",), "algorithm.kl.horizon.*algorithm.kl.target"),
