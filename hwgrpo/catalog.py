@@ -15,11 +15,17 @@ ADVANTAGES = Registry(
         "gdpo": "hwgrpo.algorithms.advantage_variants:gdpo",
         "reinforce_plus_plus": "hwgrpo.algorithms.advantage_variants:reinforce_plus_plus",
         "process": "hwgrpo.algorithms.process_supervision:process",
+        "remax": "hwgrpo.algorithms.advantage_variants:remax",
+        "online_rft": "hwgrpo.algorithms.advantage_variants:online_rft",
     },
 )
 """Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`, or `advantages_R` with the
 decorator `@token_level`; one with an argument `parts` is also given {reward function: (weight, its rewards_S)}, one
-with an argument `steps` the `StepRewards`."""
+with an argument `steps` the `StepRewards`, one with an argument `greedy_S` the rewards of greedy responses."""
+ADVANTAGES_WITH_ARGUMENTS = ("online_rft",)
+"""Those with keyword arguments of their own, given as `algorithm.advantage.kwargs`."""
+ADVANTAGES_OF_SINGLE_RESPONSES = ("reinforce_plus_plus", "remax", "online_rft")
+"""Those that compare with something else than the group, so that `rollout.n` may be 1."""
 POLICY_LOSSES = Registry(
     "policy loss",
     {

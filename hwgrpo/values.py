@@ -160,6 +160,8 @@ class Rewards:
     """S dicts of extra fields that reward functions returned with the score; may be empty."""
     steps: StepRewards | None = None
     """The rewards of the responses' steps, whose sums are `total`; None: the estimator reads none."""
+    greedy: torch.Tensor | None = None
+    """[S] fp64: reward of the greedy response to the same prompt, NaN: none; None: the estimator reads none."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Advantage estimators besides `grpo`: RLOO, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++ and its baseline.
+"""Advantage estimators besides `grpo`: RLOO, ReMax, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++, online RFT.
 
 The signature and the rules for groups and invalid sequences are those of `advantages.py`.
 """
@@ -26,6 +26,48 @@ def rloo(
     size_S = groups.size_G[groups.index_S]
     factor_S = torch.where(size_S > 1, size_S / (size_S - 1), 1.0)
     return groups.zero_without_signal(groups.from_mean_S() * factor_S)
+
+
+def remax(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+    *,
+    greedy_S: torch.Tensor,
+) -> torch.Tensor:
+    """The reward minus that of the greedy response to the same prompt. Source: ReMax (Li et al. 2023).
+
+    A group of equal rewards has a signal where the greedy response has another one. Where the greedy response has no
+    reward, the baseline is the mean of the group.
+
+    Args:
+        rewards_S, group_S, valid_S, config, lengths_S: as for all estimators.
+        greedy_S: [S] fp64 reward of the greedy response to each sequence's prompt; NaN where it has none.
+    """
+    has_greedy_S = ~greedy_S.isnan()
+    reward_S = Groups(rewards_S, group_S, valid_S).reward_S
+    others = Groups(rewards_S, group_S, valid_S & ~has_greedy_S, config.singleton)
+    from_greedy_S = torch.where(valid_S & has_greedy_S, reward_S - greedy_S, 0.0).float()
+    return torch.where(has_greedy_S, from_greedy_S, others.zero_without_signal(others.from_mean_S()))
+
+
+def online_rft(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+    *,
+    threshold: float = 0.5,
+) -> torch.Tensor:
+    """1 where the reward is above the threshold, else 0: only correct responses are trained, all alike.
+
+    Source: online rejection sampling fine-tuning, DeepSeekMath (Shao et al. 2024, section 5.2.1).
+    """
+    groups = Groups(rewards_S, group_S, valid_S)
+    return (valid_S & (groups.reward_S > threshold)).float()
 
 
 def opo(

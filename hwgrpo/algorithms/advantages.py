@@ -13,14 +13,13 @@ those of all ranks.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hwgrpo.algorithms.groups import Groups
-from hwgrpo.algorithms.token_advantages import is_token_level, one_step_each, takes_steps
+from hwgrpo.algorithms.token_advantages import is_token_level, one_step_each, takes
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
@@ -36,6 +35,7 @@ def group_advantages(
     lengths_S: torch.Tensor | None = None,
     parts: Mapping[str, tuple[float, torch.Tensor]] | None = None,
     steps: StepRewards | None = None,
+    greedy_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the advantage of each sequence, or of each token.
 
@@ -48,6 +48,8 @@ def group_advantages(
         parts: reward function -> its weight and its rewards [S] fp64, for estimators with an argument `parts`; None:
             `rewards_S` are those of one function.
         steps: the rewards of steps, for estimators with an argument `steps`; None: each response is one step.
+        greedy_S: [S] fp64 rewards of the prompts' greedy responses, for estimators with an argument `greedy_S`; NaN,
+            and None for all: there is none.
 
     Returns:
         [S] fp32; for estimators with `is_token_level` [R] fp32, in the order of the sequences.
@@ -57,10 +59,13 @@ def group_advantages(
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
     loaded = ADVANTAGES.load(config.name)
-    takes_parts = "parts" in inspect.signature(loaded).parameters
-    arguments: dict[str, Any] = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
-    if takes_steps(config):
+    arguments: dict[str, Any] = {}
+    if takes(config, "parts"):
+        arguments["parts"] = parts or {"reward": (1.0, rewards_S)}
+    if takes(config, "steps"):
         arguments["steps"] = steps or one_step_each(rewards_S, lengths_S)
+    if takes(config, "greedy_S"):
+        arguments["greedy_S"] = torch.full_like(rewards_S, torch.nan) if greedy_S is None else greedy_S
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
     advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
     per_token = is_token_level(config) and lengths_S is not None

@@ -28,9 +28,9 @@ def is_token_level(config: AdvantageConfig) -> bool:
     return bool(getattr(ADVANTAGES.load(config.name), "token_level", False))
 
 
-def takes_steps(config: AdvantageConfig) -> bool:
-    """Return whether the estimator of the settings has an argument `steps`, the rewards of the responses' steps."""
-    return "steps" in inspect.signature(ADVANTAGES.load(config.name)).parameters
+def takes(config: AdvantageConfig, argument: str) -> bool:
+    """Return whether the estimator of the settings has an argument of this name, e.g. `steps`, the steps' rewards."""
+    return argument in inspect.signature(ADVANTAGES.load(config.name)).parameters
 
 
 def check_token_level(algorithm: AlgorithmConfig) -> None:

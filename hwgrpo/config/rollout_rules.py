@@ -28,6 +28,12 @@ def check_rollout(config: Config) -> None:
             f"rollout.source={r.source!r} with rollout.max_staleness={r.max_staleness}: responses are prefetched "
             "with a max_staleness of 1 or more, and never with 0; leave rollout.source out"
         )
+    if r.max_staleness and config.algorithm.advantage.name == "remax":
+        raise ConfigError(
+            f"algorithm.advantage.name='remax' with rollout.max_staleness={r.max_staleness}: the greedy responses of a "
+            "step are sampled in the step, and the engine would have to leave the next ones for them; leave "
+            "max_staleness out, or use algorithm.advantage.name=rloo, whose baseline is the group"
+        )
     check_filter(config)
     easy, hard = config.data.difficulty.easy_threshold, config.data.difficulty.hard_threshold
     if (easy is not None or hard is not None) and (r.max_staleness or names_a_file(r.source)):

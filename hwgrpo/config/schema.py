@@ -51,7 +51,8 @@ _VALIDATION = (
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 _SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
 _SCALED = none_of(
-    "algorithm.advantage.name", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl"
+    "algorithm.advantage.name",
+    *("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl", "remax", "online_rft"),
 )
 _DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
 _CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg", "vespo", "topr", "dro", "kl_cov")
@@ -290,8 +291,16 @@ class AdvantageConfig:
     """Advantage of a group with one valid sample: zero, its raw reward (verl), or an error (TRL)."""
     clip: float | None = limited(None, above=0)
     """Advantages are kept within plus or minus this; null: not at all."""
-    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.advantage.name")])
-    """Further keyword arguments for a function of your own."""
+    kwargs: dict[str, Any] = setting(
+        dict,
+        used_by=[
+            (
+                *own_function("algorithm.advantage.name"),
+                *one_of("algorithm.advantage.name", *catalog.ADVANTAGES_WITH_ARGUMENTS),
+            )
+        ],
+    )
+    """Further keyword arguments of the estimator (docs/grpo.md), or of a function of your own."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.catalog import ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
+from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
 from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
@@ -291,8 +291,8 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             "every reward.functions weight is 0, so no response is better than another; give one a weight"
         )
-    by_batch = c.algorithm.advantage.name == "reinforce_plus_plus"
-    if c.rollout.n == 1 and c.algorithm.advantage.singleton != "raw" and not by_batch:
+    grouped = c.algorithm.advantage.name not in ADVANTAGES_OF_SINGLE_RESPONSES
+    if c.rollout.n == 1 and c.algorithm.advantage.singleton != "raw" and grouped:
         raise ConfigError(
             f"rollout.n=1 with algorithm.advantage.name={c.algorithm.advantage.name!r}: a group of one has no baseline "
             "and its advantage is 0; use rollout.n=2 or more, or algorithm.advantage.singleton=raw to train on the "

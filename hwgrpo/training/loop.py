@@ -8,6 +8,7 @@ from hwgrpo.observe.completions import dropped_records, pick_sample
 from hwgrpo.observe.custom_metrics import over_ranks
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.difficulty_report import report_batch
+from hwgrpo.training.greedy_baseline import sample_greedy, with_greedy_rewards
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.moving_reference import move_reference
 from hwgrpo.training.out_of_memory import explain_out_of_memory
@@ -67,6 +68,7 @@ def train_step(run: Run, step: int) -> None:
     with watch("step"):
         with watch("gen"):
             generated = raise_on_all_ranks(run.strategy, lambda: run.responses.next(step))
+            greedy = sample_greedy(run, generated.prompts)
             if run.engine_sleeps:
                 raise_on_all_ranks(run.strategy, run.engine.sleep)
         temperature = set_temperature(run, step)
@@ -78,6 +80,7 @@ def train_step(run: Run, step: int) -> None:
                 if config.reward.shuffle:
                     rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
                 report_batch(run.prompts, run.strategy, prompts, completions, rewards)
+            rewards = with_greedy_rewards(run, rewards, generated, greedy, step)
         penalized = None
         if config.algorithm.kl.in_reward and run.reference is not None:
             penalized = penalize(run.update, run.reference, prompts, completions, rewards, watch)

@@ -14,7 +14,7 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
-from hwgrpo.algorithms.token_advantages import takes_steps
+from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
@@ -222,7 +222,7 @@ def build_rewards(
                 data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
     steps = None
-    if takes_steps(config.algorithm.advantage):
+    if takes(config.algorithm.advantage, "steps"):
         from hwgrpo.rewards.response_steps import StepFinder
 
         steps = StepFinder(config.algorithm.process, tokenizer)

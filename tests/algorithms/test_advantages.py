@@ -66,6 +66,8 @@ def test_grpo_gives_the_golden_advantages_of_each_convention(rewards, options, e
         ("grpo_passk", [1.0, 0.4, 0.0, 0.0], None, {"std": "none"}, [0.6, 0.0, 0.0, 0.0], 8),
         ("grpo_passk", [1.0, 0.4, 0.0, 0.0], None, {}, [1.2696194, 0.0, 0.0, 0.0], 7),
         ("max_rl", X, None, {}, [3.0, -1.0, -1.0, -1.0], 8),
+        ("online_rft", [1.0, 0.5, 0.0, 0.7], None, {}, [1.0, 0.0, 0.0, 1.0], 8),
+        ("online_rft", [1.0, 0.5, 0.0, 0.7], None, {"kwargs": {"threshold": 0.8}}, [1.0, 0.0, 0.0, 0.0], 8),
         ("grpo", X, None, {"std": "none", "clip": 0.6}, [0.6, -0.25, -0.25, -0.25], 8),
     ],
 )
@@ -142,7 +144,7 @@ def test_batch_statistics_of_reinforce_plus_plus_baseline_include_silent_groups(
     assert_close(actual, [0.5 / scale, -0.5 / scale, 0.0, 0.0], 6)
 
 
-@pytest.mark.parametrize("estimator", sorted({*ADVANTAGES.names()} - {"reinforce_plus_plus"}))
+@pytest.mark.parametrize("estimator", sorted({*ADVANTAGES.names()} - {"reinforce_plus_plus", "online_rft"}))
 @pytest.mark.parametrize("std", ["group", "none", "batch"])
 @pytest.mark.parametrize(("reward", "n"), [(0.3, 8), (0.1, 3), (0.7, 7), (1e8 + 0.1, 6), (0.0, 4)])
 def test_equal_rewards_give_exactly_zero(estimator, std, reward, n):
@@ -265,6 +267,15 @@ def test_gdpo_gives_rewards_the_say_of_their_weights_and_leaves_out_what_is_miss
     large = torch.tensor([-(3**-0.5), -(3**-0.5), 2 * 3**-0.5, 0], dtype=torch.float64)
     both = small + 0.5 * large
     torch.testing.assert_close(found, ((both - both.mean()) / (both.var() + 1e-8).sqrt()).float())
+
+
+def test_remax_compares_with_the_greedy_response_and_without_one_with_the_group():
+    rewards = torch.tensor([1.0, 1.0, 0.2, 9.0, 0.5, 0.1, 0.3], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 1, 1, 2, 3, 3])
+    valid = torch.tensor([True, True, True, False, True, True, True])
+    greedy = torch.tensor([0.25, 0.25, 0.7, 0.7, 0.5, math.nan, math.nan], dtype=torch.float64)
+    found = group_advantages(rewards, groups, valid, AdvantageConfig("remax", singleton="error"), greedy_S=greedy)
+    assert_close(found, [0.75, 0.75, -0.5, 0.0, 0.0, -0.1, 0.1], 7)
 
 
 @pytest.mark.parametrize("estimator", ["opo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "gdpo"])

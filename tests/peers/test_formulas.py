@@ -302,6 +302,18 @@ def test_an_advantage_of_verl(theirs: str, config: AdvantageConfig, settings: di
     torch.testing.assert_close(found[signal].double(), expected[signal, 0], rtol=1e-6, atol=1e-6)
 
 
+def test_remax_of_verl():
+    token_rewards = torch.zeros(COLUMNS.shape, dtype=torch.float64)
+    token_rewards[torch.arange(len(SIZES)), SIZES - 1] = REWARDS
+    greedy = torch.tensor([0.25, 1.0, 0.0, 0.5, 0.75], dtype=torch.float64)[GROUPS]
+    expected, _ = verl_core().get_adv_estimator_fn("remax")(
+        token_level_rewards=token_rewards, reward_baselines=greedy, response_mask=COLUMNS.double()
+    )
+    valid = torch.ones(len(REWARDS), dtype=torch.bool)
+    found = group_advantages(REWARDS, GROUPS, valid, AdvantageConfig("remax"), SIZES, greedy_S=greedy)
+    torch.testing.assert_close(found.double(), expected[:, 0], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [0.3, 2.0]])
 def test_gdpo_of_verl(weights: list[float]):
     g = torch.Generator().manual_seed(1)

@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "ReMax with the baseline's sign",
+        "algorithms/advantage_variants.py",
+        "reward_S - greedy_S, 0.0",
+        "greedy_S - reward_S, 0.0",
+        "algorithms/test_advantages.py",
+    ),
+    Fault(
+        "online RFT on wrong responses",
+        "algorithms/advantage_variants.py",
+        "groups.reward_S > threshold",
+        "groups.reward_S < threshold",
+        "algorithms/test_advantages.py",
+    ),
+    Fault(
         "ppo without a bound",
         "algorithms/surrogates.py",
         "torch.maximum(unclipped",

@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "ReMax's baseline of sampled responses",
+        "training/greedy_baseline.py",
+        "n=1, greedy=True",
+        "n=1",
+        "training/test_greedy_baseline.py",
+    ),
+    Fault(
+        "ReMax's baseline of other prompts",
+        "training/greedy_baseline.py",
+        "greedy=greedy_G[batch",
+        "greedy=greedy_G.flip(0)[batch",
+        "training/test_greedy_baseline.py",
+    ),
+    Fault(
         "floors of prefetched responses not in checkpoints",
         "training/feed/prefetched_batches.py",
         '"versions", "floors")',

@@ -66,6 +66,7 @@ def sample_metrics(
             "group_std": group_std,
             "advantages": advantages,
             "steps": None if steps is None else steps.offsets.diff(),
+            "greedy": rewards.greedy,
             "lengths": completions.lengths,
             "finished": completions.finished,
             "tokens": int(completions.lengths.sum())
@@ -105,6 +106,8 @@ def sample_metrics(
         counts = torch.cat([r["steps"] for r in ranks]).tolist() or [0]
         values["response/steps/mean"] = sum(counts) / len(counts)
         values |= {"response/steps/max": float(max(counts)), "response/steps/min": float(min(counts))}
+    if rewards.greedy is not None:
+        values["critic/greedy_rewards/mean"] = float(torch.cat([r["greedy"] for r in ranks]).nanmean())
     late = [r["late"] for r in ranks if r["late"] is not None]  # a resumed rank may have sampled with other settings
     if late:
         values |= {"rollout/groups_late": float(sum(late)), "rollout/groups_dropped": float(dropped)}

@@ -43,6 +43,7 @@ def advantages_over_ranks(
             for name, function in zip(rewards.per_function, config.reward.functions, strict=True)
         },
         None if rewards.steps is None else join_steps(strategy.gather_objects(rewards.steps)),
+        None if rewards.greedy is None else torch.cat(strategy.gather_objects(rewards.greedy)),
     )
     if not is_token_level(config.algorithm.advantage):
         return advantages.split([len(index) for _, index, *_ in ranks])[strategy.rank], None
