@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from hwgrpo.config.schema import AlgorithmConfig
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hwgrpo.catalog import REJECTIONS
+from hwgrpo.config.optional_settings import KlConfig
+from hwgrpo.config.schema import AlgorithmConfig, LossConfig
 from hwgrpo.errors import ConfigError
 
 
@@ -12,23 +18,28 @@ def check_algorithm(a: AlgorithmConfig) -> None:
     Raises:
         ConfigError: the first pair without meaning, with the remedy.
     """
-    if a.kl.times_ratio and a.kl.estimator in ("k1+", "k3+"):
+    _check_loss(a.loss)
+    _check_kl(a.kl, a.advantage.name)
+    _check_correction(a)
+    low, high = a.entropy_coef_min, a.entropy_coef_max
+    if a.entropy_target is not None and not low <= a.entropy_coef <= high:
         raise ConfigError(
-            f"algorithm.kl.times_ratio=true with algorithm.kl.estimator={a.kl.estimator!r}, which has the gradient of "
-            "the KL already: the ratio would add the gradient of its value once more; use algorithm.kl.estimator="
-            f"{a.kl.estimator.rstrip('+')}, or leave times_ratio out"
-        )
-    if a.m2po_threshold is not None and a.old_logprobs == "rollout":
-        raise ConfigError(
-            f"algorithm.m2po_threshold={a.m2po_threshold} with algorithm.old_logprobs=rollout: it bounds the gap "
-            "between old and rollout log-probs, which are then the same; leave one of them out"
+            f"algorithm.entropy_coef={a.entropy_coef:g} is not between entropy_coef_min={low:g} and "
+            f"entropy_coef_max={high:g}, which bound it with algorithm.entropy_target; change one of them"
         )
     if a.advantage.name == "grpo_passk" and a.advantage.singleton == "raw":
         raise ConfigError(
             "algorithm.advantage.singleton=raw with algorithm.advantage.name='grpo_passk': a group of one has no "
             "second best to be compared with; use zero or error"
         )
-    loss = a.loss
+
+
+def _check_loss(loss: LossConfig) -> None:
+    if loss.clip_high < 0 and loss.name != "cispo":
+        raise ConfigError(
+            f"algorithm.loss.clip_high={loss.clip_high} with algorithm.loss.name={loss.name!r} clips "
+            "unchanged ratios, too: only cispo may; use at least 0"
+        )
     if loss.name == "ppo_clip" and loss.delta is not None and loss.dual_clip is not None:
         bound = max(loss.dual_clip, 1 + loss.clip_high)
         if loss.delta >= bound:
@@ -36,3 +47,69 @@ def check_algorithm(a: AlgorithmConfig) -> None:
                 f"algorithm.loss.delta={loss.delta:g} has no effect with algorithm.loss.dual_clip={loss.dual_clip:g}, "
                 f"which binds first; use less than {bound:g}, or algorithm.loss.dual_clip=null"
             )
+
+
+def _check_kl(kl: KlConfig, estimator: str) -> None:
+    without_kl = {
+        "gdpo": "compares reward functions, which have no KL",
+        "max_rl": "takes no negative rewards",
+        "process": "compares rewards of steps, which have no KL",
+    }
+    if kl.in_reward and estimator in without_kl:
+        reason = without_kl[estimator]
+        raise ConfigError(
+            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}: it {reason}; leave in_reward "
+            "out (the KL is then in the loss), or use another estimator, e.g. grpo"
+        )
+    if kl.times_ratio and kl.estimator in ("k1+", "k3+"):
+        raise ConfigError(
+            f"algorithm.kl.times_ratio=true with algorithm.kl.estimator={kl.estimator!r}, which has the gradient of "
+            "the KL already: the ratio would add the gradient of its value once more; use algorithm.kl.estimator="
+            f"{kl.estimator.rstrip('+')}, or leave times_ratio out"
+        )
+
+
+def _check_correction(a: AlgorithmConfig) -> None:
+    correction = a.correction
+    if correction.low is not None and correction.high is not None and correction.low >= correction.high:
+        raise ConfigError(
+            f"algorithm.correction.low={correction.low} must be below algorithm.correction.high={correction.high}"
+        )
+    if correction.name != "none" and correction.low is None and correction.high is None:
+        raise ConfigError(
+            f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both"
+        )
+    _check_rejection(correction.reject)
+    if a.old_logprobs == "rollout" and (correction.name != "none" or correction.reject):
+        raise ConfigError(
+            "algorithm.old_logprobs=rollout: the ratio is against the rollout engine's log-probs, which leaves no gap "
+            f"to correct; leave out algorithm.correction.name={correction.name!r} and reject={correction.reject}"
+        )
+    if a.m2po_threshold is not None and a.old_logprobs == "rollout":
+        raise ConfigError(
+            f"algorithm.m2po_threshold={a.m2po_threshold} with algorithm.old_logprobs=rollout: it bounds the gap "
+            "between old and rollout log-probs, which are then the same; leave one of them out"
+        )
+
+
+def _check_rejection(reject: Mapping[str, Any]) -> None:
+    """Check the setting `algorithm.correction.reject`.
+
+    Raises:
+        ConfigError: an unknown statistic, or bounds that it does not take.
+    """
+    for name, bounds in reject.items():
+        key = f"algorithm.correction.reject.{name}={bounds!r}"
+        if name not in REJECTIONS:
+            raise ConfigError(f"{key}: there is no such statistic; use one of: {', '.join(REJECTIONS)}")
+        numbers = bounds if isinstance(bounds, list | tuple) else [bounds]
+        right = all(type(each) in (int, float) and 0 < each < math.inf for each in numbers)
+        if name.endswith("k1"):
+            if not (right and len(numbers) == 2 and numbers[0] < numbers[1]):
+                raise ConfigError(
+                    f"{key}: give the least and the largest ratio of the engine's probability to the trainer's, e.g. "
+                    "[0.5, 2.0]"
+                )
+        elif not right or numbers is bounds:
+            example = "1e-4" if name == "veto" else "0.01"
+            raise ConfigError(f"{key}: give one number above 0, e.g. {example}")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
-from hwgrpo.catalog import ENGINES, REJECTIONS
+from hwgrpo.catalog import ENGINES
 from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, shown
@@ -125,26 +121,3 @@ def _check_urls(server: RolloutServerConfig) -> None:
             raise ConfigError(f"rollout.server.url={shown(url)} must begin with http:// or https://")
         if urls.count(url) > 1:
             raise ConfigError(f"rollout.server.url names {shown(url)} twice; name each server once")
-
-
-def check_rejection(reject: Mapping[str, Any]) -> None:
-    """Check the setting `algorithm.correction.reject`.
-
-    Raises:
-        ConfigError: an unknown statistic, or bounds that it does not take.
-    """
-    for name, bounds in reject.items():
-        key = f"algorithm.correction.reject.{name}={bounds!r}"
-        if name not in REJECTIONS:
-            raise ConfigError(f"{key}: there is no such statistic; use one of: {', '.join(REJECTIONS)}")
-        numbers = bounds if isinstance(bounds, list | tuple) else [bounds]
-        right = all(type(each) in (int, float) and 0 < each < math.inf for each in numbers)
-        if name.endswith("k1"):
-            if not (right and len(numbers) == 2 and numbers[0] < numbers[1]):
-                raise ConfigError(
-                    f"{key}: give the least and the largest ratio of the engine's probability to the trainer's, e.g. "
-                    "[0.5, 2.0]"
-                )
-        elif not right or numbers is bounds:
-            example = "1e-4" if name == "veto" else "0.01"
-            raise ConfigError(f"{key}: give one number above 0, e.g. {example}")

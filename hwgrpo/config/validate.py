@@ -15,7 +15,7 @@ from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.peers import value_here
-from hwgrpo.config.rollout_rules import check_rejection, check_rollout
+from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
@@ -321,48 +321,9 @@ def _check_contradictions(config: Config) -> None:
             raise ConfigError(f"trainer.output_dir={shown(t.output_dir)} {what}; name a folder")
     if not c.model.lora.target_modules:
         raise ConfigError("model.lora.target_modules is empty; name layers, or all-linear")
-    loss = c.algorithm.loss
-    if loss.clip_high < 0 and loss.name != "cispo":
-        raise ConfigError(
-            f"algorithm.loss.clip_high={loss.clip_high} with algorithm.loss.name={loss.name!r} clips "
-            "unchanged ratios, too: only cispo may; use at least 0"
-        )
-    kl, estimator = c.algorithm.kl, c.algorithm.advantage.name
-    without_kl = {
-        "gdpo": "compares reward functions, which have no KL",
-        "max_rl": "takes no negative rewards",
-        "process": "compares rewards of steps, which have no KL",
-    }
-    if kl.in_reward and estimator in without_kl:
-        reason = without_kl[estimator]
-        raise ConfigError(
-            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}: it {reason}; leave in_reward "
-            "out (the KL is then in the loss), or use another estimator, e.g. grpo"
-        )
-    low, high = c.algorithm.entropy_coef_min, c.algorithm.entropy_coef_max
-    if c.algorithm.entropy_target is not None and not low <= c.algorithm.entropy_coef <= high:
-        raise ConfigError(
-            f"algorithm.entropy_coef={c.algorithm.entropy_coef:g} is not between entropy_coef_min={low:g} and "
-            f"entropy_coef_max={high:g}, which bound it with algorithm.entropy_target; change one of them"
-        )
-    correction = c.algorithm.correction
-    if correction.low is not None and correction.high is not None and correction.low >= correction.high:
-        raise ConfigError(
-            f"algorithm.correction.low={correction.low} must be below algorithm.correction.high={correction.high}"
-        )
-    if correction.name != "none" and correction.low is None and correction.high is None:
-        raise ConfigError(
-            f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both"
-        )
-    check_rejection(correction.reject)
     check_algorithm(c.algorithm)
-    if c.algorithm.old_logprobs == "rollout" and (correction.name != "none" or correction.reject):
-        raise ConfigError(
-            "algorithm.old_logprobs=rollout: the ratio is against the rollout engine's log-probs, which leaves no gap "
-            f"to correct; leave out algorithm.correction.name={correction.name!r} and reject={correction.reject}"
-        )
     r = c.rollout
-    if r.max_staleness and correction.name == "none" and c.algorithm.old_logprobs != "rollout":
+    if r.max_staleness and c.algorithm.correction.name == "none" and c.algorithm.old_logprobs != "rollout":
         raise ConfigError(
             f"rollout.max_staleness={r.max_staleness}: responses of older weights need importance weights; set "
             "algorithm.correction.name, e.g. token_truncate"

@@ -1,6 +1,7 @@
 """The policy that strategies wrap, and its micro-batches.
 
 policy_model.py      backbone, LM head and loss in one forward
+sharding_checks.py   errors for a policy sharded in a way in which its forward lacks weights
 head_operand.py      the LM head's weight, cast once per update
 reference_model.py   the frozen model of the KL term
 layouts.py           which sequences share a row: padded, packed, grouped

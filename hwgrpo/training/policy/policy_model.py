@@ -10,16 +10,14 @@ from typing import Any, TypeVar
 import torch
 from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from hwgrpo.errors import ConfigError
 from hwgrpo.models import shared_prefix_masks, ulysses_attention
 from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head, replaced_forward
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
 from hwgrpo.training.policy.head_operand import HeadOperand
 from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.policy.sharding_checks import refuse_rounded, refuse_sharded, refuse_sharded_inside
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -203,42 +201,3 @@ def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidd
     """
     with replaced_forward(module, function):
         return module(hidden)
-
-
-def refuse_sharded(model: nn.Module) -> None:
-    """Raise ConfigError for a model with sharded weights, since detecting its head needs the full ones."""
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ConfigError(
-                f"the model's {name} is sharded already (a DTensor); make the PolicyModel first, then shard that: "
-                "fully_shard(layer) for its layers, then fully_shard(policy)"
-            )
-        if parameter.numel() == 0 and hasattr(parameter, "ds_shape"):
-            raise ConfigError(
-                f"the model's {name} is sharded already (by deepspeed.zero.Init); make the PolicyModel within "
-                "deepspeed.zero.GatheredParameters(list(model.parameters()))"
-            )
-
-
-def refuse_rounded(signals: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError for 16-bit signals: FSDP2 casts a module's inputs, and ratios need old log-probs in fp32."""
-    for name, signal in signals.items():
-        if signal.dtype.itemsize == 2:
-            raise ConfigError(
-                f"{name} came as {signal.dtype}, but losses need it in fp32; where the PolicyModel is sharded by "
-                "fully_shard, give it MixedPrecisionPolicy(..., cast_forward_inputs=False)"
-            )
-
-
-def refuse_sharded_inside(*modules: nn.Module) -> None:
-    """Raise ConfigError where FSDP2 gathers weights before a forward that the policy never calls.
-
-    Args:
-        modules: modules between the policy and the submodules that it calls.
-    """
-    for module in modules:
-        if isinstance(module, FSDPModule):
-            raise ConfigError(
-                f"fully_shard was applied to the {type(module).__name__} inside the policy, whose forward the policy "
-                "does not call, so that its weights would stay in shards; apply it to the PolicyModel itself instead"
-            )
