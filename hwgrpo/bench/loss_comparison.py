@@ -114,14 +114,14 @@ def _time(update: PolicyUpdate, batch: TrainBatch, device: Device, times: Times)
 
 
 def _batch(run: Run) -> TrainBatch:
-    """Return the first batch with old log-probs, and advantages of 1 and -1 in turn: no response is skipped."""
+    """Return the first batch with all log-probs, and advantages of 1 and -1 in turn: no response is skipped."""
     prompts = run.prompts.next()
     completions = run.engine.generate(prompts, run.sampling)
     rewards = run.rewards.score(prompts, completions, 1)
     advantages, _ = advantages_over_ranks(run.config, completions, rewards, run.strategy)
     batch = assemble(prompts, completions, advantages, rewards.valid)
     batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2))
-    return replace(batch, old_logprobs=run.update.score(batch))
+    return run.update.with_ref_logprobs(replace(batch, old_logprobs=run.update.score(batch)), run.reference)
 
 
 def known_names() -> tuple[str, ...]:

@@ -9,9 +9,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hwgrpo.cli import bench_kernels
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, choice_error
+
+if TYPE_CHECKING:
+    from hwgrpo_backends.device import Device
+
+    from hwgrpo.training.run_parts import Run
 
 HELP = "measure on this machine: a training step of a recipe, or the kernels next to other projects'"
 STEP_HELP = "measure a training step of a recipe: its stages, and its update in each layout side by side"
@@ -43,9 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="layouts to compare, e.g. packed,grouped (default: all); padded and the recipe's own are always included",
     )
+    step.add_argument(
+        "--losses",
+        metavar="NAMES",
+        help="instead, time an update with each of these policy losses beside one with ppo_clip, e.g. gspo,kl_cov, or "
+        "all; masks that take a scoring pass count as losses",
+    )
     step.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds to time (default 5)")
     step.add_argument("--threads", type=int, metavar="N", help="CPU threads, like trainer.threads=N")
-    step.add_argument("--json", metavar="FILE", help="also write all samples as JSON (schema hwgrpo.bench.step/1)")
+    step.add_argument(
+        "--json",
+        metavar="FILE",
+        help="also write all samples as JSON (schema hwgrpo.bench.step/1; of losses hwgrpo.bench.losses/1)",
+    )
     kernels = measurements.add_parser(
         "kernels",
         help=bench_kernels.KERNELS_HELP,
@@ -77,6 +93,8 @@ def _run_step(args: argparse.Namespace) -> int:
     for option, value in (("--repeat", args.repeat), ("--threads", args.threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}: use 1 or more")
+    if args.losses is not None and args.layouts is not None:
+        raise ConfigError("--layouts and --losses are two measurements; give one of them")
     names = _layouts(args.layouts)
     file = _writable("--json", args.json)
     threads = [f"trainer.threads={args.threads}"] if args.threads else []
@@ -102,13 +120,17 @@ def _run_step(args: argparse.Namespace) -> int:
 
         from hwgrpo_backends.device import Device
 
-        from hwgrpo.bench.step import measure_step
-        from hwgrpo.bench.step_tables import show_step
+        losses = _losses(args.losses)  # imports torch, which reads the environment that the host needs
+
         from hwgrpo.training.setup import build_run
 
         built = build_run(config, host.backend, host.local_rank, host.local_world_size)
+        device = Device(host.backend, host.local_rank)
         try:
-            result = measure_step(built, Device(host.backend, host.local_rank), names, args.repeat, _show_progress)
+            if losses:
+                document, wrong = _compare_losses(built, device, losses, args.repeat), False
+            else:
+                document, wrong = _measure_stages(built, device, names, args.repeat, recipe)
         finally:
             _show_progress("")
             built.observer.close()
@@ -116,12 +138,35 @@ def _run_step(args: argparse.Namespace) -> int:
             built.strategy.close()
             if built.lock is not None:
                 built.lock.close()
-    show_step(result, recipe)
     if file is not None:
-        document = result.to_json()
         arguments = {"recipe": recipe, "overrides": overrides, "repeat": args.repeat}
         file.write_text(json.dumps({"schema": document.pop("schema"), **arguments, **document}, indent=1) + "\n")
-    return WRONG if result.wrong else DONE
+    return WRONG if wrong else DONE
+
+
+def _measure_stages(
+    run: Run, device: Device, layouts: Sequence[str], repeat: int, recipe: str
+) -> tuple[dict[str, Any], bool]:
+    """Measure and show the stages of a step and the layouts; return the JSON, and whether a result was wrong."""
+    from hwgrpo.bench.step import measure_step
+    from hwgrpo.bench.step_tables import show_step
+
+    result = measure_step(run, device, layouts, repeat, _show_progress)
+    _show_progress("")
+    show_step(result, recipe)
+    return result.to_json(), bool(result.wrong)
+
+
+def _compare_losses(run: Run, device: Device, losses: Sequence[str], repeat: int) -> dict[str, Any]:
+    """Measure and show updates with each loss beside ppo_clip; return the JSON."""
+    from hwgrpo.bench.loss_comparison import measure_losses, table
+    from hwgrpo.bench.machine import machine_facts
+
+    facts = machine_facts(device)
+    benches = measure_losses(run, device, losses, repeat, _show_progress)
+    _show_progress("")
+    print("\n".join(table(benches)))
+    return {"schema": "hwgrpo.bench.losses/1", "machine": facts, "losses": [each.to_json() for each in benches]}
 
 
 def _split_recipe(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -148,6 +193,21 @@ def _layouts(text: str | None) -> list[str]:
         raise ConfigError(f"--layouts {text!r}: use names separated by commas: {', '.join(LAYOUTS.names())}")
     for name in names:
         LAYOUTS.check(name, "--layouts")
+    return names
+
+
+def _losses(text: str | None) -> tuple[str, ...]:
+    """Return the losses to compare; none if the option is not given."""
+    if text is None:
+        return ()
+    from hwgrpo.bench.loss_comparison import known_names
+
+    names = known_names() if text == "all" else tuple(name for name in text.split(",") if name)
+    if not names:
+        raise ConfigError(f"--losses {text!r}: use names separated by commas, or all: {', '.join(known_names())}")
+    for name in names:
+        if name not in known_names():
+            raise choice_error("--losses", name, known_names())
     return names
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -166,3 +167,28 @@ def test_without_a_recipe_the_whole_command_measures_the_small_task_that_ships(t
     assert "packed" in done.stdout
     assert "warning" not in done.stderr
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_losses_are_compared_with_ppo_clip(capsys: pytest.CaptureFixture[str]):
+    assert bench("--losses", "gspo,kl_cov", "--json", "losses.json") == 0
+    _, _, gspo, kl_cov = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert gspo.startswith("| gspo | sequence |  |")
+    assert kl_cov.startswith("| kl_cov | token | yes |")
+    found = json.loads(Path("losses.json").read_text())
+    assert found["schema"] == "hwgrpo.bench.losses/1"
+    assert [each["name"] for each in found["losses"]] == ["gspo", "kl_cov"]
+    assert all(len(each["times"]["wall_s"]) == found["repeat"] == 2 for each in found["losses"])
+    assert found["machine"]["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--losses", "gsop"], "--losses='gsop' is not known.*Did you mean 'gspo'"),
+        (["--losses", ","], "use names separated by commas, or all"),
+        (["--losses", "gspo", "--layouts", "packed"], "two measurements"),
+    ],
+)
+def test_wrong_losses_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert bench(*words) == 2
+    assert re.search(message, capsys.readouterr().err)
