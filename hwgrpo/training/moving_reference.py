@@ -59,15 +59,23 @@ def reference_files(
 
 def restore_reference(
     reference: Reference | None, checkpoint: Checkpoint, strategy: Strategy, config: KlConfig
-) -> None:
+) -> list[str]:
     """Restore a moved reference from a checkpoint; one of a run whose reference was fixed has none.
+
+    Returns:
+        A note if this run does not use it.
 
     Raises:
         CheckpointError: it cannot be read any more; on all ranks.
     """
     saved = [rank for rank in range(checkpoint.manifest["world_size"]) if _file(rank) in checkpoint.manifest["files"]]
-    if reference is None or not config.sync_every or not saved:
-        return
+    if reference is None or not saved:
+        return []
+    if not config.sync_every:
+        return [
+            f"the moved reference of {checkpoint.folder} is left out: with algorithm.kl.sync_every=0 it is the model "
+            "of the start"
+        ]
     shards = strategy.frozen_shards(reference.policy, reference.moved.values(), owned=False)
 
     def load() -> None:
@@ -82,6 +90,7 @@ def restore_reference(
 
     raise_on_all_ranks(strategy, load)
     strategy.refresh_from_shards()
+    return []
 
 
 def _local_parameters(policy: PolicyModel) -> dict[str, torch.Tensor]:

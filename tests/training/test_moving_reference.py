@@ -10,10 +10,13 @@ from hwgrpo_backends.cpu import BACKEND
 from safetensors.torch import load_file
 
 from hwgrpo.config.optional_settings import KlConfig
+from hwgrpo.config.schema import LoraConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.lora import apply_lora, reference_name
 from hwgrpo.training.moving_reference import move_reference
 from hwgrpo.training.setup import build_run
 from tests.resume.test_ranks import start, steps
+from tests.support.models.tiny import tiny_qwen3
 from tests.support.runs import runs
 
 MOVED = ("algorithm.kl.coef=0.1", "algorithm.kl.sync_every=2", "algorithm.kl.sync_share=0.6", "trainer.save_every=1")
@@ -73,6 +76,32 @@ def test_a_resumed_run_has_the_reference_as_it_was_moved(way: str, kind: str, tm
     assert found == expected
 
 
+def test_a_frozen_copy_of_an_adapter_costs_no_random_numbers_and_is_not_trained():
+    config = LoraConfig(rank=2)
+    parameters, drawn = [], []
+    for moving in (False, True):
+        torch.manual_seed(3)
+        model = apply_lora(tiny_qwen3(), config, moving_reference=moving)
+        parameters.append({name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad})
+        drawn.append(torch.rand(3))
+    assert torch.equal(*drawn)
+    assert parameters[0].keys() == parameters[1].keys()
+    assert all(torch.equal(value, parameters[1][name]) for name, value in parameters[0].items())
+    assert {name.split(".")[-2] for name in parameters[1]} == {"default"}
+    copied = dict(model.named_parameters())
+    assert all(torch.equal(value, copied[reference_name(name)]) for name, value in parameters[1].items())
+
+
+def test_the_copy_of_an_adapter_that_is_trained_further_follows_it(tmp_path: Path):
+    start(tmp_path / "first", "single 1", 2, *LORA)
+    words = (f"model.lora.adapter={tmp_path}/first/final-adapter", "optim.lr=1e-2", "algorithm.kl.coef=0.1")
+    start(tmp_path / "fixed", "single 1", 2, *words)
+    start(tmp_path / "moved", "single 1", 2, *words, "algorithm.kl.sync_every=1")
+    fixed, moved = ([line["actor/kl_loss"] for line in steps(tmp_path / each)] for each in ("fixed", "moved"))
+    assert fixed[0] == moved[0] == moved[1] == 0
+    assert fixed[1] > 0
+
+
 def joined(folder: Path) -> dict[str, torch.Tensor]:
     """Return name -> elements of a checkpoint's reference, from the shards of all ranks."""
     shards: dict[str, dict[int, torch.Tensor]] = {}
@@ -119,6 +148,21 @@ def test_other_ranks_and_strategies_resume_it_bit_for_bit(kind: str, tmp_path: P
     losses = [[line["actor/kl_loss"] for line in steps(tmp_path / each)] for each in ("run", "alone")]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[1][-1] > 0
+
+
+def test_a_resume_with_a_fixed_reference_says_that_it_is_another(tmp_path: Path, capsys: pytest.CaptureFixture):
+    assert runs.run(tmp_path / "run", *MOVED, "trainer.max_steps=2") == "completed"
+    words = ("algorithm.kl.coef=0.1", "trainer.max_steps=3", "observe.progress=plain")
+    assert runs.run(tmp_path / "run", *words) == "completed"
+    said = capsys.readouterr().out
+    assert "step-00000002 is left out: with algorithm.kl.sync_every=0 it is the model of the start" in said
+
+
+def test_a_reference_beside_quantized_weights_follows_the_policy(tmp_path: Path):
+    words = (*MOVED_LORA, "model.quantize=nf4", "model.dtype=float32")
+    start(tmp_path / "run", "single 1", 3, *words)
+    losses = [line["actor/kl_loss"] for line in steps(tmp_path / "run")]
+    assert losses[0] == losses[2] == 0 < losses[1]
 
 
 @pytest.mark.parametrize(
