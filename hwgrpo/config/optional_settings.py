@@ -129,9 +129,9 @@ class KlConfig:
     kl_ctrl.target_kl); null: fixed."""
     sync_every: int = limited(0, at_least=0, used_by=[_KL_ON])
     """Steps after which the reference model is moved towards the policy (TRL's ref_model_sync_steps); 0: it stays the
-    model of the start. Trains all parameters, not with DeepSpeed."""
+    model of the start. With adapters it is a frozen copy of the adapter. Not with DeepSpeed's stage 3."""
     sync_share: float = limited(1.0, above=0, at_most=1, used_by=[on("algorithm.kl.sync_every", " above 0")])
-    """The policy's share in the moved reference, 1 copies the policy (TRL's ref_model_mixup_alpha)."""
+    """The policy's share in the moved reference; 1 copies it (TRL's ref_model_mixup_alpha). Adapters: only 1."""
     horizon: int = limited(10000, at_least=1, used_by=[on("algorithm.kl.target", " above 0")])
     """Responses over which an adapted `coef` changes by at most 20 percent (verl's kl_ctrl.horizon)."""
     kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])

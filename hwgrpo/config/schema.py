@@ -274,7 +274,7 @@ class RewardConfig:
     functions: list[RewardFunctionConfig] = field(default_factory=list)
     """Reward functions, summed by weight. An entry may be just a name."""
     shuffle: bool = False
-    """Permute the rewards within each batch: a control run, in which nothing can be learned."""
+    """Permute rewards within a batch, or with filter_groups a group: a control run, in which nothing can be learned."""
 
 
 @dataclass

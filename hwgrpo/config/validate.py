@@ -398,17 +398,18 @@ def check_strategy(config: Config) -> None:
         raise ConfigError(
             f"optim.name='muon' with trainer.offload={t.offload!r}: only AdamW's states are offloaded; leave one out"
         )
-    sync = c.algorithm.kl.sync_every
-    if sync and strategy is not None and not strategy.holds_states:
+    sync, share = c.algorithm.kl.sync_every, c.algorithm.kl.sync_share
+    if sync and strategy is not None and strategy.sharding(t, 2).in_compute_dtype:
+        stage = f" and trainer.deepspeed.stage={t.deepspeed.stage}" if t.strategy == "deepspeed" else ""
         raise ConfigError(
-            f"algorithm.kl.sync_every={sync} with trainer.strategy={t.strategy!r}, which shards the reference in "
-            "its own way; use trainer.strategy=fsdp2, or leave it out"
+            f"algorithm.kl.sync_every={sync} with trainer.strategy={t.strategy!r}{stage}, which holds the reference "
+            "in the compute dtype, where small moves are lost; use trainer.strategy=fsdp2, or leave it out"
         )
-    if sync and (c.model.lora.rank or c.model.lora.adapter):
+    if sync and share < 1 and (c.model.lora.rank or c.model.lora.adapter):
         key = "rank" if c.model.lora.rank else "adapter"
         raise ConfigError(
-            f"algorithm.kl.sync_every={sync} with model.lora.{key}={getattr(c.model.lora, key)!r}: the reference is "
-            "the policy without its new adapter, which cannot be moved; train all parameters, or leave it out"
+            f"algorithm.kl.sync_share={share} with model.lora.{key}={getattr(c.model.lora, key)!r}: an adapter's "
+            "weights are products, whose mean has no factors of its rank; use sync_share=1, or train all parameters"
         )
     if strategy is not None and strategy.refuse is not None:
         strategy.refuse(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
@@ -60,11 +62,16 @@ def rank_of(config: LoraConfig) -> int:
     return rank
 
 
-def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+def apply_lora(model: PreTrainedModel, config: LoraConfig, *, moving_reference: bool = False) -> PeftModel:
     """Put trainable fp32 low-rank adapters on a model and freeze the rest.
 
     A new adapter starts as the identity: its random half comes from torch's generator, which the caller seeds. An
     existing one (`model.lora.adapter`) is loaded twice: to be trained, and frozen under the name "reference".
+
+    Args:
+        model: without adapters.
+        config: the adapters.
+        moving_reference: add a frozen copy of a new adapter, too.
 
     Raises:
         ConfigError: a target module does not exist, or text does not pass it; or the adapter cannot be read or does
@@ -96,8 +103,36 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     )
     wrapped = get_peft_model(model, settings, adapter_name=TRAINED_ADAPTER)
     assert isinstance(wrapped, PeftModel)
+    if moving_reference:
+        _add_reference(wrapped)
     multiply_adapters(wrapped)
     return wrapped
+
+
+def _add_reference(model: PeftModel) -> None:
+    """Add a frozen copy of a new adapter; random numbers of the run are as without it."""
+    settings = copy.deepcopy(model.peft_config[TRAINED_ADAPTER])
+    settings.inference_mode = True
+    with torch.random.fork_rng(devices=[]):
+        model.add_adapter(REFERENCE_ADAPTER, settings)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, trained in trained_adapter(model):
+            parameters[reference_name(name)].copy_(trained)
+
+
+def trained_adapter(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield name and parameter of the adapter that is trained."""
+    for name, parameter in model.named_parameters():
+        if TRAINED_ADAPTER in name.split("."):
+            yield name, parameter
+
+
+def reference_name(name: str) -> str:
+    """Return the name of a parameter of the trained adapter in its frozen copy."""
+    parts = name.split(".")
+    parts[len(parts) - 1 - parts[::-1].index(TRAINED_ADAPTER)] = REFERENCE_ADAPTER
+    return ".".join(parts)
 
 
 def adapted_layers(model: PreTrainedModel, targets: list[str]) -> dict[str, Any]:

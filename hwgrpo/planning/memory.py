@@ -156,6 +156,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             saved = 4 - frozen_dtype(config, shape, work.dtype).itemsize
             reference["reference model"] -= saved * count_elements(castable)
         (host if sharding.offloads_parameters else always).update(reference)
+    if adapters and (config.model.lora.adapter or config.algorithm.kl.sync_every):
+        copied = stored.itemsize * sharding.stored_elements(shape.trained_units, sharding.parameters)
+        (host if sharding.offloads_parameters else always)["frozen copy of the adapter"] = copied
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
         shared = count_elements(castable) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)

@@ -113,7 +113,7 @@ def train_step(run: Run, step: int) -> None:
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(generated.metrics) | temperature | run.memory()
     raise_if_moved(run.lock, run.strategy)  # before writing to the run's folder
-    dropped = [*dropped_records(prompts, completions)]
+    dropped = [*generated.dropped, *dropped_records(prompts, completions)]
     if values.get("rollout/groups_dropped"):
         dropped = [record for records in run.strategy.gather_objects(dropped) for record in records]
     failures = failure_notes(values, dropped, rewards, step, run.reported_failures)

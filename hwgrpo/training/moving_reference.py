@@ -1,20 +1,25 @@
-"""A reference model that follows the policy: every few steps it is moved towards it (`algorithm.kl.sync_every`)."""
+"""A reference model that follows the policy: every few steps it is moved towards it (`algorithm.kl.sync_every`).
+
+A checkpoint has it as the policy: each rank writes its own shards, flattened and under the parameter's name, and the
+first element of each, into `reference-rankR.safetensors`, loadable by any other sharding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
+from safetensors import safe_open
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hwgrpo.config.optional_settings import KlConfig
-from hwgrpo.errors import CheckpointError
-from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
+
+_START = ".start"
+"""Ends the name of a shard's first element."""
 
 
 @torch.no_grad()
@@ -31,8 +36,9 @@ def move_reference(reference: Reference | None, policy: PolicyModel, config: KlC
     """
     if reference is None or not config.sync_every or step % config.sync_every:
         return
-    pairs = zip(_shards(policy), _shards(reference.policy), strict=True)
-    for (name, trained), (_, moved) in pairs:
+    of_policy, of_reference = _local_parameters(policy), _local_parameters(reference.policy)
+    for name, name_in_reference in reference.moved.items():
+        trained, moved = of_policy[name], of_reference[name_in_reference]
         assert moved.dtype == trained.dtype, f"{name}: small moves are lost in {moved.dtype}"
         moved.lerp_(trained, config.sync_share) if config.sync_share < 1 else moved.copy_(trained)
 
@@ -40,49 +46,62 @@ def move_reference(reference: Reference | None, policy: PolicyModel, config: KlC
 def reference_files(
     reference: Reference | None, strategy: Strategy, config: KlConfig
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return this rank's checkpoint file with its share of a moved reference, as copies; one rank's if all have it."""
-    if reference is None or not config.sync_every or (strategy.rank and not strategy.shards):
+    """Return this rank's checkpoint file with its shards of a moved reference, as copies."""
+    if reference is None or not config.sync_every:
         return {}
-    return {_file(strategy.rank): {name: shard.cpu().clone() for name, shard in _shards(reference.policy)}}
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in strategy.frozen_shards(reference.policy, reference.moved.values(), owned=True):
+        if shard.count:
+            tensors[shard.name] = shard.values["parameter"].to("cpu", copy=True)
+            tensors[f"{shard.name}{_START}"] = torch.tensor(shard.start)
+    return {_file(strategy.rank): tensors} if tensors else {}
 
 
-@torch.no_grad()
 def restore_reference(
     reference: Reference | None, checkpoint: Checkpoint, strategy: Strategy, config: KlConfig
-) -> None:
+) -> list[str]:
     """Restore a moved reference from a checkpoint; one of a run whose reference was fixed has none.
 
+    Returns:
+        A note if this run does not use it.
+
     Raises:
-        CheckpointError: it was saved by another number of ranks, each with a shard, or cannot be read; on all ranks.
+        CheckpointError: it cannot be read any more; on all ranks.
     """
-    if reference is None or not config.sync_every:
-        return
-    saved = sorted(name for name in checkpoint.manifest["files"] if name.startswith("reference-"))
-    if not saved:
-        return
+    saved = [rank for rank in range(checkpoint.manifest["world_size"]) if _file(rank) in checkpoint.manifest["files"]]
+    if reference is None or not saved:
+        return []
+    if not config.sync_every:
+        return [
+            f"the moved reference of {checkpoint.folder} is left out: with algorithm.kl.sync_every=0 it is the model "
+            "of the start"
+        ]
+    shards = strategy.frozen_shards(reference.policy, reference.moved.values(), owned=False)
 
     def load() -> None:
-        shards = strategy.world_size if strategy.shards else 1
-        if len(saved) != shards:
-            raise CheckpointError(
-                f"algorithm.kl.sync_every={config.sync_every}: {checkpoint.folder} has the moved reference in "
-                f"{len(saved)} parts, and this run needs {shards}; resume with the strategy and the number of ranks "
-                "that saved it"
-            )
-        tensors = checkpoint_files.read_tensors(checkpoint.folder / _file(strategy.rank if strategy.shards else 0))
-        for name, shard in _shards(reference.policy):
-            shard.copy_(tensors[name])
+        table: shard_files.Table = {shard.name: {"pieces": [], "states": []} for shard in shards}
+        for rank in saved:
+            path = checkpoint.folder / _file(rank)
+            with checkpoint_files.reading(path), safe_open(path, framework="pt") as file:
+                for name in table.keys() & file.keys():
+                    start, count = int(file.get_tensor(f"{name}{_START}")), file.get_slice(name).get_shape()[0]
+                    table[name]["pieces"].append([rank, start, count])
+        shard_files.read(checkpoint.folder, table, shards, _file)
 
     raise_on_all_ranks(strategy, load)
+    strategy.refresh_from_shards()
+    return []
 
 
-def _shards(policy: PolicyModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and this rank's elements of each parameter; a forward leaves some parameters gathered."""
+def _local_parameters(policy: PolicyModel) -> dict[str, torch.Tensor]:
+    """Return name -> this rank's elements of each parameter; a forward leaves some parameters gathered."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    for name, parameter in policy.model.named_parameters():
-        yield name, parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    return {
+        name: parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+        for name, parameter in policy.model.named_parameters()
+    }
 
 
 def _file(rank: int) -> str:

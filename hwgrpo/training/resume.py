@@ -29,6 +29,7 @@ from hwgrpo.observe import summary
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.code_files import checksums
+from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
 from hwgrpo.training.shared_setup import seed_everything
@@ -220,13 +221,14 @@ def restore(
     update.updates_done = state["updates_done"]
     update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
     update.coefficients.restore(state.get("coefficients", {}))
+    notes = raise_on_all_ranks(strategy, lambda: group_files.unused_note(checkpoint, update.config))
     saved = raise_on_all_ranks(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
     if saved is not None:
         note = rng_state.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
-        return [note] if note else []
+        return [*notes, note] if note else notes
     # written by fewer ranks: a separate random stream, not the start of another rank's
     seed_rank(device, update.config, strategy.rank, checkpoint.step)
-    return []
+    return notes
 
 
 def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:

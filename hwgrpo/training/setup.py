@@ -130,7 +130,7 @@ def _build(
     update = _policy_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
         notes += restore(folder.checkpoint, update, source, strategy, device)
-        restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
+        notes += restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
     else:
         seed_rank(device, config, strategy.rank)
     gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)

@@ -140,7 +140,7 @@ def load_trainable(
         shapes = {parameter: parameter.shape for parameter in castable}
         shapes |= {parameter: codes.size for parameter, codes in quantized_weights(model).items()}
         with as_fp32(shapes), without_weights() if on_meta_device else nullcontext():
-            model = apply_lora(model, config.model.lora)
+            model = apply_lora(model, config.model.lora, moving_reference=config.algorithm.kl.sync_every > 0)
         _without_embedding_hook(model)
         hold_base_in(config.model.lora.base_dtype, castable, compute_dtype)
         release_files(model)

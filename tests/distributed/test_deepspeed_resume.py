@@ -77,3 +77,16 @@ def test_what_fsdp2_saved_goes_on_under_zero(stage: int, tmp_path: Path):
     checkpoint = tmp_path / "whole" / "checkpoints" / "step-00000002"
     words = ("trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}", f"trainer.resume={checkpoint}")
     assert_goes_on(trained(tmp_path / "run", *words), whole)
+
+
+@pytest.mark.parametrize(("stage", "adapters"), [(2, ()), (1, ("model.lora.rank=2", "model.lora.dropout=0"))])
+def test_a_reference_that_follows_the_policy_goes_on(stage: int, adapters: tuple[str, ...], tmp_path: Path):
+    moved = (*adapters, "algorithm.kl.sync_every=2")
+    zero = (*moved, "trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}")
+    whole, fixed = trained(tmp_path / "whole", *zero), trained(tmp_path / "fixed", *zero, "algorithm.kl.sync_every=0")
+    losses = [[line["actor/kl_loss"] for line in each if "actor/kl_loss" in line] for each in (whole, fixed)]
+    assert losses[0][:2] == losses[1][:2]
+    assert losses[0][2] < 0.5 * losses[1][2], "moved after step 2"
+    checkpoint = f"trainer.resume={tmp_path}/whole/checkpoints/step-00000002"
+    assert trained(tmp_path / "parts", *zero, checkpoint) == [line for line in whole if line["step"] > 2]
+    assert_goes_on(trained(tmp_path / "other", *moved, *FSDP2, checkpoint), whole)

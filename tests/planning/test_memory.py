@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
+from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.planning.memory import (
     EXPANDED,
@@ -83,6 +84,11 @@ def test_a_reference_and_a_copy_that_samples_are_counted_where_there_is_one(tmp_
     assert parts() == state | head
     assert parts("algorithm.kl.coef=0.1") == state | head | {"reference model"}
     assert parts("algorithm.kl.coef=0.1", "model.lora.rank=4") == state
+    followed = planned("algorithm.kl.coef=0.1", "algorithm.kl.sync_every=2", "model.lora.rank=4")
+    adapted = apply_lora(AutoModelForCausalLM.from_config(settings), followed.model.lora, moving_reference=True)
+    held = sum(p.nbytes for name, p in adapted.named_parameters() if ".reference." in name)
+    always = estimate(followed, model_shape(followed.model, settings), WORK).always
+    assert always["frozen copy of the adapter"] == held
     assert parts(dtype=torch.bfloat16) == state | head | {"copy that samples", "weights as cast"}
     assert parts("rollout.dtype=float32", dtype=torch.bfloat16) == state | head | {"weights as cast"}
 

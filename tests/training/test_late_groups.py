@@ -1,6 +1,7 @@
 """What a run does without the groups that its engine dropped for being late: as if their rewards had been dropped."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,10 @@ from tests.support.runs import runs
 WORDS = ("trainer.max_steps=3", "observe.completions_per_step=64")
 DEADLINE = "rollout.group_timeout=1000"
 REASON = "no responses within rollout.group_timeout=1000 s, twice"
+FILTERED = (
+    *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.replay_groups=8"),
+    "algorithm.correction.name=token_truncate",
+)
 REWARD = """
 import json
 from pathlib import Path
@@ -275,3 +280,19 @@ def test_a_run_that_prefetches_goes_on_without_late_groups(tmp_path: Path, monke
     assert runs.run(tmp_path / "run", *WORDS, *ahead, DEADLINE) == "completed"
     dropped = [line for line in read_lines(tmp_path / "run/completions.jsonl") if "dropped" in line]
     assert sum(line["rollout/groups_dropped"] for line in trained(tmp_path / "run")) == len(dropped) > 0
+
+
+def test_groups_dropped_in_any_round_of_a_filter_are_in_completions(tmp_path: Path, monkeypatch, capsys):
+    drop(monkeypatch, lambda prompt, sampling: prompt.uid.endswith(("0", "3", "6")))
+    assert runs.run(tmp_path / "run", *WORDS, DEADLINE, *FILTERED, "observe.progress=plain") == "completed"
+    lines = read_lines(tmp_path / "run/completions.jsonl")
+    dropped = [line for line in lines if "dropped" in line]
+    for metrics in trained(tmp_path / "run"):
+        of_step = [line for line in dropped if line["step"] == metrics["step"]]
+        assert metrics["rollout/groups_dropped"] == len(of_step)
+    assert max(metrics["filter_groups/rounds"] for metrics in trained(tmp_path / "run")) > 1
+    assert len({line["uid"] for line in dropped}) == len(dropped) > 0
+    assert f"(prompt {dropped[0]['uid']}: {REASON}); metrics count further ones" in capsys.readouterr().out
+    assert runs.run(tmp_path / "run", *WORDS, "trainer.max_steps=4", "observe.progress=plain") == "completed"
+    said = capsys.readouterr().out
+    assert re.search(r"\d groups kept for later steps are left out: algorithm.filter_groups.enable=false", said)

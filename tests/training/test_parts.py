@@ -31,7 +31,7 @@ from hwgrpo.training.strategies.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.reward_shuffle import shuffle_rewards
+from hwgrpo.training.update.reward_shuffle import shuffle_group, shuffle_rewards
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, split_updates
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
@@ -101,6 +101,11 @@ def test_shuffled_rewards_are_a_permutation_of_the_valid_ones_and_repeatable():
     assert (shuffled != total).sum() > 40
     assert torch.equal(shuffled, shuffle_rewards(rewards, 0, 3, 0).total)
     assert not torch.equal(shuffled, shuffle_rewards(rewards, 0, 4, 0).total)
+    of_group = shuffle_group(rewards, 0, "1:3").total
+    assert torch.equal(of_group.sort().values, total)
+    assert of_group[7] == 7
+    assert torch.equal(of_group, shuffle_group(rewards, 0, "1:3").total)
+    assert all(not torch.equal(of_group, shuffle_group(rewards, *each).total) for each in ((1, "1:3"), (0, "2:3")))
 
 
 def test_the_reference_keeps_the_first_weights_while_the_policy_moves():

@@ -8,7 +8,7 @@ so the number of ranks and the strategy may differ from those of the saving run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -165,13 +165,16 @@ def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[i
 
 
 @torch.no_grad()
-def read(folder: Path, table: Table, shards: Sequence[ParamShard]) -> None:
+def read(
+    folder: Path, table: Table, shards: Sequence[ParamShard], file_of: Callable[[int], str] = weights_file
+) -> None:
     """Load a checkpoint's values into shards, whatever its own sharding.
 
     Args:
         folder: folder of the checkpoint.
         table: the checkpoint's table.
         shards: this rank's shards; those without optimizer states get only their parameter.
+        file_of: rank -> name of its file with parameters.
 
     Raises:
         CheckpointError: a file cannot be read any more.
@@ -191,7 +194,7 @@ def read(folder: Path, table: Table, shards: Sequence[ParamShard]) -> None:
             entry = table[shard.name]
             for rank, source, target, count in _overlaps(entry["pieces"], shard):
                 part = slice(target, target + count)
-                shard.values["parameter"][part] = values(weights_file(rank), shard.name, source, source + count)
+                shard.values["parameter"][part] = values(file_of(rank), shard.name, source, source + count)
                 for key in entry.get("states", ADAMW_STATES):
                     if key in shard.values:
                         saved = values(moments_file(rank), f"{shard.name}.{key}", source, source + count)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
+from hwgrpo.config import Config
+from hwgrpo.config.load import stored_tree, to_tree
 from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.jsonlines import jsonable
@@ -58,39 +62,74 @@ def files_of(
             if scored.steps is not None:
                 tensors |= {f"{prefix}steps.{name}": getattr(scored.steps, name) for name in _STEPS}
             tensors |= {f"{prefix}reward.{name}": values for name, values in scored.per_function.items()}
-    return {f"groups-rank{rank}.safetensors": tensors} if tensors else {}
+    return {_file(rank): tensors} if tensors else {}
 
 
-def load(checkpoint: Checkpoint, dataset: PromptDataset, functions: Sequence[str]) -> tuple[StoredGroups, list[str]]:
+def left_out(count: int, reason: str) -> list[str]:
+    """Return a note that stored groups are not used; none for no groups."""
+    return [f"{count} groups kept for later steps are left out: {reason}"] if count else []
+
+
+def unused_note(checkpoint: Checkpoint, config: Config) -> list[str]:
+    """Return a note if a checkpoint has groups, and a run no filter that would use them.
+
+    Raises:
+        CheckpointError: a file cannot be read any more.
+    """
+    if config.algorithm.filter_groups.enable:
+        return []
+    count = 0
+    for path in _paths(checkpoint):
+        with checkpoint_files.reading(path), safe_open(path, framework="pt") as file:
+            count += len({tuple(name.split(".")[:2]) for name in file.keys()})  # noqa: SIM118  (it is no dict)
+    return left_out(count, "algorithm.filter_groups.enable=false")
+
+
+def load(
+    checkpoint: Checkpoint, dataset: PromptDataset, functions: Sequence[str], config: Config
+) -> tuple[StoredGroups, list[str]]:
     """Return the groups of all ranks of a checkpoint, and a note if the run can no longer train on some.
 
     Args:
         checkpoint: verified.
         dataset: the training prompts; groups of others are left out.
         functions: names of the reward functions; groups that others have scored are left out.
+        config: the run's settings; groups that were scored by others are left out.
 
     Raises:
         CheckpointError: a file cannot be read any more.
     """
     tensors: dict[str, torch.Tensor] = {}
-    for rank in range(checkpoint.manifest["world_size"]):
-        name = f"groups-rank{rank}.safetensors"
-        if name in checkpoint.manifest["files"]:
-            tensors |= checkpoint_files.read_tensors(checkpoint.folder / name)
+    for path in _paths(checkpoint):
+        tensors |= checkpoint_files.read_tensors(path)
     lost = 0
+    same_scores = _scoring(stored_tree(checkpoint.manifest["state"]["config"])) == _scoring(to_tree(config))
     stored = StoredGroups([], [])
     for kind, groups in (("surplus", stored.surplus), ("replay", stored.replay)):
         indices = sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
         for i in indices:
-            group = _group(f"{kind}.{i}.", tensors, dataset, functions)
+            group = _group(f"{kind}.{i}.", tensors, dataset, functions) if same_scores else None
             lost += group is None
             groups += [] if group is None else [group]
-    notes = (
-        [f"{lost} groups kept for later steps are left out: their prompts or reward functions have changed"]
-        if lost
-        else []
-    )
-    return stored, notes
+    reason = "their prompts, reward functions or those functions' settings have changed"
+    return stored, left_out(lost, reason)
+
+
+def _paths(checkpoint: Checkpoint) -> list[Path]:
+    """Return the files of all ranks that have groups."""
+    names = map(_file, range(checkpoint.manifest["world_size"]))
+    return [checkpoint.folder / name for name in names if name in checkpoint.manifest["files"]]
+
+
+def _file(rank: int) -> str:
+    return f"groups-rank{rank}.safetensors"
+
+
+def _scoring(settings: Mapping[str, Any]) -> list[Any]:
+    """Return the settings that decide rewards, beside the functions; those newer than a checkpoint by default."""
+    reward = settings["reward"]
+    functions = [(each.get("weight", 1.0), each.get("kwargs", {})) for each in reward["functions"]]
+    return [reward.get("shuffle", False), settings["algorithm"].get("process", {}), *functions]
 
 
 def _group(

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from hwgrpo.config.derived import prompts_per_update, sampling_by_step
+from hwgrpo.observe.completions import dropped_records
 from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.difficulty_report import report_groups
 from hwgrpo.training.feed.response_source import Batch, SourceParts
 from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split, spread
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
-from hwgrpo.training.update.reward_shuffle import shuffle_rewards
+from hwgrpo.training.update.reward_shuffle import shuffle_group
 
 T = TypeVar("T")
 
@@ -65,6 +66,8 @@ class RoundTotals:
     failures: Counter[str] = field(default_factory=Counter)
     """This rank's, as in `Rewards`."""
     first_failures: dict[str, str] = field(default_factory=dict)
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+    """Records of this rank's groups that were dropped for being late."""
 
     def next_round(self, missing: int, most: int) -> int:
         """Return how many prompts to sample for `missing` groups at the share that has passed, at most `most`."""
@@ -88,11 +91,17 @@ class FilteredResponses:
         self._notes: list[str] = []
         self._reported = False
         if parts.checkpoint is not None:
-            of_checkpoint = parts.checkpoint, parts.prompts.dataset, parts.rewards.names
+            of_checkpoint = parts.checkpoint, parts.prompts.dataset, parts.rewards.names, parts.config
             stored, self._notes = raise_on_all_ranks(parts.strategy, lambda: group_files.load(*of_checkpoint))
             # the settings may be others than those of the checkpoint
-            self._surplus = self._distribute(stored.surplus if self._config.keep_surplus else [])
-            self._replay = self._distribute(self._newest(stored.replay))
+            surplus, replay = stored.surplus if self._config.keep_surplus else [], self._newest(stored.replay)
+            for kept, of_kind, key in (
+                (surplus, stored.surplus, "keep_surplus"),
+                (replay, stored.replay, "replay_groups"),
+            ):
+                reason = f"algorithm.filter_groups.{key}={str(getattr(self._config, key)).lower()}"
+                self._notes += group_files.left_out(len(of_kind) - len(kept), reason)
+            self._surplus, self._replay = self._distribute(surplus), self._distribute(replay)
 
     def next(self, step: int) -> Batch:
         wanted = self._parts.config.trainer.prompts_per_step
@@ -124,7 +133,7 @@ class FilteredResponses:
         }
         notes, self._notes = tuple(self._notes), []
         rewards = replace(rewards, failures=dict(totals.failures), first_failures=totals.first_failures)
-        return Batch(prompts, completions, metrics, rewards, notes)
+        return Batch(prompts, completions, metrics, rewards, notes, totals.dropped)
 
     def update_weights(self, version: int) -> None:
         self._parts.engine.update_weights(version)
@@ -160,11 +169,12 @@ class FilteredResponses:
                 return []
             drawing = ("step", step, "round", totals.rounds)
             rewards = self._parts.rewards.score(prompts, completions, step, drawing=drawing)
-            if self._parts.config.reward.shuffle:
-                rewards = shuffle_rewards(rewards, self._parts.config.trainer.seed, step, self._strategy.rank)
             totals.failures.update(rewards.failures)
             totals.first_failures = dict(rewards.first_failures) | totals.first_failures
             groups = split(prompts, completions, rewards)
+            if self._parts.config.reward.shuffle:
+                groups = [self._shuffled(group) for group in groups]
+            totals.dropped += dropped_records(prompts, completions)
             failed = bool(rewards.failures)
             return [(group, metric_values(group, self._config.metric, may_lack=failed)) for group in groups]
 
@@ -187,6 +197,9 @@ class FilteredResponses:
         totals.sampled += len(round_groups)
         totals.passed += sum(ok for _, ok in round_groups)
         return round_groups
+
+    def _shuffled(self, group: ScoredGroup) -> ScoredGroup:
+        return replace(group, rewards=shuffle_group(group.rewards, self._parts.config.trainer.seed, group.prompt.uid))
 
     def _newest(self, groups: list[T]) -> list[T]:
         """Return the last `replay_groups` of them."""

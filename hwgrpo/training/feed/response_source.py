@@ -34,6 +34,8 @@ class Batch:
     """The responses' rewards, where the source needed them; None: the loop scores."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
+    dropped: Sequence[Mapping[str, Any]] = ()
+    """Records of groups that were dropped for being late and are not in `completions`."""
 
 
 @dataclass(frozen=True)

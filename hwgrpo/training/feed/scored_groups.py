@@ -39,7 +39,6 @@ def join(groups: Sequence[ScoredGroup]) -> tuple[PromptBatch, Completions, Rewar
     """Return the batch of these groups, in their order. They may have different weight versions."""
     parts, scored = [group.completions for group in groups], [group.rewards for group in groups]
     steps = [each.steps for each in scored if each.steps is not None]
-    floors = [part.floors for part in parts if part.floors is not None]
     completions = Completions(
         prompt_index=torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(part) for part in parts])),
         tokens=torch.cat([part.tokens for part in parts]),
@@ -49,7 +48,7 @@ def join(groups: Sequence[ScoredGroup]) -> tuple[PromptBatch, Completions, Rewar
         texts=tuple(text for part in parts for text in part.texts),
         weight_version=min((part.weight_version for part in parts if len(part)), default=0),
         versions=_versions(parts),
-        floors=torch.cat(floors) if len(floors) == len(parts) else None,
+        floors=_floors(parts),
     )
     rewards = Rewards(
         total=torch.cat([each.total for each in scored]),
@@ -136,6 +135,13 @@ def _versions(parts: Sequence[Completions]) -> torch.Tensor | None:
     if all(part.versions is None for part in parts) and len({part.weight_version for part in parts if len(part)}) < 2:
         return None
     return torch.cat([torch.full_like(p.tokens, p.weight_version) if p.versions is None else p.versions for p in parts])
+
+
+def _floors(parts: Sequence[Completions]) -> torch.Tensor | None:
+    """Return [R] fp32: the floor of each token, of a group sampled without filters -inf; None if all were."""
+    if all(part.floors is None for part in parts):
+        return None
+    return torch.cat([torch.full_like(p.logprobs, -math.inf) if p.floors is None else p.floors for p in parts])
 
 
 def _extras(scored: Sequence[Rewards]) -> tuple[Mapping[str, Any], ...]:

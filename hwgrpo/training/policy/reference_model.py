@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hwgrpo.config import Config
 from hwgrpo.models.frozen_dtype import cast_frozen, prepare_base
-from hwgrpo.models.lora import REFERENCE_ADAPTER, uses_lora
+from hwgrpo.models.lora import REFERENCE_ADAPTER, reference_name, uses_lora
 from hwgrpo.models.meta_device import copy_to_meta
 from hwgrpo.training.policy.policy_model import PolicyModel
 
@@ -20,12 +20,14 @@ class Reference:
     """The reference model of the KL term.
 
     `copy`: `policy` is a separate frozen model. `adapters_off`: a new adapter starts at zero, so the base model is the
-    reference. `frozen_adapter`: training continues an existing adapter, so a frozen copy of that adapter is the
-    reference, not the base model.
+    reference. `frozen_adapter`: training continues an existing adapter, or the reference follows the policy, so a
+    frozen copy of the adapter is the reference, not the base model.
     """
 
     policy: PolicyModel
     kind: Literal["copy", "adapters_off", "frozen_adapter"]
+    moved: Mapping[str, str] = field(default_factory=dict)
+    """Name of each trained parameter -> that of the reference's, which can follow it (`algorithm.kl.sync_every`)."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -58,9 +60,12 @@ def build_reference(policy: PolicyModel, config: Config, *, on_meta_device: bool
     """
     if config.algorithm.kl.coef == 0:
         return None
+    trained = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
     if not uses_lora(config.model.lora):
         frozen = (copy_to_meta(policy) if on_meta_device else copy.deepcopy(policy)).eval().requires_grad_(False)
         if not on_meta_device and not config.algorithm.kl.sync_every:  # small moves are lost in 16 bits
             cast_frozen(prepare_base(frozen.base), frozen.compute_dtype, round_values=False)
-        return Reference(frozen, "copy")
-    return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")
+        return Reference(frozen, "copy", {name: name for name in trained})
+    if config.model.lora.adapter or config.algorithm.kl.sync_every:
+        return Reference(policy, "frozen_adapter", {name: reference_name(name) for name in trained})
+    return Reference(policy, "adapters_off")

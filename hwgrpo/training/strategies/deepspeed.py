@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -34,7 +34,13 @@ from hwgrpo.training.strategies.deepspeed_host import (
 )
 from hwgrpo.training.strategies.deepspeed_shards import Stage3Shards, Stage12Shards, ZeroShards
 from hwgrpo.training.strategies.optimizer import build_optimizer
-from hwgrpo.training.strategies.param_shard import ADAMW_STATES, ParamShard, adamw_state
+from hwgrpo.training.strategies.param_shard import (
+    ADAMW_STATES,
+    ParamShard,
+    adamw_state,
+    frozen_param_shards,
+    partition_shards,
+)
 from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.strategy import clip_shards_by_norm
 
@@ -181,6 +187,11 @@ class Deepspeed(Processes):
 
     def owned_shards(self) -> list[ParamShard]:
         return self.param_shards()
+
+    def frozen_shards(self, policy: PolicyModel, names: Collection[str], *, owned: bool) -> list[ParamShard]:
+        assert not self.shards, "stage 3 holds frozen parameters in the compute dtype"
+        shards = frozen_param_shards(policy.model, names)
+        return partition_shards(shards, self.world_size)[self.rank] if owned else shards
 
     def refresh_from_shards(self) -> None:
         self._zero_shards.refresh_parameters()

@@ -9,7 +9,7 @@ sharded over groups of ranks and never gathered over those. Quantized weights ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -161,26 +161,41 @@ class Fsdp2(Processes, Stepping):
             if not parameter.requires_grad:
                 continue
             state = adamw_state(self.optimizer, parameter, read_only=read_only)
-            values = {"parameter": parameter, **{key: state[key] for key in ADAMW_STATES}}
-            locals_ = {key: _local(value) if isinstance(value, DTensor) else value for key, value in values.items()}
-            shape, start = tuple(parameter.shape), self._start(parameter)
-            shard = self._tensor.param_shard(name, shape, start, locals_, state["step"])
+            shard = self._param_shard(name, parameter, state)
             shards.append(replace(shard, in_8_bits=has_8_bit_states(self.optimizer, parameter)))
         return shards
+
+    def _param_shard(self, name: str, parameter: torch.Tensor, state: Mapping[str, torch.Tensor]) -> ParamShard:
+        values = {"parameter": parameter, **{key: state[key] for key in ADAMW_STATES if key in state}}
+        locals_ = {key: _local(value) if isinstance(value, DTensor) else value for key, value in values.items()}
+        shape, start = tuple(parameter.shape), self._start(parameter)
+        return self._tensor.param_shard(name, shape, start, locals_, state.get("step"))
 
     def owned_shards(self) -> list[ParamShard]:
         owned = [shard for shard in self._shards(read_only=True) if self._tensor.owns(shard.name)]
         self._tensor.drop_copies()
         return owned
 
-    def _sharded_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the model's sharded parameters; a forward without a backward leaves some gathered."""
-        for module in self._sharded_modules():
-            module.reshard()
-        return list(self.policy.model.named_parameters())
+    def frozen_shards(self, policy: PolicyModel, names: Collection[str], *, owned: bool) -> list[ParamShard]:
+        self._tensor.drop_copies()
+        shards = [
+            self._param_shard(name, parameter, {})
+            for name, parameter in self._sharded_parameters(policy)
+            if name in names and (self._tensor.owns(name) or not owned)
+        ]
+        if owned:
+            self._tensor.drop_copies()
+        return shards
 
-    def _sharded_modules(self) -> Iterator[FSDPModule]:
-        for module in self.policy.modules():
+    def _sharded_parameters(self, policy: PolicyModel | None = None) -> list[tuple[str, torch.Tensor]]:
+        """Return the model's sharded parameters; a forward without a backward leaves some gathered."""
+        policy = policy or self.policy
+        for module in self._sharded_modules(policy):
+            module.reshard()
+        return list(policy.model.named_parameters())
+
+    def _sharded_modules(self, policy: PolicyModel | None = None) -> Iterator[FSDPModule]:
+        for module in (policy or self.policy).modules():
             if isinstance(module, FSDPModule):
                 yield module
 

@@ -76,6 +76,15 @@ def full_param_shards(
     return shards
 
 
+def frozen_param_shards(module: nn.Module, names: Collection[str]) -> list[ParamShard]:
+    """Return one shard of each of an unsharded module's frozen parameters with these names."""
+    return [
+        ParamShard(name, tuple(parameter.shape), 0, {"parameter": flat(parameter)})
+        for name, parameter in module.named_parameters()
+        if name in names
+    ]
+
+
 def copy_to_host(shards: Sequence[ParamShard]) -> list[ParamShard]:
     """Return read-only shards with copies in host memory, complete after the device's next synchronization."""
     live = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -10,7 +10,13 @@ from torch import nn
 from hwgrpo.training.policy.head_operand import HeadOperand
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards, partition_shards, refresh_states
+from hwgrpo.training.strategies.param_shard import (
+    ParamShard,
+    frozen_param_shards,
+    full_param_shards,
+    partition_shards,
+    refresh_states,
+)
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_by_norm
 
@@ -51,6 +57,10 @@ class Replicated(Stepping):
     def owned_shards(self) -> list[ParamShard]:
         mine = partition_shards(full_param_shards(self.policy.model), self.world_size)[self.rank]
         return full_param_shards(self.policy.model, self.optimizer, {shard.name for shard in mine}, read_only=True)
+
+    def frozen_shards(self, policy: PolicyModel, names: Collection[str], *, owned: bool) -> list[ParamShard]:
+        shards = frozen_param_shards(policy.model, names)
+        return partition_shards(shards, self.world_size)[self.rank] if owned else shards
 
     def refresh_from_shards(self) -> None:
         self._head_operand.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -92,6 +92,10 @@ class Strategy(Protocol):
 
     def owned_shards(self) -> list[ParamShard]:
         """Return the shards that this rank saves: over all ranks, every element is in exactly one."""
+        ...
+
+    def frozen_shards(self, policy: PolicyModel, names: Collection[str], *, owned: bool) -> list[ParamShard]:
+        """Return shards of frozen parameters of a policy that is sharded as the own one; `owned` as `owned_shards`."""
         ...
 
     def refresh_from_shards(self) -> None:

@@ -80,7 +80,12 @@ class TensorParallelShard:
             gradient.div_(self.size)
 
     def param_shard(
-        self, name: str, shape: tuple[int, ...], start: int, values: Mapping[str, torch.Tensor], step: torch.Tensor
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        start: int,
+        values: Mapping[str, torch.Tensor],
+        step: torch.Tensor | None,
     ) -> ParamShard:
         """Return the shard of a parameter; every rank of the group calls this in the same order.
 
@@ -90,7 +95,7 @@ class TensorParallelShard:
             start: first element of `values` in that shard.
             values: state name -> live rows. If columns are sharded, the returned shard has copies of as many elements
                 instead, which `write_back_copies` writes back.
-            step: the optimizer's step counter.
+            step: the optimizer's step counter; None without one.
         """
         spec = self.shard_specs.get(name)
         if spec is None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hwgrpo.config.load import to_yaml
 from hwgrpo.config.optional_settings import FilterGroupsConfig
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, DataError
@@ -207,7 +208,7 @@ def saved(folder: Path, done: list[Done], step: int) -> Checkpoint:
         for name, tensors in rank.files.items():
             checkpoint_files.write_tensors(folder / name, tensors)
             files[name] = {}
-    state = {"sampler": done[0].state}
+    state = {"sampler": done[0].state, "config": to_yaml(done[0].source._parts.config)}
     return Checkpoint(folder, {"step": step, "world_size": len(done), "files": files, "state": state})
 
 
@@ -219,6 +220,7 @@ KINDS = {
     "discarded": (),
     "surplus": ("algorithm.filter_groups.keep_surplus=true", *CORRECTED),
     "replayed": ("algorithm.filter_groups.replay_groups=10", "algorithm.filter_groups.max_rounds=2", *CORRECTED),
+    "shuffled": ("reward.shuffle=true",),
     "filled": ("algorithm.filter_groups.max_rounds=1",),
     "two updates": ("trainer.prompts_per_update=4", "algorithm.filter_groups.keep_surplus=true", *CORRECTED),
 }
@@ -403,6 +405,16 @@ def test_joined_groups_of_several_versions_have_one_per_token():
     assert joined.versions.tolist() == [3] * len(old.completions.tokens) + [5] * len(new.completions.tokens)
 
 
+def test_groups_sampled_without_filters_keep_all_tokens_beside_groups_with_them():
+    with_floors, without = group_of(1), group_of(4)
+    floors = torch.linspace(-9, -5, len(with_floors.completions.tokens))
+    with_floors = replace(with_floors, completions=replace(with_floors.completions, floors=floors))
+    _, joined, _ = join([without, with_floors])
+    assert joined.floors is not None
+    assert joined.floors.dtype == torch.float32
+    assert joined.floors.tolist() == [-torch.inf] * len(without.completions.tokens) + floors.tolist()
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -448,6 +460,8 @@ def test_a_group_that_the_engine_dropped_is_replaced_and_counted(tmp_path: Path)
     assert batch.metrics["rollout/groups_late"] == 4
     assert batch.metrics["filter_groups/rounds"] == 2
     assert batch.completions.dropped == {}
+    # those of all rounds
+    assert [(each["uid"], each["dropped"]) for each in batch.dropped] == [(order[i], "too late") for i in (0, 8)]
 
 
 def test_responses_whose_function_failed_lack_the_field_and_the_run_goes_on(tmp_path: Path):
@@ -485,7 +499,9 @@ def test_a_field_of_a_library_is_a_metric_and_can_be_stored(make, tmp_path: Path
     [(name, tensors)] = group_files.files_of({0: group}, {}, 0).items()
     checkpoint_files.write_tensors(tmp_path / name, tensors)
     checkpoint = Checkpoint(tmp_path, {"step": 1, "world_size": 1, "files": {name: {}}, "state": {}})
-    stored, notes = group_files.load(checkpoint, Dataset(), Scorer.names)  # type: ignore[arg-type]
+    config = settings(tmp_path)
+    checkpoint.manifest["state"]["config"] = to_yaml(config)
+    stored, notes = group_files.load(checkpoint, Dataset(), Scorer.names, config)  # type: ignore[arg-type]
     assert notes == []
     assert metric_values(stored.surplus[0], "acc").tolist() == [0, 1, 0]
 
@@ -507,7 +523,37 @@ def test_groups_that_other_reward_functions_scored_are_left_out_with_a_note(tmp_
     batch = responses.next(2)
     assert batch.rewards is not None
     assert set(batch.rewards.per_function) == {"halved"}
-    assert f"{kept} groups kept for later steps are left out: their prompts or reward functions have" in batch.notes[0]
+    assert batch.notes[0] == f"{kept} groups {CHANGED}"
+
+
+CHANGED = "kept for later steps are left out: their prompts, reward functions or those functions' settings have changed"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["reward.functions.0.weight=2", "reward.functions.0.kwargs={scale: 3}", "reward.shuffle=true"],
+)
+def test_groups_that_were_scored_by_other_settings_are_left_out_with_a_note(changed: str, tmp_path: Path):
+    before = run(settings(tmp_path, *KINDS["surplus"]), 1, range(1, 2))
+    kept = len(before[0].source._surplus)
+    checkpoint = saved(tmp_path / "saved", before, 1)
+    responses = source(settings(tmp_path, *KINDS["surplus"], changed), Rank(0, 1, Together(1)), checkpoint)
+    assert responses._surplus == []
+    assert responses.next(2).notes == (f"{kept} groups {CHANGED}",)
+
+
+def test_a_resume_without_the_filter_says_how_many_groups_it_leaves_out(tmp_path: Path):
+    both = (*KINDS["surplus"], "algorithm.filter_groups.replay_groups=10")
+    before = run(settings(tmp_path, *both), 2, range(1, 2))
+    kept = sum(each.group is not None for rank in before for each in (*rank.source._surplus, *rank.source._replay))
+    assert kept > 8
+    checkpoint = saved(tmp_path / "saved", before, 1)
+    without = runs.small(tmp_path)
+    assert group_files.unused_note(checkpoint, without) == [
+        f"{kept} groups kept for later steps are left out: algorithm.filter_groups.enable=false"
+    ]
+    assert group_files.unused_note(checkpoint, settings(tmp_path)) == []
+    assert group_files.unused_note(Checkpoint(tmp_path, {"world_size": 1, "files": {}}), without) == []
 
 
 def test_a_resumed_run_with_another_field_as_metric_goes_on_with_its_groups(tmp_path: Path):
@@ -520,15 +566,24 @@ def test_a_resumed_run_with_another_field_as_metric_goes_on_with_its_groups(tmp_
 
 def test_a_resumed_run_has_the_surplus_and_the_replay_of_its_own_settings(tmp_path: Path):
     both = (*KINDS["surplus"], "algorithm.filter_groups.replay_groups=10")
-    before = run(settings(tmp_path, *both), 1, range(1, 3))
-    checkpoint = saved(tmp_path / "saved", before, 2)
+    before = run(settings(tmp_path, *both), 1, range(1, 2))
+    checkpoint = saved(tmp_path / "saved", before, 1)
     replayed = [each.group.prompt.uid for each in before[0].source._replay]
-    assert len(replayed) == 10
+    assert len(replayed) == 8
+    surplus = len(before[0].source._surplus)
+    assert surplus
     plain = source(settings(tmp_path), Rank(0, 1, Together(1)), checkpoint)
     assert (plain._surplus, plain._replay) == ([], [])
-    fewer = settings(tmp_path, "algorithm.filter_groups.replay_groups=3", *CORRECTED)
+    assert plain.next(2).notes == (
+        f"{surplus} groups kept for later steps are left out: algorithm.filter_groups.keep_surplus=false",
+        "8 groups kept for later steps are left out: algorithm.filter_groups.replay_groups=0",
+    )
+    fewer = settings(tmp_path, *KINDS["surplus"], "algorithm.filter_groups.replay_groups=3")
     smaller = source(fewer, Rank(0, 1, Together(1)), checkpoint)
     assert [each.group.prompt.uid for each in smaller._replay if each.group] == replayed[-3:]
+    assert smaller.next(2).notes == (
+        "5 groups kept for later steps are left out: algorithm.filter_groups.replay_groups=3",
+    )
 
 
 @pytest.mark.parametrize("part", ["draw", "load"])
