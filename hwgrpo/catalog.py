@@ -15,11 +15,12 @@ ADVANTAGES = Registry(
         "gdpo": "hwgrpo.algorithms.advantage_variants:gdpo",
         "reinforce_plus_plus": "hwgrpo.algorithms.advantage_variants:reinforce_plus_plus",
         "process": "hwgrpo.algorithms.process_supervision:process",
+        "optimal_token_baseline": "hwgrpo.algorithms.optimal_token_baseline:optimal_token_baseline",
     },
 )
 """Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`, or `advantages_R` with the
 decorator `@token_level`; one with an argument `parts` is also given {reward function: (weight, its rewards_S)}, one
-with an argument `steps` the `StepRewards`."""
+with an argument `steps` the `StepRewards`, one with an argument `token_probs` the `TokenProbs`."""
 POLICY_LOSSES = Registry(
     "policy loss",
     {

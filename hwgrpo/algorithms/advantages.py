@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from hwgrpo.algorithms import token_advantages
 from hwgrpo.algorithms.groups import Groups
-from hwgrpo.algorithms.token_advantages import is_token_level, one_step_each, takes_steps
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
@@ -36,6 +36,7 @@ def group_advantages(
     lengths_S: torch.Tensor | None = None,
     parts: Mapping[str, tuple[float, torch.Tensor]] | None = None,
     steps: StepRewards | None = None,
+    token_probs: token_advantages.TokenProbs | None = None,
 ) -> torch.Tensor:
     """Compute the advantage of each sequence, or of each token.
 
@@ -48,22 +49,25 @@ def group_advantages(
         parts: reward function -> its weight and its rewards [S] fp64, for estimators with an argument `parts`; None:
             `rewards_S` are those of one function.
         steps: the rewards of steps, for estimators with an argument `steps`; None: each response is one step.
+        token_probs: of the response tokens, for estimators with an argument `token_probs`, which need them.
 
     Returns:
         [S] fp32; for estimators with `is_token_level` [R] fp32, in the order of the sequences.
 
     Raises:
-        ConfigError: an unknown estimator, lengths are missing where it needs them, or it returned another shape.
+        ConfigError: an unknown estimator, lengths or probabilities are missing, or it returned another shape.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
     loaded = ADVANTAGES.load(config.name)
     takes_parts = "parts" in inspect.signature(loaded).parameters
     arguments: dict[str, Any] = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
-    if takes_steps(config):
-        arguments["steps"] = steps or one_step_each(rewards_S, lengths_S)
+    if token_advantages.takes_steps(config):
+        arguments["steps"] = steps or token_advantages.one_step_each(rewards_S, lengths_S)
+    if token_advantages.takes_token_probs(config):
+        arguments["token_probs"] = token_advantages.required_token_probs(config, token_probs)
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
     advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
-    per_token = is_token_level(config) and lengths_S is not None
+    per_token = token_advantages.is_token_level(config) and lengths_S is not None
     expected = int(lengths_S.sum()) if per_token and lengths_S is not None else len(rewards_S)
     if advantages.shape != (expected,):
         raise ConfigError(

@@ -706,13 +706,13 @@ FAULTS = (
     Fault(
         "rewards compared without their KL",
         "training/loop.py",
-        "compared = penalized.rewards if penalized else rewards",
-        "compared = rewards",
+        "given = config, completions, inputs.rewards, ",
+        "given = config, completions, rewards, ",
         "training/update/test_reward_kl.py -k compares",
     ),
     Fault(
         "old log-probs of other responses in the reward's KL",
-        "training/update/reward_kl.py",
+        "training/update/advantage_inputs.py",
         "torch.repeat_interleave(trained[valid], lengths[valid])",
         "torch.repeat_interleave(trained[valid].flip(0), lengths[valid])",
         "training/update/test_reward_kl.py",
@@ -755,8 +755,8 @@ FAULTS = (
     Fault(
         "token advantages of another rank",
         "training/update/train_batch.py",
-        "own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[strategy.rank]",
-        "own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[-1 - strategy.rank]",
+        "own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]",
+        "own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[-1 - rank]",
         "training/update/test_token_advantages.py -k two_ranks",
     ),
     Fault(
