@@ -95,10 +95,10 @@ def test_a_group_of_one_may_be_an_error():
 
 
 def test_certain_tokens_weigh_nothing_however_their_probabilities_are_rounded():
-    pi = torch.tensor([1.0, 1.0, 0.5, 0.5])
-    squares = torch.tensor([1 - 1e-7, 1 - 1e-7, 0.5, 0.5])  # 1 - 2 + squares is below 0
+    pi = torch.tensor([1.0, 0.5, 1.0, 0.5])
+    squares = torch.tensor([1 - 1.2e-7, 0.5, 1 + 1.2e-7, 0.5])  # 1 - 2 + squares is once below 0
     given = found(probs_of(pi, squares), [True, True], rewards=[1.0, 0.0], group=[0, 0], lengths=[2, 2])
-    assert given == pytest.approx([1.0, 1.0, 0.0, 0.0], abs=1e-6)
+    assert given == pytest.approx([1.0, 0.5, 0.0, -0.5], abs=1e-6)
 
 
 def test_probabilities_and_lengths_are_needed():
