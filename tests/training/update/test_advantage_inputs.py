@@ -142,7 +142,6 @@ def test_a_run_scores_the_old_policy_once_a_step(words: tuple[str, ...], tmp_pat
 
     assert runs.forked(train) == 0
     steps = [line for line in runs.metrics(tmp_path / "run") if "actor/loss" in line]
-    assert all(line["timing_s/old_log_prob"] > 0 for line in steps)
     assert all(("actor/ppo_kl" in line) == bool(words) for line in steps), "the ratio is 1 with one update"
 
 
