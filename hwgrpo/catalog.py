@@ -17,11 +17,13 @@ ADVANTAGES = Registry(
         "process": "hwgrpo.algorithms.process_supervision:process",
         "remax": "hwgrpo.algorithms.advantage_variants:remax",
         "online_rft": "hwgrpo.algorithms.advantage_variants:online_rft",
+        "optimal_token_baseline": "hwgrpo.algorithms.optimal_token_baseline:optimal_token_baseline",
     },
 )
 """Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`, or `advantages_R` with the
 decorator `@token_level`; one with an argument `parts` is also given {reward function: (weight, its rewards_S)}, one
-with an argument `steps` the `StepRewards`, one with an argument `greedy_S` the rewards of greedy responses."""
+with an argument `steps` the `StepRewards`, one with an argument `greedy_S` the rewards of greedy responses, one with
+an argument `token_probs` the `TokenProbs`."""
 ADVANTAGES_WITH_ARGUMENTS = ("online_rft",)
 """Those with keyword arguments of their own, given as `algorithm.advantage.kwargs`."""
 ADVANTAGES_OF_SINGLE_RESPONSES = ("reinforce_plus_plus", "remax", "online_rft")

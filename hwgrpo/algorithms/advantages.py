@@ -19,7 +19,13 @@ from typing import Any
 import torch
 
 from hwgrpo.algorithms.groups import Groups
-from hwgrpo.algorithms.token_advantages import is_token_level, one_step_each, takes
+from hwgrpo.algorithms.token_advantages import (
+    TokenProbs,
+    is_token_level,
+    one_step_each,
+    required_token_probs,
+    takes,
+)
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
@@ -36,6 +42,7 @@ def group_advantages(
     parts: Mapping[str, tuple[float, torch.Tensor]] | None = None,
     steps: StepRewards | None = None,
     greedy_S: torch.Tensor | None = None,
+    token_probs: TokenProbs | None = None,
 ) -> torch.Tensor:
     """Compute the advantage of each sequence, or of each token.
 
@@ -50,12 +57,13 @@ def group_advantages(
         steps: the rewards of steps, for estimators with an argument `steps`; None: each response is one step.
         greedy_S: [S] fp64 rewards of the prompts' greedy responses, for estimators with an argument `greedy_S`; NaN,
             and None for all: there is none.
+        token_probs: of the response tokens, for estimators with an argument `token_probs`, which need them.
 
     Returns:
         [S] fp32; for estimators with `is_token_level` [R] fp32, in the order of the sequences.
 
     Raises:
-        ConfigError: an unknown estimator, lengths are missing where it needs them, or it returned another shape.
+        ConfigError: an unknown estimator, lengths or probabilities are missing, or it returned another shape.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
     loaded = ADVANTAGES.load(config.name)
@@ -66,6 +74,8 @@ def group_advantages(
         arguments["steps"] = steps or one_step_each(rewards_S, lengths_S)
     if takes(config, "greedy_S"):
         arguments["greedy_S"] = torch.full_like(rewards_S, torch.nan) if greedy_S is None else greedy_S
+    if takes(config, "token_probs"):
+        arguments["token_probs"] = required_token_probs(config, token_probs)
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
     advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
     per_token = is_token_level(config) and lengths_S is not None

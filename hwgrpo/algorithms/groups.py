@@ -67,8 +67,8 @@ class Groups:
         """[G] bool: groups of one whose reward passes without a baseline."""
 
     def sum_G(self, values_S: torch.Tensor) -> torch.Tensor:
-        """Return [G] the sums of fp64 values over groups."""
-        return values_S.new_zeros(self._groups).index_add(0, self.index_S, values_S)
+        """Return [G] the sums of fp64 values over groups; [G, T] of values [S, T]."""
+        return values_S.new_zeros(self._groups, *values_S.shape[1:]).index_add(0, self.index_S, values_S)
 
     def extreme_G(self, reduce: Literal["amax", "amin"], among_S: torch.Tensor) -> torch.Tensor:
         """Return [G] the largest or smallest reward among the sequences marked; infinite where none is."""
@@ -104,10 +104,14 @@ class Groups:
             return self.batch_std(config.std_correction) + config.eps
         return self.std_G(config.std_correction)[self.index_S] + config.eps
 
+    @property
+    def has_signal_S(self) -> torch.Tensor:
+        """[S] bool: whether a sequence is valid and its group has a signal, or is a raw one of one."""
+        return self.valid_S & (self.signal_G | self.raw_G)[self.index_S]
+
     def zero_without_signal(self, advantages_S: torch.Tensor) -> torch.Tensor:
         """Return the advantages as fp32, exactly 0 where a group has no signal or a sequence is not valid."""
-        has_signal_S = self.valid_S & (self.signal_G | self.raw_G)[self.index_S]
-        return torch.where(has_signal_S, advantages_S, 0.0).float()
+        return torch.where(self.has_signal_S, advantages_S, 0.0).float()
 
 
 def group_statistics(

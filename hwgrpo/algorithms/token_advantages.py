@@ -1,10 +1,10 @@
-"""What estimators with one advantage per token, or with rewards of steps, declare and need."""
+"""What estimators with one advantage per token, rewards of steps or probabilities of tokens declare and need."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -15,6 +15,14 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.step_rewards import StepRewards
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
+
+
+class TokenProbs(NamedTuple):
+    """Of response tokens under the old policy: log-probs, and sums of squared probabilities, [R] fp32 each."""
+
+    logprobs: torch.Tensor
+    square_sums: torch.Tensor
+    """Sum over the vocabulary, of the distribution that a token is drawn from."""
 
 
 def token_level(estimator: F) -> F:
@@ -57,6 +65,15 @@ def mean_over_tokens(values_R: torch.Tensor, lengths_S: torch.Tensor) -> torch.T
     """Return [S] fp32 the mean of each sequence's tokens; 0 where it has none."""
     sums_S, _ = sequence_sum(values_R.double(), torch.cat([lengths_S.new_zeros(1), lengths_S.cumsum(0)]))
     return (sums_S / lengths_S.clamp(min=1)).float()
+
+
+def required_token_probs(config: AdvantageConfig, token_probs: TokenProbs | None) -> TokenProbs:
+    """Return the probabilities, or raise ConfigError without them."""
+    if token_probs is None:
+        raise ConfigError(
+            f"algorithm.advantage.name={config.name!r} reads the probabilities of response tokens: pass token_probs"
+        )
+    return token_probs
 
 
 def one_step_each(rewards_S: torch.Tensor, lengths_S: torch.Tensor | None) -> StepRewards:

@@ -17,7 +17,7 @@ from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
+from hwgrpo.training.update.train_batch import assemble
 from hwgrpo.values import TrainBatch
 
 MASKS = ("top_entropy_share", "m2po_threshold")
@@ -118,8 +118,7 @@ def _batch(run: Run) -> TrainBatch:
     prompts = run.prompts.next()
     completions = run.engine.generate(prompts, run.sampling)
     rewards = run.rewards.score(prompts, completions, 1)
-    advantages, _ = advantages_over_ranks(run.config, completions, rewards, run.strategy)
-    batch = assemble(prompts, completions, advantages, rewards.valid)
+    batch = assemble(prompts, completions, torch.zeros(len(rewards.valid)), rewards.valid)
     batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2))
     return run.update.with_ref_logprobs(replace(batch, old_logprobs=run.update.score(batch)), run.reference)
 

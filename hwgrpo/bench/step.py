@@ -10,14 +10,17 @@ from typing import TypeVar
 import torch
 from hwgrpo_backends.device import Device
 
+from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.bench.layout_comparison import checked_layouts, tolerance
 from hwgrpo.bench.machine import machine_facts
 from hwgrpo.bench.step_result import BatchShape, LayoutBench, StepBench, model_facts
 from hwgrpo.bench.times import Times, total, turns
 from hwgrpo.bench.work import counted_tokens, update_flops
+from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.run_parts import Run
+from hwgrpo.training.update.advantage_inputs import AdvantageInputs, advantage_inputs
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import PromptBatch, TrainBatch
@@ -120,12 +123,19 @@ def _stages(run: Run, device: Device, prompts: PromptBatch, stages: dict[str, Ti
     completions = timed("gen", lambda: run.engine.generate(prompts, run.sampling))
     rewards = timed("reward", lambda: run.rewards.score(prompts, completions, 1))
 
+    inputs = AdvantageInputs(rewards)
+    if takes(run.config.algorithm.advantage, "token_probs"):
+        given = run.update, None, prompts, completions, rewards, Stopwatch()
+        inputs = timed("old_log_prob", lambda: advantage_inputs(*given))
+
     def to_train() -> TrainBatch:
-        advantages, of_tokens = advantages_over_ranks(run.config, completions, rewards, run.strategy)
-        return assemble(prompts, completions, advantages, rewards.valid, of_tokens)
+        given = run.config, completions, rewards, run.strategy, inputs.token_probs
+        advantages, of_tokens = advantages_over_ranks(*given)
+        batch = assemble(prompts, completions, advantages, rewards.valid, of_tokens)
+        return inputs.add_old_logprobs(batch, rewards.valid, completions.lengths)
 
     batch = timed("adv", to_train)
-    if run.update.needs_old_logprobs:
+    if run.update.needs_old_logprobs and batch.old_logprobs is None:
         batch = timed("old_log_prob", lambda: run.update.with_old_logprobs(batch))
     if run.reference is not None:
         batch = timed("ref", lambda: run.update.with_ref_logprobs(batch, run.reference))

@@ -70,6 +70,7 @@ VERL = {
     "algorithm.kl_ctrl.target_kl": "algorithm.kl.target",
     "algorithm.kl_ctrl.horizon": "algorithm.kl.horizon",
     _ACTOR + "entropy_coeff": "algorithm.entropy_coef",
+    _ACTOR + "calculate_sum_pi_squared": "algorithm.advantage.name | optimal_token_baseline computes it",
     _ACTOR + "grad_clip": "optim.grad_clip",
     _ACTOR + "optim.optimizer": "optim.name",
     _ACTOR + "optim.lr": "optim.lr",

@@ -50,10 +50,8 @@ _VALIDATION = (
 )
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 _SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
-_SCALED = none_of(
-    "algorithm.advantage.name",
-    *("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl", "remax", "online_rft"),
-)
+_UNSCALED = ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl")
+_SCALED = none_of("algorithm.advantage.name", *_UNSCALED, "remax", "online_rft", "optimal_token_baseline")
 _DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
 _CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg", "vespo", "topr", "dro", "kl_cov")
 _PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name != "ppo_clip"))

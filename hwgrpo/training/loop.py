@@ -16,9 +16,9 @@ from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.temperature import set_temperature
+from hwgrpo.training.update.advantage_inputs import advantage_inputs
 from hwgrpo.training.update.failure_notes import failure_notes
 from hwgrpo.training.update.old_policy import with_rollout_shares
-from hwgrpo.training.update.reward_kl import penalize
 from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 from hwgrpo.training.update.step_metrics import sample_metrics, utilisation
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
@@ -81,16 +81,13 @@ def train_step(run: Run, step: int) -> None:
                     rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
                 report_batch(run.prompts, run.strategy, prompts, completions, rewards)
             rewards = with_greedy_rewards(run, rewards, generated, greedy, step)
-        penalized = None
-        if config.algorithm.kl.in_reward and run.reference is not None:
-            penalized = penalize(run.update, run.reference, prompts, completions, rewards, watch)
+        inputs = advantage_inputs(run.update, run.reference, prompts, completions, rewards, watch)
         with watch("adv"):
-            compared = penalized.rewards if penalized else rewards
-            advantages, of_tokens = advantages_over_ranks(config, completions, compared, run.strategy)
+            given = config, completions, inputs.rewards, run.strategy, inputs.token_probs
+            advantages, of_tokens = raise_on_all_ranks(run.strategy, lambda: advantages_over_ranks(*given))
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
             batch = assemble(prompts, completions, advantages, trained, of_tokens)
-            if penalized and run.update.needs_old_logprobs:
-                batch = penalized.add_old_logprobs(batch, trained, completions.lengths)
+            batch = inputs.add_old_logprobs(batch, trained, completions.lengths)
         with watch("old_log_prob"):
             batch = run.update.with_old_logprobs(with_rollout_shares(batch, config, completions, trained, step))
         with watch("ref"):
@@ -102,8 +99,7 @@ def train_step(run: Run, step: int) -> None:
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)
-    values = sample_metrics(*samples, run.strategy.gather_objects, of_tokens)
-    values |= penalized.metrics if penalized else {}
+    values = sample_metrics(*samples, run.strategy.gather_objects, of_tokens) | inputs.metrics
     if run.metrics:
         measured = raise_on_all_ranks(run.strategy, lambda: run.metrics.measure(*samples))
         values |= over_ranks(run.strategy.gather_objects(measured), values | updated)

@@ -23,6 +23,7 @@
                         tiles.py their block sizes per architecture, ascend_tiles.py those for Ascend,
                         triton_support.py where they can run
     kept_tokens.py      rows whose target was drawn from a truncated distribution
+    square_sum.py       the sum of squared probabilities of a row, for scoring
     npu_scoring.py      linear_logprob through torch-npu's fused head, for scoring
     fused_modules.py    fused modules in a transformers model, by device; npu_modules/ those of torch-npu
 

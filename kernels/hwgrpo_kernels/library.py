@@ -13,6 +13,7 @@ from .head import Head, HeadGradients, logits_buffers
 from .logit_map import LogitMap
 from .matrices import accumulated
 from .registry import default_registry
+from .square_sum import square_sum
 from .streaming import RowGradients, RowKernels, RowStats, Stream, concatenate, row_kernels
 
 Stats = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -242,18 +243,34 @@ def linear_logprob_in_torch(
         return stream.all_stats(chunks, with_entropy)[:4]
 
 
-def score_kept_tokens(
+def score_rows(
     hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, mapping: LogitMap, with_entropy: bool,
-    chunk_rows: int | None, logits_dtype: torch.dtype | None, floor: Tensor,
-) -> RowStats:  # fmt: skip
-    """Compute `linear_logprob` over the tokens that `kept_tokens.drop_tokens` keeps, without gradient."""
+    chunk_rows: int | None, logits_dtype: torch.dtype | None, floor: Tensor | None, with_square_sum: bool,
+) -> tuple[RowStats, Tensor | None]:  # fmt: skip
+    """Compute `linear_logprob` without gradient, with what only scoring has.
+
+    Args:
+        floor: [N], for the tokens that `kept_tokens.drop_tokens` keeps; None: all.
+        with_square_sum: also return `square_sum` [N].
+    """
     check_target_range(targets, weight.shape[0])
     parameters: tuple[Any, ...] = hidden, weight, bias
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in parameters):
-        raise ValueError("linear_logprob with a logprob_floor has no gradient: use torch.no_grad or linear_token_loss")
+        option, remedy = "with_square_sum", "use torch.no_grad"
+        if not with_square_sum:
+            option, remedy = "a logprob_floor", "use torch.no_grad or linear_token_loss"
+        raise ValueError(f"linear_logprob with {option} has no gradient: {remedy}")
     with torch.no_grad(), without_autocast(hidden.device.type):
         stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype, floor=floor)
-        return stream.all_stats(chunks, with_entropy)
+        if not with_square_sum:
+            return stream.all_stats(chunks, with_entropy), None
+        stats: list[RowStats] = []
+        sums = [hidden.new_empty(0, dtype=accumulated(hidden.dtype))]
+        for start, stop in chunks:
+            chunk, of_chunk = stream.stats_of(start, stop, with_entropy)
+            stats.append(of_chunk)
+            sums.append(square_sum(chunk.logits, of_chunk.row_max, of_chunk.log_sum, mapping.rows(start, stop)))
+        return concatenate(stats, hidden), torch.cat(sums)
 
 
 @torch.library.custom_op("hwgrpo::linear_logprob_backward", mutates_args=())

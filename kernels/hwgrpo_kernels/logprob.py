@@ -9,14 +9,17 @@ from torch import Tensor
 from . import argument_checks, inplace, kept_tokens, library, vocab_logprob
 from .guards import compute_dtype_of, refuse_compiled_region
 from .logit_map import logit_map
+from .square_sum import check_square_sum
 from .vocab_checks import raise_on_all_ranks
 
 
 class TokenLogprob(NamedTuple):
-    """Per row: logprob [N], and entropy [N] or None; fp32 (fp64 for fp64 inputs)."""
+    """Per row: logprob [N], and entropy and square_sum [N] or None; fp32 (fp64 for fp64 inputs)."""
 
     logprob: Tensor
     entropy: Tensor | None
+    square_sum: Tensor | None = None
+    """Sum of the squared probabilities of the row's distribution."""
 
 
 def token_logprob(
@@ -66,6 +69,7 @@ def linear_logprob(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     with_entropy: bool = False,
+    with_square_sum: bool = False,
     chunk_rows: int | None = None,
     logits_dtype: torch.dtype | None = None,
     vocab_group: dist.ProcessGroup | None = None,
@@ -84,6 +88,8 @@ def linear_logprob(
         softcap: c of z = c tanh(z/c), applied before the temperature; None for none. It makes -c of a bias of -inf.
         logit_scale: positive factor on the raw logits, before the softcap.
         with_entropy: also return the entropy (nats) of each row.
+        with_square_sum: also return the sum of squared probabilities of each row, without gradient, which costs one
+            more read of the logits. Does not support a vocab_group.
         chunk_rows: rows of logits at once; None picks them from V, dtype and device type alone.
         logits_dtype: torch.float32 keeps the products of 16-bit operands in fp32; None leaves them in 16 bits.
         vocab_group: process group over which the head is sharded by rows, in rank order, any number each. weight
@@ -99,7 +105,7 @@ def linear_logprob(
         `TokenLogprob`, fp32 (fp64 for fp64 hidden states).
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype, device or range.
+        ValueError: an argument has a wrong shape, dtype, device or range, or what has no gradient is to have one.
         RuntimeError: called with a vocab_group inside a compiled region.
     """
     if vocab_group is not None:
@@ -113,12 +119,15 @@ def linear_logprob(
         compute_dtype = compute_dtype_of(hidden)
         argument_checks.check_logits_dtype(logits_dtype, compute_dtype)
         kept_tokens.check_floor(logprob_floor, hidden, softcap, vocab_group)
+        check_square_sum(with_square_sum, vocab_group)
     mapping = logit_map(temperature, softcap, logit_scale)
     rows = hidden.to(compute_dtype), weight, targets.long(), bias
-    if logprob_floor is not None:
-        stats = library.score_kept_tokens(*rows, mapping, with_entropy, chunk_rows, logits_dtype, logprob_floor)
+    squares = None
+    if logprob_floor is not None or with_square_sum:
+        options = with_entropy, chunk_rows, logits_dtype, logprob_floor, with_square_sum
+        stats, squares = library.score_rows(*rows, mapping, *options)
     elif vocab_group is None:
         stats = library.linear_logprob(*rows, *mapping, with_entropy, chunk_rows, logits_dtype)
     else:
         stats = vocab_logprob.linear_logprob(*rows, mapping, with_entropy, chunk_rows, logits_dtype, vocab_group)
-    return TokenLogprob(stats[0], stats[1] if with_entropy else None)
+    return TokenLogprob(stats[0], stats[1] if with_entropy else None, squares)

@@ -11,6 +11,7 @@ from hwgrpo.algorithms.token_advantages import is_token_level, mean_over_tokens
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
+from tests.support.numbers.token_probs import token_probs
 
 
 def one_group(rewards, estimator="grpo", lengths=None, **options):
@@ -94,14 +95,16 @@ def by_sequence(advantages, lengths, config):
 @pytest.mark.parametrize("std", ["group", "none", "batch"])
 def test_ragged_interleaved_groups_agree_with_the_valid_members_alone(estimator, std):
     config = AdvantageConfig(estimator, std=std)
-    mixed = by_sequence(group_advantages(REWARDS, GROUPS, VALID, config, LENGTHS), LENGTHS, config)
+    probs = token_probs(LENGTHS)
+    mixed = group_advantages(REWARDS, GROUPS, VALID, config, LENGTHS, token_probs=probs)
+    mixed = by_sequence(mixed, LENGTHS, config)
     assert mixed[2] == 0
     keep = VALID.nonzero()[:, 0]
     order = keep[GROUPS[keep].argsort(stable=True)]
     everyone = torch.ones(len(order), dtype=torch.bool)
-    alone = by_sequence(
-        group_advantages(REWARDS[order], GROUPS[order], everyone, config, LENGTHS[order]), LENGTHS[order], config
-    )
+    ordered = REWARDS[order], GROUPS[order], everyone, config, LENGTHS[order]
+    alone = group_advantages(*ordered, token_probs=token_probs(LENGTHS[order]))
+    alone = by_sequence(alone, LENGTHS[order], config)
     assert alone.count_nonzero() >= 2
     torch.testing.assert_close(mixed[order], alone)
 
@@ -157,6 +160,7 @@ def test_equal_rewards_give_exactly_zero(estimator, std, reward, n):
         torch.ones(n + 3, dtype=torch.bool),
         AdvantageConfig(estimator, std=std, eps=0.0),
         torch.arange(1, n + 4),
+        token_probs=token_probs(torch.arange(1, n + 4)),
     )
     assert torch.equal(advantages[:n], torch.zeros(n))
     assert advantages[n:].count_nonzero() >= 1
@@ -207,7 +211,8 @@ def test_a_group_without_valid_members_gets_zeros():
 @pytest.mark.parametrize("estimator", sorted(ADVANTAGES.names()))
 def test_no_sequences_give_no_advantages(estimator):
     empty = torch.zeros(0, dtype=torch.int64)
-    assert group_advantages(empty.double(), empty, empty.bool(), AdvantageConfig(estimator), empty).shape == (0,)
+    nothing = empty.double(), empty, empty.bool(), AdvantageConfig(estimator), empty
+    assert group_advantages(*nothing, token_probs=token_probs(empty)).shape == (0,)
 
 
 def test_passk_ties_for_the_best_have_no_lead():

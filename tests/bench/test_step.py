@@ -115,6 +115,11 @@ def test_stages_are_those_that_the_recipe_needs(tmp_path: Path):
         plain = measured(run)
     with built(tmp_path / "more", "algorithm.kl.coef=0.1", "trainer.epochs_per_batch=2") as run:
         more = measured(run)
+    for words in ((), ("trainer.epochs_per_batch=2",)):
+        with built(tmp_path / f"{len(words)}", "algorithm.advantage.name=optimal_token_baseline", *words) as run:
+            scored = measured(run)
+        assert list(scored.stages) == ["gen", "reward", "old_log_prob", "adv", "sync"]
+        assert all(len(times.wall_s) == 2 for times in scored.stages.values()), "one scoring pass a round"
     assert list(plain.stages) == ["gen", "reward", "adv", "sync"]
     assert list(more.stages) == ["gen", "reward", "adv", "old_log_prob", "ref", "sync"]
     assert all(len(times.wall_s) == 2 for times in more.stages.values())

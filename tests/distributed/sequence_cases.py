@@ -154,8 +154,8 @@ def run_case(
     """Return the results of one update of this rank's prompts, in groups of `size`, possibly tensor-parallel, ranks.
 
     `grad.*` and the `norm` of the gradient, `loss`, `sum.*` of the metrics, the log-probs [R] that the update met and
-    those `scored` by the reference before it and by the policy after it, and the `weight.*` then. `tokens fed` [ranks]
-    is what the embeddings of each rank met in the update.
+    those `scored` by the reference before it and by the policy after it, with sums of `squares`, and the `weight.*`
+    then. `tokens fed` [ranks] is what the embeddings of each rank met in the update.
     """
     torch.set_num_threads(1)
     longest = ("data.max_prompt_tokens=8", "rollout.max_response_tokens=8")
@@ -201,10 +201,13 @@ def run_case(
     result["norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
     strategy.step(0.05)
     some = [s for s in range(len(batch)) if s % 3]
+    squares = torch.zeros(len(batch.tokens))
+    scored = update.score(batch, square_sums=squares)
     for name, values in (
         ("reference", batch.ref_logprobs),
         ("met", met),
-        ("scored", update.score(batch)),
+        ("scored", scored),
+        ("squares", squares),
         ("some scored", update.score(batch, sequences=some)),
     ):
         result[name] = torch.cat(strategy.gather_objects(values))

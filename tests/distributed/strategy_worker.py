@@ -100,7 +100,8 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     strategy.step(0.05)
     if isinstance(strategy, Stepping):
         assert all(p.grad is None for p in policy.parameters()), "plans of these strategies do not keep them"
-    result["scored"] = update.score(full)
+    result["squares"] = torch.zeros(len(full.tokens))
+    result["scored"] = update.score(full, square_sums=result["squares"])
     result |= {f"weight.{name}": weight.clone() for name, weight in strategy.gather_full_parameters()}
     result |= joined_shards(strategy)
     update.accumulate_gradients(batch, range(len(batch) // 2))

@@ -97,7 +97,7 @@ def test_ranks_of_zero_that_share_sequences_update_as_one_does(name: str, size: 
 
 def assert_as_alone(shared: Results, one: Results, size: int, case: str) -> None:
     """Compare what ranks gave, `size` of them to a group, with what one process gave."""
-    assert {"loss", "norm", "met", "scored", "some scored", "reference"} < one.keys() == shared.keys()
+    assert {"loss", "norm", "met", "scored", "squares", "some scored", "reference"} < one.keys() == shared.keys()
     assert float(one["norm"]) > 1e-3
     fed, fed_alone = shared.pop("tokens fed").view(-1, size), one["tokens fed"]
     assert torch.equal(fed, fed[:, :1].expand_as(fed)), "ranks of a group go through the same micro-batches"

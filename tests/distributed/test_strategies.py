@@ -95,7 +95,7 @@ def found(tmp_path_factory):
 )
 def test_an_update_on_several_ranks_is_that_of_one(way: str, ranks: int, case: str, alone: Results, found):
     several, one = found(way, ranks)[case], alone[case]
-    assert {"loss", "norm", "scored"} < one.keys()
+    assert {"loss", "norm", "scored", "squares"} < one.keys()
     assert float(one["clipped_norm"]) == pytest.approx(0.1 * float(one["norm"]), rel=1e-3)
     assert_updates_close(several, one)
 

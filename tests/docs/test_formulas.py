@@ -10,6 +10,7 @@ from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights, tokens_of_prompts
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.surrogates import SurrogateInput
+from hwgrpo.algorithms.token_advantages import TokenProbs
 from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, POLICY_LOSSES
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
 from hwgrpo.registry import import_target
@@ -60,6 +61,23 @@ def test_worked_advantages():
         assert [printed(value) for value in found] == [
             float(row["advantage of the first"]), *[float(row["of the others"])] * 3
         ]  # fmt: skip
+
+
+def test_worked_token_baselines():
+    rows = table(PAGE, "position", "`sum_v p_v^2`")
+    assert len(rows) == 3
+    pairs = {
+        name: torch.tensor([[float(each) for each in row[name].split(", ")] for row in rows], dtype=WIDE).T.flatten()
+        for name in ("`p` of the first, of the second", "`sum_v p_v^2`", "`W`")
+    }
+    pi, squares, weights = pairs.values()
+    lengths, group, valid = torch.tensor([3, 3]), torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+    config, probs = AdvantageConfig("optimal_token_baseline"), TokenProbs(pi.log(), squares)
+    found = group_advantages(torch.tensor([1, 0], dtype=WIDE), group, valid, config, lengths, token_probs=probs)
+    baselines = torch.tensor([float(row["`B`"]) for row in rows])
+    torch.testing.assert_close(found, torch.cat([1 - baselines, -baselines]), rtol=0, atol=6e-7)
+    sums = (1 - 2 * pi + squares).view(2, 3).cumsum(1)
+    torch.testing.assert_close(sums, weights.view(2, 3))
 
 
 def test_worked_policy_losses():

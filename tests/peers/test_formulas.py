@@ -13,6 +13,7 @@ from hwgrpo.algorithms.correction import correction_weights, normalized_weights
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.algorithms.scope import sequence_sum
+from hwgrpo.algorithms.token_advantages import TokenProbs
 from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.config import load_config
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
@@ -312,6 +313,32 @@ def test_remax_of_verl():
     valid = torch.ones(len(REWARDS), dtype=torch.bool)
     found = group_advantages(REWARDS, GROUPS, valid, AdvantageConfig("remax"), SIZES, greedy_S=greedy)
     torch.testing.assert_close(found.double(), expected[:, 0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_optimal_token_baseline_of_verl(seed: int):
+    g = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 9, (len(GROUPS),), generator=g)
+    group = torch.cat([GROUPS, torch.tensor([4])])  # and a group of one
+    lengths = torch.cat([sizes, torch.tensor([4])])
+    columns = torch.arange(int(lengths.max())) < lengths[:, None]
+    rewards = torch.rand(len(group), generator=g, dtype=torch.float64)
+    pi, rest = torch.rand(2, *columns.shape, generator=g, dtype=torch.float64)
+    probs = TokenProbs(pi.log().float(), (pi.square() + rest * (1 - pi).square()).float())
+    token_rewards = torch.zeros(columns.shape, dtype=torch.float64)
+    token_rewards[torch.arange(len(lengths)), lengths - 1] = rewards
+    expected, _ = verl_core().get_adv_estimator_fn("optimal_token_baseline")(
+        token_level_rewards=token_rewards,
+        response_mask=columns.double(),
+        index=group.numpy(),
+        old_log_probs=probs.logprobs.double(),
+        sum_pi_squared=probs.square_sums.double(),
+    )
+    config = AdvantageConfig("optimal_token_baseline", singleton="raw")
+    of_tokens = TokenProbs(*(each[columns] for each in probs))
+    valid = torch.ones(len(group), dtype=torch.bool)
+    found = group_advantages(rewards, group, valid, config, lengths, token_probs=of_tokens)
+    torch.testing.assert_close(found.double(), expected[columns], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [0.3, 2.0]])

@@ -11,6 +11,27 @@ FAULTS = (
         "kernels/test_kept_tokens.py",
     ),
     Fault(
+        "squared probabilities without the temperature",
+        "../kernels/hwgrpo_kernels/square_sum.py",
+        "centred.mul_(2 * factor[a:b, None])",
+        "centred.mul_(2)",
+        "kernels/test_square_sum.py",
+    ),
+    Fault(
+        "squared probabilities without the softcap",
+        "../kernels/hwgrpo_kernels/square_sum.py",
+        "if mapping.squash:",
+        "if False:",
+        "kernels/test_square_sum.py",
+    ),
+    Fault(
+        "squared probabilities at the temperatures of other rows",
+        "../kernels/hwgrpo_kernels/library.py",
+        "of_chunk.log_sum, mapping.rows(start, stop)",
+        "of_chunk.log_sum, mapping.rows(0, stop - start)",
+        "kernels/test_square_sum.py",
+    ),
+    Fault(
         "a target below its floor dropped",
         "../kernels/hwgrpo_kernels/kept_tokens.py",
         ".scatter_(1, columns[a:b], False)",

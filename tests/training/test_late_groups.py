@@ -26,6 +26,7 @@ from hwgrpo.training.feed.response_source import Batch
 from hwgrpo.training.update.step_metrics import sample_metrics
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 from tests.rollout.served import TOKENIZER
+from tests.support.numbers.token_probs import token_probs
 from tests.support.runs import runs
 
 WORDS = ("trainer.max_steps=3", "observe.completions_per_step=64")
@@ -178,9 +179,8 @@ def test_functions_of_the_user_are_not_called_without_responses(tmp_path: Path, 
 @pytest.mark.parametrize("name", ADVANTAGES.names())
 def test_every_advantage_estimator_accepts_a_step_without_responses(name: str):
     nothing = torch.zeros(0)
-    found = group_advantages(
-        nothing.double(), nothing.long(), nothing.bool(), AdvantageConfig(name=name), nothing.long()
-    )
+    step = nothing.double(), nothing.long(), nothing.bool(), AdvantageConfig(name=name), nothing.long()
+    found = group_advantages(*step, token_probs=token_probs(nothing.long()))
     assert found.shape == (0,)
 
 

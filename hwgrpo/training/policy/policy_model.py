@@ -70,12 +70,7 @@ class PolicyModel(nn.Module):
         return causal_lm(self.model)
 
     def forward(
-        self,
-        batch: MicroBatch,
-        loss_fn: LossFn | None = None,
-        router_weight: float = 0.0,
-        *,
-        with_entropy: bool = False,
+        self, batch: MicroBatch, loss_fn: LossFn | None = None, router_weight: float = 0.0, **statistics: bool
     ) -> TokenLoss | TokenLogprob:
         """Run backbone, head and loss.
 
@@ -83,7 +78,7 @@ class PolicyModel(nn.Module):
             batch: N response tokens, on this model's device.
             loss_fn: `loss_fn(stats, rows) -> (loss_N, metrics)`; None scores only.
             router_weight: factor of the load-balancing loss, which is added to the loss; 0 skips it.
-            with_entropy: whether to compute entropies when it scores only.
+            statistics: `with_entropy` and `with_square_sum` of `linear_logprob`, when it scores only.
 
         Returns:
             With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
@@ -98,7 +93,7 @@ class PolicyModel(nn.Module):
         hidden = self._predicting(output, batch)
         head = self.base.get_output_embeddings()
         if loss_fn is None:
-            return in_place_of_forward(head, lambda hidden: self._logprob(hidden, head, batch, with_entropy), hidden)
+            return in_place_of_forward(head, lambda hidden: self._logprob(hidden, head, batch, **statistics), hidden)
         parts = in_place_of_forward(head, lambda hidden: self._loss(hidden, head, batch, loss_fn), hidden)
         result = TokenLoss(*parts)
         if not router_weight:
@@ -108,13 +103,12 @@ class PolicyModel(nn.Module):
         sums = result.sums | {"router_loss": balance.detach() * tokens}
         return replace(result, loss=result.loss + router_weight * balance, sums=sums)
 
-    def _logprob(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, with_entropy: bool) -> TokenLogprob:
+    def _logprob(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, **statistics: bool) -> TokenLogprob:
         weight = self.head.weight(head)
         operand = None if torch.is_grad_enabled() else self._operand(weight)
         if operand is not None and operand.dtype == self.compute_dtype:
             weight = operand
-        options = self._head_options(head, batch)
-        return linear_logprob(hidden, weight, batch.targets, with_entropy=with_entropy, **options)
+        return linear_logprob(hidden, weight, batch.targets, **statistics, **self._head_options(head, batch))
 
     def _loss(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn) -> tuple[Any, ...]:
         """Return the fields of a TokenLoss."""

@@ -3,6 +3,7 @@
 train_batch.py     from scored responses to the batch to train on
 policy_update.py   micro-batches, global normalisers, the optimizer's step
 token_budget.py    tokens per micro-batch, halved when memory runs out
+advantage_inputs.py  passes before advantages: the KL in the reward, probabilities of tokens
 reward_kl.py       the KL in the reward, before advantages
 group_batch.py     the sequences that a group of ranks computes together
 step_metrics.py    a step's metrics over all ranks

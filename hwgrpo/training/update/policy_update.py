@@ -103,6 +103,7 @@ class PolicyUpdate:
         policy: PolicyModel | None = None,
         sequences: Sequence[int] | None = None,
         entropies: torch.Tensor | None = None,
+        square_sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the log-probs [R] fp32 of the batch's response tokens, without gradient or dropout.
 
@@ -110,32 +111,32 @@ class PolicyUpdate:
             batch: this rank's sequences.
             policy: the model that scores; None: the policy in training.
             sequences: indices of the sequences to score, the others get 0; None: all.
-            entropies: [R], into which the entropies are written, if not None.
+            entropies, square_sums: [R], into which these statistics are written, if not None.
         """
         scorer = policy or self.policy
-        logprobs = torch.zeros(len(batch.tokens))
+        further = {"entropy": entropies, "square_sum": square_sums}
+        options = {f"with_{name}": values is not None for name, values in further.items()}
+        results = {"logprob": torch.zeros(len(batch.tokens))} | {n: v for n, v in further.items() if v is not None}
         wanted = range(len(batch)) if sequences is None else sequences
         signals = TokenSignals({}, {} if batch.floors is None else {"logprob_floor": batch.floors})
         pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted, signals)
-        pooled_logprobs, pooled_entropies = torch.zeros(2, len(pooled.batch.tokens))
+        pooled_results = {name: torch.zeros(len(pooled.batch.tokens)) for name in results}
 
         def passes() -> None:
             for part in self._micro_batches(pooled.batch, pooled.sequences):
                 micro = shard_micro_batch(self._build_micro_batch(pooled, part), pooled.group, full_sequences=False)
-                scored = scorer(micro.to(self.device), with_entropy=entropies is not None)
-                pooled_logprobs[micro.token_index] = scored.logprob.float().cpu()
-                if scored.entropy is not None:
-                    pooled_entropies[micro.token_index] = scored.entropy.float().cpu()
+                scored = scorer(micro.to(self.device), **options)
+                for name, values in pooled_results.items():
+                    values[micro.token_index] = getattr(scored, name).float().cpu()
 
         was_training = scorer.training
         scorer.eval()
         with torch.no_grad():
             self._run_within_budget("scoring", passes, undo=lambda: None)
         scorer.train(was_training)
-        logprobs[pooled.own_tokens] = pooled.scatter_back(pooled_logprobs)
-        if entropies is not None:
-            entropies[pooled.own_tokens] = pooled.scatter_back(pooled_entropies)
-        return logprobs
+        for name, values in results.items():
+            values[pooled.own_tokens] = pooled.scatter_back(pooled_results[name])
+        return results["logprob"]
 
     def __call__(self, batch: TrainBatch) -> dict[str, float]:
         """Run every update of a step.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
-from hwgrpo.algorithms.token_advantages import is_token_level, mean_over_tokens
+from hwgrpo.algorithms.token_advantages import TokenProbs, is_token_level, mean_over_tokens
 from hwgrpo.config import Config
 from hwgrpo.step_rewards import join_steps
 from hwgrpo.training.policy.micro_batch import TokenSignals
@@ -16,18 +16,20 @@ from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
 
 
 def advantages_over_ranks(
-    config: Config, completions: Completions, rewards: Rewards, strategy: Strategy
+    config: Config, completions: Completions, rewards: Rewards, strategy: Strategy, probs: TokenProbs | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute this rank's advantages with statistics over the groups and batches of all ranks.
 
-    Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it.
+    Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it. Those that
+    read `token_probs`, here `probs`, see this rank's groups only: two numbers per token of all ranks are too many.
 
     Returns:
         [S] fp32 per response, and [R] fp32 per token; None where all tokens have that of their response. Per response
         is otherwise the mean over its tokens.
     """
     group = completions.prompt_index
-    ranks = strategy.gather_objects((rewards.total, group, rewards.valid, completions.lengths, rewards.per_function))
+    rank, gather = (strategy.rank, strategy.gather_objects) if probs is None else (0, lambda value: [value])
+    ranks = gather((rewards.total, group, rewards.valid, completions.lengths, rewards.per_function))
     offset, groups = 0, []
     for _, index, *_ in ranks:
         groups.append(index + offset)
@@ -42,12 +44,13 @@ def advantages_over_ranks(
             name: (function.weight, torch.cat([parts[name] for *_, parts in ranks]))
             for name, function in zip(rewards.per_function, config.reward.functions, strict=True)
         },
-        None if rewards.steps is None else join_steps(strategy.gather_objects(rewards.steps)),
-        None if rewards.greedy is None else torch.cat(strategy.gather_objects(rewards.greedy)),
+        None if rewards.steps is None else join_steps(gather(rewards.steps)),
+        None if rewards.greedy is None else torch.cat(gather(rewards.greedy)),
+        probs,
     )
     if not is_token_level(config.algorithm.advantage):
-        return advantages.split([len(index) for _, index, *_ in ranks])[strategy.rank], None
-    own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[strategy.rank]
+        return advantages.split([len(index) for _, index, *_ in ranks])[rank], None
+    own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]
     return mean_over_tokens(own, completions.lengths), own
 
 

@@ -12,7 +12,7 @@ from hwgrpo.algorithms.coefficients import initial_coefficients
 from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.observe.timing import Stopwatch
-from hwgrpo.training.update.reward_kl import penalize
+from hwgrpo.training.update.advantage_inputs import advantage_inputs
 from hwgrpo.values import Rewards, TrainBatch
 from tests.support.runs import runs
 
@@ -31,7 +31,8 @@ def penalized(*words: str) -> tuple[Any, Any]:
         config=config,
         coefficients=initial_coefficients(config.algorithm),
         strategy=SimpleNamespace(sum=lambda values: values, gather_objects=lambda value: [value]),
-        score=lambda batch, policy=None: REF if policy == "reference" else OLD,
+        score=lambda batch, policy=None, square_sums=None: REF if policy == "reference" else OLD,
+        needs_old_logprobs=True,
     )
     completions: Any = SimpleNamespace(
         lengths=lengths,
@@ -42,7 +43,8 @@ def penalized(*words: str) -> tuple[Any, Any]:
     )
     prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[2])])
     rewards: Any = rewards_of(torch.tensor([1.0, 7.0, 0.5, 0.0], dtype=torch.float64), valid)
-    return penalize(update, reference, prompts, completions, rewards, Stopwatch()), update.coefficients  # type: ignore[arg-type]
+    found = advantage_inputs(update, reference, prompts, completions, rewards, Stopwatch())  # type: ignore[arg-type]
+    return found, update.coefficients
 
 
 def rewards_of(total: torch.Tensor, valid: torch.Tensor) -> Any:
@@ -90,6 +92,7 @@ def _empty() -> Any:
         (("algorithm.advantage.name=gdpo",), "in_reward=true with algorithm.advantage.name='gdpo'.*compares reward"),
         (("algorithm.advantage.name=max_rl",), "in_reward=true with algorithm.advantage.name='max_rl'.*negative"),
         (("algorithm.advantage.name=process",), "in_reward=true with algorithm.advantage.name='process'.*steps"),
+        (("algorithm.advantage.name=optimal_token_baseline",), "with.*'optimal_token_baseline'.*rewards to go"),
         (("algorithm.kl.times_ratio=true",), "algorithm.kl.times_ratio.*in_reward=false"),
         (("algorithm.kl.coef=0", "algorithm.kl.estimator=k3"), "algorithm.kl.in_reward.*algorithm.kl.coef above 0"),
         (("algorithm.kl.horizon=5",), "algorithm.kl.horizon.*algorithm.kl.target"),
