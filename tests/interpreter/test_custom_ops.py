@@ -29,7 +29,7 @@ def everything(chunk_rows: int) -> list[torch.Tensor]:
     scored = linear_logprob(hidden, weight, targets, with_entropy=True, chunk_rows=chunk_rows)
     given = token_logprob(hidden @ weight.T, targets, with_entropy=True)
     loss = linear_token_loss(hidden, weight, targets, weighted, rows=rows, chunk_rows=chunk_rows)
-    values = [*scored, *given, loss.loss]
+    values = [each for each in (*scored, *given, loss.loss) if each is not None]
     total = sum((each * torch.randn(each.shape)).sum() for each in values)
     return [*values, *torch.autograd.grad(total, (hidden, weight))]
 
