@@ -6,6 +6,8 @@ first element of each, into `reference-rankR.safetensors`, loadable by any other
 
 from __future__ import annotations
 
+import math
+
 import torch
 from safetensors import safe_open
 from torch.distributed.fsdp import FSDPModule
@@ -50,7 +52,7 @@ def reference_files(
     if reference is None or not config.sync_every:
         return {}
     tensors: dict[str, torch.Tensor] = {}
-    for shard in strategy.frozen_shards(reference.policy, reference.moved.values(), owned=True):
+    for shard in strategy.frozen_shards(reference.policy, set(reference.moved.values()), owned=True):
         if shard.count:
             tensors[shard.name] = shard.values["parameter"].to("cpu", copy=True)
             tensors[f"{shard.name}{_START}"] = torch.tensor(shard.start)
@@ -76,7 +78,7 @@ def restore_reference(
             f"the moved reference of {checkpoint.folder} is left out: with algorithm.kl.sync_every=0 it is the model "
             "of the start"
         ]
-    shards = strategy.frozen_shards(reference.policy, reference.moved.values(), owned=False)
+    shards = strategy.frozen_shards(reference.policy, set(reference.moved.values()), owned=False)
 
     def load() -> None:
         table: shard_files.Table = {shard.name: {"pieces": [], "states": []} for shard in shards}
@@ -86,6 +88,9 @@ def restore_reference(
                 for name in table.keys() & file.keys():
                     start, count = int(file.get_tensor(f"{name}{_START}")), file.get_slice(name).get_shape()[0]
                     table[name]["pieces"].append([rank, start, count])
+        for shard in shards:
+            saved_elements = sum(count for *_, count in table[shard.name]["pieces"])
+            assert saved_elements == math.prod(shard.shape), f"{shard.name}: its saved shards are not all of it"
         shard_files.read(checkpoint.folder, table, shards, _file)
 
     raise_on_all_ranks(strategy, load)

@@ -127,9 +127,9 @@ def _file(rank: int) -> str:
 
 def _scoring(settings: Mapping[str, Any]) -> list[Any]:
     """Return the settings that decide rewards, beside the functions; those newer than a checkpoint by default."""
-    reward = settings["reward"]
+    reward, process = settings["reward"], settings["algorithm"].get("process", {})
     functions = [(each.get("weight", 1.0), each.get("kwargs", {})) for each in reward["functions"]]
-    return [reward.get("shuffle", False), settings["algorithm"].get("process", {}), *functions]
+    return [reward.get("shuffle", False), process.get("delimiter", "\n"), process.get("pattern"), *functions]
 
 
 def _group(
