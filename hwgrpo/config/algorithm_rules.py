@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hwgrpo.catalog import EXACT_KL
 from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.errors import ConfigError
 
@@ -17,6 +18,18 @@ def check_algorithm(a: AlgorithmConfig) -> None:
             f"algorithm.kl.times_ratio=true with algorithm.kl.estimator={a.kl.estimator!r}, which has the gradient of "
             "the KL already: the ratio would add the gradient of its value once more; use algorithm.kl.estimator="
             f"{a.kl.estimator.rstrip('+')}, or leave times_ratio out"
+        )
+    if a.kl.estimator == EXACT_KL and a.kl.in_reward:
+        raise ConfigError(
+            "algorithm.kl.in_reward=true with algorithm.kl.estimator=exact: the KL over the full vocabulary is "
+            "computed beside the loss, after rewards are compared; use algorithm.kl.estimator=k1, which is unbiased "
+            "there, or leave in_reward out"
+        )
+    if a.kl.estimator == EXACT_KL and a.kl.times_ratio:
+        raise ConfigError(
+            "algorithm.kl.times_ratio=true with algorithm.kl.estimator=exact: the KL over the full vocabulary has its "
+            "gradient already, and the ratio of the sampled token is not a part of it; leave times_ratio out, or use "
+            "algorithm.kl.estimator=k3"
         )
     if a.m2po_threshold is not None and a.old_logprobs == "rollout":
         raise ConfigError(

@@ -1,6 +1,7 @@
 """The policy that strategies wrap, and its micro-batches.
 
 policy_model.py      backbone, LM head and loss in one forward
+sharding_checks.py   what the policy's passes need of a strategy that shards it
 head_operand.py      the LM head's weight, cast once per update
 reference_model.py   the frozen model of the KL term
 layouts.py           which sequences share a row: padded, packed, grouped

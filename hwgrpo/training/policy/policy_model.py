@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
+from hwgrpo_kernels import ReferenceHead, TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from hwgrpo.errors import ConfigError
 from hwgrpo.models import shared_prefix_masks, ulysses_attention
 from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head, replaced_forward
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
 from hwgrpo.training.policy.head_operand import HeadOperand
 from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.policy.sharding_checks import refuse_rounded, refuse_sharded, refuse_sharded_inside
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -78,7 +76,9 @@ class PolicyModel(nn.Module):
         router_weight: float = 0.0,
         *,
         with_entropy: bool = False,
-    ) -> TokenLoss | TokenLogprob:
+        reference: ReferenceHead | Tensor | None = None,
+        visit: Callable[[ReferenceHead], None] | None = None,
+    ) -> TokenLoss | TokenLogprob | Tensor:
         """Run backbone, head and loss.
 
         Args:
@@ -86,10 +86,14 @@ class PolicyModel(nn.Module):
             loss_fn: `loss_fn(stats, rows) -> (loss_N, metrics)`; None scores only.
             router_weight: factor of the load-balancing loss, which is added to the loss; 0 skips it.
             with_entropy: whether to compute entropies when it scores only.
+            reference: the reference model's hidden states [N, H'] and head, for the loss's full KL; hidden states
+                alone are for this policy's own head.
+            visit: called in place of the head, with hidden states and head, whose weights are valid in the call only.
 
         Returns:
             With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
-            without, its `TokenLogprob`. Of a shard it is the rank's share: losses and sums add up over the group.
+            without, its `TokenLogprob`, or with `visit` the last hidden states [N, H] that predict the response tokens,
+            in the compute dtype. Of a shard it is the rank's share: losses and sums add up over the group.
 
         Raises:
             ConfigError: a wrong way of sharding leaves weights sharded, or rounds the inputs of losses.
@@ -99,9 +103,11 @@ class PolicyModel(nn.Module):
         output = self._backbone(batch, output_router_logits=True) if router_weight else self._backbone(batch)
         hidden = self._predicting(output, batch)
         head = self.base.get_output_embeddings()
+        if visit is not None:
+            return in_place_of_forward(head, lambda hidden: self._visit(hidden, head, visit), hidden)
         if loss_fn is None:
             return in_place_of_forward(head, lambda hidden: self._logprob(hidden, head, batch, with_entropy), hidden)
-        parts = in_place_of_forward(head, lambda hidden: self._loss(hidden, head, batch, loss_fn), hidden)
+        parts = in_place_of_forward(head, lambda hidden: self._loss(hidden, head, batch, loss_fn, reference), hidden)
         result = TokenLoss(*parts)
         if not router_weight:
             return result
@@ -118,9 +124,17 @@ class PolicyModel(nn.Module):
         options = self._head_options(head, batch)
         return linear_logprob(hidden, weight, batch.targets, with_entropy=with_entropy, **options)
 
-    def _loss(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn) -> tuple[Any, ...]:
+    def _visit(self, hidden: Tensor, head: Any, visit: Callable[[ReferenceHead], None]) -> Tensor:
+        visit(ReferenceHead(hidden, self.head.weight(head), self.head.bias(head)))
+        return hidden
+
+    def _loss(
+        self, hidden: Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn, reference: ReferenceHead | Tensor | None
+    ) -> tuple[Any, ...]:
         """Return the fields of a TokenLoss."""
         weight = self.head.weight(head)
+        if isinstance(reference, Tensor):
+            reference = ReferenceHead(reference, weight, self.head.bias(head))
         result = linear_token_loss(
             hidden,
             weight,
@@ -129,6 +143,7 @@ class PolicyModel(nn.Module):
             rows=batch.signals,
             scope=getattr(loss_fn, "scope", "token"),
             cu_seqlens=batch.cu_seqlens,
+            reference=reference,
             weight_operand_VH=self._operand(weight),
             final_gradients=self.has_final_gradients,
             **self._head_options(head, batch),
@@ -203,42 +218,3 @@ def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidd
     """
     with replaced_forward(module, function):
         return module(hidden)
-
-
-def refuse_sharded(model: nn.Module) -> None:
-    """Raise ConfigError for a model with sharded weights, since detecting its head needs the full ones."""
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ConfigError(
-                f"the model's {name} is sharded already (a DTensor); make the PolicyModel first, then shard that: "
-                "fully_shard(layer) for its layers, then fully_shard(policy)"
-            )
-        if parameter.numel() == 0 and hasattr(parameter, "ds_shape"):
-            raise ConfigError(
-                f"the model's {name} is sharded already (by deepspeed.zero.Init); make the PolicyModel within "
-                "deepspeed.zero.GatheredParameters(list(model.parameters()))"
-            )
-
-
-def refuse_rounded(signals: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError for 16-bit signals: FSDP2 casts a module's inputs, and ratios need old log-probs in fp32."""
-    for name, signal in signals.items():
-        if signal.dtype.itemsize == 2:
-            raise ConfigError(
-                f"{name} came as {signal.dtype}, but losses need it in fp32; where the PolicyModel is sharded by "
-                "fully_shard, give it MixedPrecisionPolicy(..., cast_forward_inputs=False)"
-            )
-
-
-def refuse_sharded_inside(*modules: nn.Module) -> None:
-    """Raise ConfigError where FSDP2 gathers weights before a forward that the policy never calls.
-
-    Args:
-        modules: modules between the policy and the submodules that it calls.
-    """
-    for module in modules:
-        if isinstance(module, FSDPModule):
-            raise ConfigError(
-                f"fully_shard was applied to the {type(module).__name__} inside the policy, whose forward the policy "
-                "does not call, so that its weights would stay in shards; apply it to the PolicyModel itself instead"
-            )
