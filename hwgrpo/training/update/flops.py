@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.quantization import quantized_weights
 from hwgrpo.models.router import EXPERTS
@@ -59,12 +60,17 @@ def training_work(policy: PolicyModel, *, with_reference: bool = False) -> Train
 
     Args:
         policy: the policy.
-        with_reference: each pass is also one forward of the reference, which is as large.
+        with_reference: each pass is also one forward of the reference, which is as large, without adapters in training.
     """
     work = model_work(policy.base, policy, policy.head.vocab)
     if work is None or not with_reference:
         return work
-    forward = model_work(policy.base, policy, policy.head.vocab, per_weight=lambda _: FORWARD)
+    adapted = has_adapters(policy.model)
+
+    def per_weight(parameter: torch.Tensor) -> int:
+        return 0 if adapted and parameter.requires_grad else FORWARD
+
+    forward = model_work(policy.base, policy, policy.head.vocab, per_weight)
     assert forward is not None, "counted before"
     return TrainingWork(
         work.per_token + forward.per_token,
