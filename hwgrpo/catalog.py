@@ -60,9 +60,13 @@ KL_ESTIMATORS = Registry(
         "abs": "hwgrpo.algorithms.kl_variants:absolute",
         "k1+": "hwgrpo.algorithms.kl_variants:k1_plus",
         "k3+": "hwgrpo.algorithms.kl_variants:k3_plus",
+        "exact": "hwgrpo.algorithms.kl_variants:exact",
     },
 )
-"""Functions `(logprob_N, ref_logprob_N) -> kl_N`; `k3` and `k3+` also take `input_clamp` and `output_clamp`."""
+"""Functions `(logprob_N, ref_logprob_N) -> kl_N`; `k3` and `k3+` also take `input_clamp` and `output_clamp`, and
+`exact` is `(full_kl_N) -> kl_N`."""
+EXACT_KL = "exact"
+"""The one that is no estimate: the kernels compute it over the full vocabulary, from the reference's hidden states."""
 CLAMPED_KL_ESTIMATORS = ("k3", "k3+")
 """Estimators with an exponential, whose input and output are clamped."""
 AGGREGATIONS = Registry(

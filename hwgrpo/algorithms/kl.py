@@ -12,15 +12,17 @@ from collections.abc import Callable
 
 import torch
 
-from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, KL_ESTIMATORS
+from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, EXACT_KL, KL_ESTIMATORS
 from hwgrpo.config.schema import KlConfig
 from hwgrpo.user_code import bind_arguments
 
-KLFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+KLFunction = Callable[..., torch.Tensor]
 
 
 def build_kl(config: KlConfig) -> KLFunction:
     """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` that the settings name, with its clamps.
+
+    `exact` is `(full_kl_N) -> kl_N`.
 
     Raises:
         ConfigError: there is no such estimator, or it takes other arguments.
@@ -28,7 +30,7 @@ def build_kl(config: KlConfig) -> KLFunction:
     function = KL_ESTIMATORS.load(config.estimator)
     if config.estimator in CLAMPED_KL_ESTIMATORS:
         return functools.partial(function, input_clamp=config.input_clamp, output_clamp=config.output_clamp)
-    return bind_arguments(function, config.kwargs, 2, "algorithm.kl.kwargs")
+    return bind_arguments(function, config.kwargs, 1 if config.estimator == EXACT_KL else 2, "algorithm.kl.kwargs")
 
 
 def k3(

@@ -1,4 +1,4 @@
-"""Per-token estimators of the KL besides k3: k1, |x|, k2, and those with the gradient of k2; see `kl.py`."""
+"""The KL per token besides k3: k1, |x|, k2, those with the gradient of k2, and the exact one; see `kl.py`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def k3_plus(
     """The value of k3 with the gradient of k2, which no clamp cuts off."""
     value_N = k3(logprob_N.detach(), ref_logprob_N, input_clamp=input_clamp, output_clamp=output_clamp)
     return _straight_through(value_N, logprob_N, ref_logprob_N)
+
+
+def exact(full_kl_N: torch.Tensor) -> torch.Tensor:
+    """sum over the vocabulary of p (log p - log p_ref), which the kernels compute with its gradient.
+
+    Args:
+        full_kl_N: [N] `TokenStats.full_kl`.
+    """
+    return full_kl_N
 
 
 def _straight_through(value_N: torch.Tensor, logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
 from hwgrpo.algorithms.sequence_mask import on_policy_enough
 from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.algorithms.token_selection import MASKS, selections_of
-from hwgrpo.catalog import POLICY_LOSSES
+from hwgrpo.catalog import EXACT_KL, POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.errors import ConfigError
 
@@ -34,6 +34,11 @@ class TokenStats(Protocol):
     @property
     def entropy(self) -> torch.Tensor | None:
         """[N] fp32 entropies, with gradient; None when not computed."""
+        ...
+
+    @property
+    def full_kl(self) -> torch.Tensor | None:
+        """[N] fp32 KLs from the reference over the full vocabulary, with gradient; None without a reference."""
         ...
 
     @property
@@ -111,10 +116,10 @@ class PolicyLoss:
             loss, metrics[MASKS[name]] = loss * rows[name], rows[name]
         metrics["pg_loss"] = loss.detach()
 
-        ref_logprob = rows.get("ref_logprob")
-        assert ref_logprob is not None or kl_coef == 0, "a KL term needs rows['ref_logprob']"
-        if ref_logprob is not None:
-            kl = self._kl(stats.logprob, ref_logprob)
+        known = (stats.full_kl,) if kl_config.estimator == EXACT_KL else (stats.logprob, rows.get("ref_logprob"))
+        assert known[-1] is not None or kl_coef == 0, "a KL term needs rows['ref_logprob'], or `full_kl`"
+        if known[-1] is not None:
+            kl = self._kl(*known)
             metrics["kl"] = kl.detach()
             if kl_coef != 0:
                 loss = loss + kl_coef * (kl * log_ratio.exp() if kl_config.times_ratio else kl)
@@ -130,7 +135,7 @@ def build_loss(algorithm: AlgorithmConfig, coefficients: Coefficients | None = N
     """Return the loss function of a policy update.
 
     The function takes (stats, rows). Rows are [N] tensors: `advantage`; `weight` (from `aggregation.token_weights`);
-    optional `old_logprob` (absent: on policy); `ref_logprob` (needed iff the loss has a KL term; else only measured);
+    optional `old_logprob` (absent: on policy); `ref_logprob` (needed iff the loss estimates a KL; else only measured);
     `rollout_logprob` (needed by a correction) or the finished weights as `correction`.
 
     It returns the loss per row, already multiplied by `weight`, and metrics per row, unweighted and detached:

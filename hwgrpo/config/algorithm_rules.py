@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.catalog import REJECTIONS
+from hwgrpo.catalog import EXACT_KL, REJECTIONS
 from hwgrpo.config.optional_settings import KlConfig
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
 from hwgrpo.errors import ConfigError
@@ -67,6 +67,18 @@ def _check_kl(kl: KlConfig, estimator: str) -> None:
             f"algorithm.kl.times_ratio=true with algorithm.kl.estimator={kl.estimator!r}, which has the gradient of "
             "the KL already: the ratio would add the gradient of its value once more; use algorithm.kl.estimator="
             f"{kl.estimator.rstrip('+')}, or leave times_ratio out"
+        )
+    if kl.estimator == EXACT_KL and kl.in_reward:
+        raise ConfigError(
+            "algorithm.kl.in_reward=true with algorithm.kl.estimator=exact: the KL over the full vocabulary is "
+            "computed beside the loss, after rewards are compared; use algorithm.kl.estimator=k1, which is unbiased "
+            "there, or leave in_reward out"
+        )
+    if kl.estimator == EXACT_KL and kl.times_ratio:
+        raise ConfigError(
+            "algorithm.kl.times_ratio=true with algorithm.kl.estimator=exact: the KL over the full vocabulary has its "
+            "gradient already, and the ratio of the sampled token is not a part of it; leave times_ratio out, or use "
+            "algorithm.kl.estimator=k3"
         )
 
 

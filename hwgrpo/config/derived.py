@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS
+from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, EXACT_KL
 from hwgrpo.config.schema import Config, KlConfig
 from hwgrpo.values import Sampling
 
@@ -46,6 +46,11 @@ def planned_steps(config: Config, prompts: int) -> int:
 def largest_kl(kl: KlConfig) -> float | None:
     """Return the largest KL to the reference that a token can show; None: there is no bound."""
     return kl.output_clamp if kl.estimator in CLAMPED_KL_ESTIMATORS else None
+
+
+def has_exact_kl(config: Config) -> bool:
+    """Return whether each pass of an update runs the reference model, for the KL over the full vocabulary."""
+    return config.algorithm.kl.coef > 0 and config.algorithm.kl.estimator == EXACT_KL
 
 
 def temperature_at(config: Config, step: int, total_steps: int) -> float:

@@ -114,7 +114,8 @@ class KlConfig:
     coef: float = limited(0.0, at_least=0)
     """Weight of the KL to the reference model, in the loss or in the reward; 0 loads no reference model."""
     estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[_KL_ON])
-    """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`."""
+    """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`. `exact` is the KL
+    over the full vocabulary instead of an estimate from the sampled token."""
     input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
     """k3, k3+: clamp of the log-ratio to the reference, plus or minus; null: none, as in TRL."""
     output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwgrpo.catalog import ENGINES
+from hwgrpo.catalog import ENGINES, EXACT_KL
 from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, shown
@@ -31,6 +31,7 @@ def check_rollout(config: Config) -> None:
             "max_staleness out, or use algorithm.advantage.name=rloo, whose baseline is the group"
         )
     check_filter(config)
+    _check_exact_kl(config)
     easy, hard = config.data.difficulty.easy_threshold, config.data.difficulty.hard_threshold
     if (easy is not None or hard is not None) and (r.max_staleness or names_a_file(r.source)):
         raise ConfigError(
@@ -103,6 +104,22 @@ def check_filter(config: Config) -> None:
         raise ConfigError(
             f"algorithm.filter_groups.{stale}: responses of older weights need importance weights; set "
             "algorithm.correction.name, e.g. token_truncate"
+        )
+
+
+def _check_exact_kl(config: Config) -> None:
+    """Check that the policy's log-probs are over the full vocabulary where the KL is.
+
+    An engine that reports which tokens its filters drop makes them those of the truncated distribution.
+    """
+    r, kl = config.rollout, config.algorithm.kl
+    filters = {"top_k": (r.top_k, 0), "top_p": (r.top_p, 1.0), "min_p": (r.min_p, 0.0)}
+    used = [f"rollout.{name}={shown(value)}" for name, (value, none) in filters.items() if value != none]
+    if used and kl.coef and kl.estimator == EXACT_KL and ENGINES.load(r.engine).reports_floors:
+        raise ConfigError(
+            f"algorithm.kl.estimator=exact with {', '.join(used)} and rollout.engine={r.engine}: log-probs are then "
+            "those of the truncated distribution, and the KL is over the full vocabulary; leave the filter out, or use "
+            "algorithm.kl.estimator=k3"
         )
 
 

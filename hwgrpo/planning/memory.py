@@ -18,7 +18,7 @@ from hwgrpo_kernels.chunks import chunk_rows_for
 from hwgrpo_kernels.head import logits_buffers
 
 from hwgrpo.config import Config
-from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
+from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
@@ -182,6 +182,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
 
     activations = activations_of(tokens)
     update |= activations | {LOGITS: _logits_bytes(config, shape, work, tokens)}
+    if has_exact_kl(config):
+        update["hidden states and head of the reference"] = _reference_bytes(
+            config, shape, sharding, size, tokens, adapters=bool(adapters)
+        )
     if not adapters:
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
     if sharding.gathered_units is not None:
@@ -443,9 +447,22 @@ def _logits_bytes(config: Config, shape: ModelShape, work: Work, tokens: int) ->
     dtype = work.dtype if wanted == "auto" else getattr(torch, wanted)
     if work.device_type == "cpu":
         dtype = torch.float32  # a CPU computes in fp32, whatever the buffer's dtype
-    buffers = logits_buffers(work.dtype, dtype, work.device_type)
+    buffers = logits_buffers(work.dtype, dtype, work.device_type) + has_exact_kl(config)
     rows = config.kernels.chunk_rows or chunk_rows_for(shape.vocab, dtype, work.device_type, buffers)
     return min(rows, tokens) * buffers * shape.vocab * dtype.itemsize
+
+
+def _reference_bytes(
+    config: Config, shape: ModelShape, sharding: Sharding, size: int, tokens: int, *, adapters: bool
+) -> int:
+    """Return the bytes that a pass has of the reference beside its stored weights: hidden states, and its own head."""
+    hidden = size * tokens * shape.hidden
+    if adapters:
+        return hidden
+    if sharding.gathered_units is not None:
+        return hidden + size * _gathered(shape, replace(sharding, gathered_units=0))
+    casts = bool(config.algorithm.kl.sync_every) and size != 4
+    return hidden + casts * size * shape.vocab * shape.hidden
 
 
 def _named(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ from hwgrpo_backends.peaks import Chip
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from hwgrpo.config import Config
-from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
+from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import CODE_BITS
@@ -94,7 +94,9 @@ def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, 
         update += 2 * FORWARD * shape.trainable * tokens  # the adapters' own forward, and gradient of their input
     if config.model.gradient_checkpointing:
         update += layers
-    references = 1 if config.algorithm.kl.coef else 0
+    references = 1 if config.algorithm.kl.coef and not has_exact_kl(config) else 0
+    if has_exact_kl(config):
+        update += forward
     return Passes(
         prefill=work.prompts * (prompt * per_token + of_prompt),
         decode_token=per_token + per_head,
@@ -176,7 +178,10 @@ def step_seconds(
     moved = number * _dequantized_bytes(config, shape, work.dtype.itemsize)
     dequantized = _quotient(moved, memory) if moved else 0.0
     training = updates * (3 if config.model.gradient_checkpointing else 2)
-    scoring = t.prompts_per_step // prompts_per_update(config) * (bool(config.algorithm.kl.coef) + rescored)
+    if has_exact_kl(config):
+        training += updates
+    references = bool(config.algorithm.kl.coef) and not has_exact_kl(config)
+    scoring = t.prompts_per_step // prompts_per_update(config) * (references + rescored)
     return {
         "prefill": _quotient(of and of.prefill * shared, matrix),
         "decode": _decode(config, shape, of, work, matrix, memory, size, shared=shared, together=samplers or 1),
@@ -275,5 +280,6 @@ def _tokens_exchanged(config: Config, shape: ModelShape, work: Work, sharding: S
         sent = (heads + keys) * (shape.head_dim + shape.value_dim) * (size - 1) / size
     _, tokens = _computed(config, work)
     recomputed = 1 if config.model.gradient_checkpointing else 0
-    passes = config.trainer.epochs_per_batch * (2 + recomputed) + rescored + bool(config.algorithm.kl.coef)
+    references = config.trainer.epochs_per_batch if has_exact_kl(config) else bool(config.algorithm.kl.coef)
+    passes = config.trainer.epochs_per_batch * (2 + recomputed) + rescored + references
     return passes * tokens * shape.layers * sent * work.dtype.itemsize

@@ -10,7 +10,7 @@ from typing import Any
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
-from hwgrpo.catalog import STRATEGIES
+from hwgrpo.catalog import EXACT_KL, STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import largest_kl, longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.load import to_yaml
@@ -232,6 +232,7 @@ def _policy_update(
         policy=models.policy,
         device=device.torch_device,
         layout=models.layout,
+        reference=models.reference if config.algorithm.kl.estimator == EXACT_KL else None,
         budget=TokenBudget(tokens, least=longest_share(config), device=device, folder=output),
         total_updates=total_steps * updates_per_step,
     )

@@ -20,15 +20,18 @@ from hypothesis import settings as limits
 from hwgrpo.algorithms.aggregation import token_weights, tokens_of_prompts
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.algorithms.token_selection import UpdateTokens
-from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, POLICY_LOSSES
+from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, EXACT_KL, KL_ESTIMATORS, POLICY_LOSSES
 from hwgrpo.config import Config
 from hwgrpo.config.schema import AggregationConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
 from hwgrpo.config.validate import check_config
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, TrainBatch
+from tests.support.models.exact_kl import moved
 from tests.support.models.steps import updater
 from tests.support.models.tiny import VOCAB, settings, tiny_qwen3
 from tests.support.numbers.page_formulas import Response, kl_term, policy_terms, update_loss
@@ -88,7 +91,7 @@ OTHER_ORDER = [4, 5, 1, 0, 3, 2]
 
 
 def some_responses() -> list[Response]:
-    """Return responses whose log-probs and entropies are leaves."""
+    """Return responses whose log-probs, entropies and KLs are leaves."""
     g = torch.Generator().manual_seed(11)
     found = []
     for prompt, advantage, length in zip(PROMPTS.tolist(), ADVANTAGES_S.tolist(), LENGTHS.tolist(), strict=True):
@@ -99,7 +102,8 @@ def some_responses() -> list[Response]:
         old = -2 * torch.rand(length, generator=g, dtype=torch.float64) - 0.3
         entropy = torch.rand(length, generator=g, dtype=torch.float64)
         lp = (old + noise(0.35)).clamp(max=-0.01).requires_grad_()
-        found.append(Response(prompt, advantage, lp, entropy.requires_grad_(), old, old + noise(0.4), old + noise(0.2)))
+        ref, roll, kl = old + noise(0.4), old + noise(0.2), noise(0.3).abs().requires_grad_()
+        found.append(Response(prompt, advantage, lp, entropy.requires_grad_(), old, ref, roll, kl))
     return found
 
 
@@ -112,6 +116,7 @@ def loss_rows(algorithm: AlgorithmConfig, responses: Sequence[Response], weight_
         "ref_logprob": [each.ref for each in responses],
         "rollout_logprob": [each.roll for each in responses],
         "entropy": [each.entropy for each in responses],
+        "full_kl": [each.full_kl for each in responses],
     }
     rows = {name: torch.cat(values).detach() for name, values in columns.items()}
     advantages = torch.tensor([each.advantage for each in responses], dtype=torch.float64)
@@ -143,14 +148,14 @@ def test_every_legal_combination_has_the_formulas_of_the_page_in_any_split_and_o
     weights_S = {mode: token_weights(mode, LENGTHS, **counts).double() for mode in aggregations}
     filled = [each for each in responses if len(each.lp)]
     page = {mode: page_weights(AggregationConfig(mode), filled, 16) for mode in aggregations}
-    leaves = [leaf for each in filled for leaf in (each.lp, each.entropy)]
+    leaves = [leaf for each in filled for leaf in (each.lp, each.entropy, each.full_kl)]
     entropies = [each.entropy for each in filled]
     kl_terms = {name: [kl_term(KlConfig(0.1, name), each) for each in filled] for name in KL_ESTIMATORS.names()}
 
     def expected(terms: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token losses [R], and their gradients [2, R] by log-prob and entropy, without weights."""
+        """Return token losses [R], and their gradients [3, R] by log-prob, entropy and KL, without weights."""
         found = torch.autograd.grad(torch.cat(list(terms)).sum(), leaves, retain_graph=True, materialize_grads=True)
-        return torch.cat(list(terms)).detach(), torch.stack([torch.cat(found[0::2]), torch.cat(found[1::2])])
+        return torch.cat(list(terms)).detach(), torch.stack([torch.cat(found[i::3]) for i in range(3)])
 
     estimates = {name: expected(terms) for name, terms in kl_terms.items()}
     bonus, bonus_gradient = expected(entropies)
@@ -199,7 +204,7 @@ def test_every_legal_combination_has_the_formulas_of_the_page_in_any_split_and_o
 def all_aggregations(
     loss_fn: Any, rows: dict[str, torch.Tensor], bounds: list[int], weights: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss [M] and its gradients [M, 2, R] by log-prob and entropy, under each of M aggregations.
+    """Return the loss [M] and its gradients [M, 3, R] by log-prob, entropy and KL, under each of M aggregations.
 
     The loss is called once, with a copy of the responses for each: it sees responses apart from each other.
     """
@@ -207,10 +212,10 @@ def all_aggregations(
     lengths, total = cu.diff(), int(cu[-1])
     repeated = {name: values.repeat(copies) for name, values in rows.items()}
     repeated["weight"] = torch.cat([weight_S.repeat_interleave(lengths) for weight_S in weights])
-    lp, entropy = (repeated.pop(name).requires_grad_() for name in ("logprob", "entropy"))
+    lp, entropy, kl = (repeated.pop(name).requires_grad_() for name in ("logprob", "entropy", "full_kl"))
     cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.repeat(copies).cumsum(0)])
-    loss, _ = loss_fn(SimpleNamespace(logprob=lp, entropy=entropy, cu_seqlens=cu_seqlens), repeated)
-    slopes = torch.autograd.grad(loss.sum(), [lp, entropy])
+    loss, _ = loss_fn(SimpleNamespace(logprob=lp, entropy=entropy, full_kl=kl, cu_seqlens=cu_seqlens), repeated)
+    slopes = torch.autograd.grad(loss.sum(), [lp, entropy, kl], materialize_grads=True)
     return loss.detach().view(copies, total).sum(1), torch.stack([each.view(copies, total) for each in slopes], 1)
 
 
@@ -273,13 +278,20 @@ class Case:
 
 MODEL = tiny_qwen3()
 EXACT_MODEL = copy.deepcopy(MODEL).double()
+OTHER_MODEL = moved(copy.deepcopy(MODEL))
+"""The reference of a KL over the full vocabulary."""
+EXACT_OTHER_MODEL = copy.deepcopy(OTHER_MODEL).double()
 
 
-def exact(prompt: Sequence[int], tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probs and entropies [T] of a response from full logits in fp64, with gradient."""
+def exact(prompt: Sequence[int], tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+    """Return log-probs, entropies and KLs [T] of a response from full logits in fp64, with gradient."""
     ids = torch.cat([torch.tensor(prompt), tokens])[None]
-    log_p = (EXACT_MODEL(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-    return log_p.gather(1, tokens[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+    log_p, log_q = (
+        (model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+        for model in (EXACT_MODEL, EXACT_OTHER_MODEL)
+    )
+    kl = (log_p.exp() * (log_p - log_q.detach())).sum(-1)
+    return log_p.gather(1, tokens[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1), kl
 
 
 @strategies.composite
@@ -290,7 +302,7 @@ def cases(draw: Any) -> Case:
     coef = one([0.1, 0.0])
     estimator = one(KL_ESTIMATORS.names())
     more: dict[str, Any] = {"coef": coef, "entropy_coef": one([0.0, 0.02])}
-    if coef and not estimator.endswith("+"):
+    if coef and estimator != EXACT_KL and not estimator.endswith("+"):
         more["times_ratio"] = one([False, True])
     names = (POLICY_LOSSES, AGGREGATIONS, CORRECTIONS)
     loss, aggregation, correction = (one(registry.names()) for registry in names)
@@ -339,7 +351,9 @@ def outcome(update: PolicyUpdate, case: Case, groups: Sequence[int]) -> Outcome:
 def update_of(case: Case, layout: Any = PADDED, budget: int = 10_000) -> PolicyUpdate:
     config = replace(case.config, trainer=replace(case.config.trainer, tokens_per_micro_batch=budget))
     update = updater(copy.deepcopy(MODEL), f"rollout.temperature={config.rollout.temperature}", layout=layout)
-    return replace(update, config=config)
+    exact_kl = config.algorithm.kl.coef and config.algorithm.kl.estimator == EXACT_KL
+    other = PolicyModel(OTHER_MODEL, compute_dtype=torch.float32, options=update.policy.options)
+    return replace(update, config=config, reference=Reference(other, "copy") if exact_kl else None)
 
 
 def assert_same(found: Outcome, expected: Outcome, what: str) -> None:
@@ -417,9 +431,9 @@ def assert_formulas(case: Case) -> None:
     for i, (prompt, samples) in enumerate(case.groups):
         for each in samples:
             if each.valid:
-                lp, entropy = exact(prompt, each.tokens, case.config.rollout.temperature)
+                lp, entropy, kl = exact(prompt, each.tokens, case.config.rollout.temperature)
                 old = lp.detach() if case.on_policy else each.old
-                responses.append(Response(i, next(advantages), lp, entropy, old, each.ref, each.roll))
+                responses.append(Response(i, next(advantages), lp, entropy, old, each.ref, each.roll, kl))
     EXACT_MODEL.zero_grad()
     loss = update_loss(case.config.algorithm, responses, LONGEST_RESPONSE)
     if loss.requires_grad:

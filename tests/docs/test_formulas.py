@@ -5,13 +5,14 @@ import re
 
 import pytest
 import torch
+from hwgrpo_kernels import ReferenceHead, linear_token_loss
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights, tokens_of_prompts
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.algorithms.token_advantages import TokenProbs
-from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, POLICY_LOSSES
+from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, EXACT_KL, KL_ESTIMATORS, POLICY_LOSSES
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
 from hwgrpo.registry import import_target
 from hwgrpo.training.loop import train_step
@@ -111,9 +112,39 @@ def test_the_gradients_of_the_kl_estimators_are_those_of_the_page():
         for row in table(PAGE, "`algorithm.kl.estimator`"):
             logprob = torch.tensor([-1.0], dtype=WIDE, requires_grad=True)
             [name] = code(row["`algorithm.kl.estimator`"])
+            if name == EXACT_KL:
+                continue
             build_kl(KlConfig(estimator=name))(logprob, torch.tensor([x - 1], dtype=WIDE)).sum().backward()
             written = re.split("[:;,]", row["gradient with respect to `lp`"])[0]
             assert float(logprob.grad) == pytest.approx(expected[written], abs=1e-6), name
+
+
+def test_the_exact_kl_and_its_gradient_are_those_of_the_page():
+    [row] = [
+        row for row in table(PAGE, "`algorithm.kl.estimator`") if code(row["`algorithm.kl.estimator`"]) == [EXACT_KL]
+    ]
+    [value], [_, slope] = code(row["estimate"]), code(row["gradient with respect to `lp`"])
+    z, others = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    z.requires_grad_()
+    head = torch.eye(5)  # hidden states are the logits
+    result = linear_token_loss(
+        z,
+        head,
+        torch.zeros(3).long(),
+        lambda stats, _: (stats.full_kl, {}),
+        rows={},
+        reference=ReferenceHead(others, head),
+    )
+    result.loss.backward()
+
+    def written(formula: str, kl: torch.Tensor | None = None) -> torch.Tensor:
+        log_p, log_q = (logits.detach().log_softmax(-1) for logits in (z, others))
+        python = formula.replace("log p_ref", "log_q").replace("log p", "log_p").replace("p (", "p * (")
+        return eval(python, {"p": log_p.exp(), "log_p": log_p, "log_q": log_q, "KL": kl})
+
+    kl = written(value).sum(-1, keepdim=True)
+    torch.testing.assert_close(result.kl_N, kl[:, 0])
+    torch.testing.assert_close(z.grad, written(slope, kl))
 
 
 def test_k3_has_no_gradient_where_the_page_says_so():

@@ -204,6 +204,25 @@ def test_the_chunk_of_logits_is_bounded_and_never_longer_than_the_micro_batch(tm
     assert estimate(pinned, shape, WORK).update["a chunk of logits"] == 16 * 128 * 4
 
 
+def test_an_exact_kl_has_hidden_states_head_and_logits_of_the_reference_beside_the_policys(tmp_path):
+    settings = small("Qwen3-8B", tmp_path)
+    exact = ("algorithm.kl.coef=0.1", "algorithm.kl.estimator=exact", "kernels.chunk_rows=16")
+
+    def parts(*words: str, strategy: str = "single", dtype: torch.dtype = torch.float32) -> tuple[int, int]:
+        config = planned(*exact, *words)
+        shape = model_shape(config.model, settings)
+        sharding = config_sharding(replace(config, trainer=replace(config.trainer, strategy=strategy)), 2)
+        update = estimate(config, shape, replace(WORK, dtype=dtype), sharding).update
+        return update.get("a chunk of logits", 0), update["hidden states and head of the reference"]
+
+    hidden, head = 531 * 128, 128 * 128
+    assert parts() == (2 * 16 * 128 * 4, 4 * hidden)
+    assert parts("model.lora.rank=4") == parts()
+    assert parts("algorithm.kl.sync_every=2", dtype=torch.bfloat16)[1] == 2 * (hidden + head)
+    # the reference's embeddings, head and last norm are gathered in its forward
+    assert parts(strategy="fsdp2")[1] == 4 * (hidden + 2 * head + 128)
+
+
 def test_states_in_8_bits_or_in_host_memory_are_planned_as_they_are_held(tmp_path):
     settings = small("Mistral-7B", tmp_path)
     shape, work = model_shape(planned().model, settings), replace(WORK, device_type="cuda")  # hw: any accelerator

@@ -11,7 +11,7 @@ from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import ModelShape, model_shape
 from hwgrpo.planning.planned_sharding import planned_sharding, sharding_of, strategy_variants
-from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
+from hwgrpo.planning.step_time import Rates, forward_work, passes, step_seconds
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit
 from hwgrpo.training.strategies.sharding import Sharding
 from tests.support.models.tiny import settings, tiny_qwen3
@@ -142,13 +142,23 @@ def test_gradients_in_host_memory_cross_its_link_in_each_pass():
     assert both - states == pytest.approx((8 * 8 * MICRO_BATCHES + 4) * MODEL_SHAPE.trainable / 2.0)
 
 
-@pytest.mark.parametrize(("checkpointing", "passes"), [("false", 2), ("true", 3)])
-def test_each_pass_of_each_micro_batch_dequantizes_the_matrices(checkpointing, passes):
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_an_exact_kl_moves_the_references_forward_into_each_pass_of_the_update(epochs):
+    words = ("algorithm.kl.coef=0.1", f"trainer.epochs_per_batch={epochs}")
+    config, exact = settings(*WORDS, *words), settings(*WORDS, *words, "algorithm.kl.estimator=exact")
+    frozen = forward_work(config.model, MODEL.config)
+    apart, within = (passes(each, MODEL_SHAPE, frozen, WORK, rescored=False) for each in (config, exact))
+    assert within.scoring == 0
+    assert within.update - apart.update == pytest.approx(epochs * apart.scoring)
+
+
+@pytest.mark.parametrize(("checkpointing", "count_of_passes"), [("false", 2), ("true", 3)])
+def test_each_pass_of_each_micro_batch_dequantizes_the_matrices(checkpointing, count_of_passes):
     """Four bits are read and two bytes written for each weight; a response is a micro-batch."""
     words = (f"model.gradient_checkpointing={checkpointing}", "algorithm.kl.coef=0.1")
     count = sum(unit.copies * p.count for unit in QUANTIZED.units for p in unit.parameters if p.is_quantized)
     plain = seconds(MODEL_SHAPE, *words)
     codes = seconds(QUANTIZED, *words, "model.quantize=nf4", "model.lora.rank=8")
     once = 8 * MICRO_BATCHES * count * (0.5 + BF16)
-    assert codes["update"] - plain["update"] == pytest.approx(passes * once, rel=1e-6)
+    assert codes["update"] - plain["update"] == pytest.approx(count_of_passes * once, rel=1e-6)
     assert codes["scoring"] - plain["scoring"] == pytest.approx(once, rel=1e-6)

@@ -80,6 +80,20 @@ FAULTS = (
         "return {**kl}",
         "resume/test_resume.py -k adapted_entropy",
     ),
+    Fault(
+        "an estimate in place of the exact KL",
+        "algorithms/policy_loss.py",
+        "known = (stats.full_kl,) if",
+        "known = (build_kl(type(kl_config)())(stats.logprob, stats.ref_logprob),) if",
+        "training/update/test_exact_kl.py -k whole_step",
+    ),
+    Fault(
+        "an exact KL with the other sign",
+        "algorithms/kl_variants.py",
+        "return full_kl_N",
+        "return -full_kl_N",
+        "algorithms/test_properties.py -k every_legal",
+    ),
     Fault("k3+ with the other gradient", "algorithms/kl_variants.py", "+ slope_N *", "- slope_N *", "algorithms"),
     Fault("population std", "algorithms/groups.py", "(self.size_G - correction)", "self.size_G", "algorithms"),
     Fault(

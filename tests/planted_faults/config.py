@@ -39,6 +39,13 @@ FAULTS = (
         "config/test_combinations.py",
     ),
     Fault(
+        "an exact KL with log-probs of truncated distributions",
+        "config/rollout_rules.py",
+        "if used and kl.coef and",
+        "if False and",
+        "training/update/test_exact_kl.py -k refused",
+    ),
+    Fault(
         "combinations: a trust region of no gap",
         "config/algorithm_rules.py",
         'a.m2po_threshold is not None and a.old_logprobs == "rollout"',

@@ -18,6 +18,20 @@ FAULTS = (
         "planning/test_engine_share.py",
     ),
     Fault(
+        "a plan without the reference's forward in the update",
+        "planning/step_time.py",
+        "update += forward",
+        "pass",
+        "planning/test_step_time.py -k exact",
+    ),
+    Fault(
+        "a plan without the reference's logits",
+        "planning/memory.py",
+        "work.device_type) + has_exact_kl(config)",
+        "work.device_type)",
+        "planning/test_memory.py -k exact",
+    ),
+    Fault(
         "a plan with a second copy of frozen matrices",
         "planning/memory.py",
         "shared = count_elements(castable) if",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
+from hwgrpo_kernels import ReferenceHead, TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
 from torch import Tensor, nn
 
 from hwgrpo.models import shared_prefix_masks, ulysses_attention
@@ -70,19 +70,30 @@ class PolicyModel(nn.Module):
         return causal_lm(self.model)
 
     def forward(
-        self, batch: MicroBatch, loss_fn: LossFn | None = None, router_weight: float = 0.0, **statistics: bool
-    ) -> TokenLoss | TokenLogprob:
+        self,
+        batch: MicroBatch,
+        loss_fn: LossFn | None = None,
+        router_weight: float = 0.0,
+        *,
+        reference: ReferenceHead | Tensor | None = None,
+        visit: Callable[[ReferenceHead], None] | None = None,
+        **statistics: bool,
+    ) -> TokenLoss | TokenLogprob | Tensor:
         """Run backbone, head and loss.
 
         Args:
             batch: N response tokens, on this model's device.
             loss_fn: `loss_fn(stats, rows) -> (loss_N, metrics)`; None scores only.
             router_weight: factor of the load-balancing loss, which is added to the loss; 0 skips it.
+            reference: the reference model's hidden states [N, H'] and head, for the loss's full KL; hidden states
+                alone are for this policy's own head.
+            visit: called in place of the head, with hidden states and head, whose weights are valid in the call only.
             statistics: `with_entropy` and `with_square_sum` of `linear_logprob`, when it scores only.
 
         Returns:
             With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
-            without, its `TokenLogprob`. Of a shard it is the rank's share: losses and sums add up over the group.
+            without, its `TokenLogprob`, or with `visit` the last hidden states [N, H] that predict the response tokens,
+            in the compute dtype. Of a shard it is the rank's share: losses and sums add up over the group.
 
         Raises:
             ConfigError: a wrong way of sharding leaves weights sharded, or rounds the inputs of losses.
@@ -92,9 +103,11 @@ class PolicyModel(nn.Module):
         output = self._backbone(batch, output_router_logits=True) if router_weight else self._backbone(batch)
         hidden = self._predicting(output, batch)
         head = self.base.get_output_embeddings()
+        if visit is not None:
+            return in_place_of_forward(head, lambda hidden: self._visit(hidden, head, visit), hidden)
         if loss_fn is None:
             return in_place_of_forward(head, lambda hidden: self._logprob(hidden, head, batch, **statistics), hidden)
-        parts = in_place_of_forward(head, lambda hidden: self._loss(hidden, head, batch, loss_fn), hidden)
+        parts = in_place_of_forward(head, lambda hidden: self._loss(hidden, head, batch, loss_fn, reference), hidden)
         result = TokenLoss(*parts)
         if not router_weight:
             return result
@@ -110,9 +123,17 @@ class PolicyModel(nn.Module):
             weight = operand
         return linear_logprob(hidden, weight, batch.targets, **statistics, **self._head_options(head, batch))
 
-    def _loss(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn) -> tuple[Any, ...]:
+    def _visit(self, hidden: Tensor, head: Any, visit: Callable[[ReferenceHead], None]) -> Tensor:
+        visit(ReferenceHead(hidden, self.head.weight(head), self.head.bias(head)))
+        return hidden
+
+    def _loss(
+        self, hidden: Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn, reference: ReferenceHead | Tensor | None
+    ) -> tuple[Any, ...]:
         """Return the fields of a TokenLoss."""
         weight = self.head.weight(head)
+        if isinstance(reference, Tensor):
+            reference = ReferenceHead(reference, weight, self.head.bias(head))
         result = linear_token_loss(
             hidden,
             weight,
@@ -121,6 +142,7 @@ class PolicyModel(nn.Module):
             rows=batch.signals,
             scope=getattr(loss_fn, "scope", "token"),
             cu_seqlens=batch.cu_seqlens,
+            reference=reference,
             weight_operand_VH=self._operand(weight),
             final_gradients=self.has_final_gradients,
             **self._head_options(head, batch),

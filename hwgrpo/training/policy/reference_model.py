@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hwgrpo.config import Config
 from hwgrpo.models.frozen_dtype import cast_frozen, prepare_base
@@ -34,20 +34,25 @@ class Reference:
         """Make `policy` behave as the reference within the block."""
         if self.kind == "copy":
             yield
-        elif self.kind == "adapters_off":
-            trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-            with self.policy.model.disable_adapter():
-                # peft freezes them, but FSDP2 reads the dtype of gradients from them in the first forward
-                for parameter in trained:
-                    parameter.requires_grad_(True)
-                yield
-        else:
-            trained = self.policy.model.active_adapter
-            self.policy.model.set_adapter(REFERENCE_ADAPTER)
-            try:
-                yield
-            finally:
-                self.policy.model.set_adapter(trained)  # also makes this adapter alone trainable again
+            return
+        model = self.policy.model
+        trained = [(parameter, parameter.requires_grad) for parameter in self.policy.parameters()]
+        with model.disable_adapter() if self.kind == "adapters_off" else _frozen_adapter(model):
+            # peft freezes the trained ones, but FSDP2 reads the dtype of gradients from them in the first forward, and
+            # whether weights are trained when it gathers them, which it may do once per update
+            for parameter, has_gradient in trained:
+                parameter.requires_grad_(has_gradient)
+            yield
+
+
+@contextmanager
+def _frozen_adapter(model: Any) -> Iterator[None]:
+    trained = model.active_adapter
+    model.set_adapter(REFERENCE_ADAPTER)
+    try:
+        yield
+    finally:
+        model.set_adapter(trained)  # also makes this adapter alone trainable again
 
 
 def build_reference(policy: PolicyModel, config: Config, *, on_meta_device: bool = False) -> Reference | None:

@@ -1,4 +1,4 @@
-"""Checks that a policy was sharded in the way in which its forward has full weights, and losses full precision."""
+"""Checks that a policy is sharded in a way in which its passes have full weights, and losses their inputs in fp32."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 train_batch.py     from scored responses to the batch to train on
 policy_update.py   micro-batches, global normalisers, the optimizer's step
+training_pass.py   one forward and backward pass, with the reference's forward for the full KL
 token_budget.py    tokens per micro-batch, halved when memory runs out
 advantage_inputs.py  passes before advantages: the KL in the reward, probabilities of tokens
 reward_kl.py       the KL in the reward, before advantages

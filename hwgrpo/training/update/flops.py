@@ -14,12 +14,14 @@ recurrences of state-space layers are ignored, as is usual.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.quantization import quantized_weights
 from hwgrpo.models.router import EXPERTS
@@ -53,18 +55,43 @@ class TrainingWork:
         return self.per_token * len(seen) + self.per_response_token * len(batch.targets) + pairs
 
 
-def training_work(policy: PolicyModel) -> TrainingWork | None:
-    """Count a policy's FLOPs from its parameters, which may be sharded; see `model_work`."""
-    return model_work(policy.base, policy, policy.head.vocab)
+def training_work(policy: PolicyModel, *, with_reference: bool = False) -> TrainingWork | None:
+    """Count a policy's FLOPs from its parameters, which may be sharded; see `model_work`.
+
+    Args:
+        policy: the policy.
+        with_reference: each pass is also one forward of the reference, which is as large, without adapters in training.
+    """
+    work = model_work(policy.base, policy, policy.head.vocab)
+    if work is None or not with_reference:
+        return work
+    adapted = has_adapters(policy.model)
+
+    def per_weight(parameter: torch.Tensor) -> int:
+        return 0 if adapted and parameter.requires_grad else FORWARD
+
+    forward = model_work(policy.base, policy, policy.head.vocab, per_weight)
+    assert forward is not None, "counted before"
+    return TrainingWork(
+        work.per_token + forward.per_token,
+        work.per_response_token + forward.per_response_token,
+        tuple((window, flops * 4 / 3) for window, flops in work.per_pair),
+    )
 
 
-def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> TrainingWork | None:
+def model_work(
+    base: Any,
+    module: nn.Module,
+    vocab: int | None = None,
+    per_weight: Callable[[torch.Tensor], int] | None = None,
+) -> TrainingWork | None:
     """Count the FLOPs of a model, whose parameters may be sharded or on the meta device.
 
     Args:
         base: the transformers causal LM.
         module: module with its parameters, adapters included.
         vocab: rows of the LM head that have logits; None: all.
+        per_weight: FLOPs per token and weight of a parameter; None: those of a forward and a backward pass.
 
     Returns:
         The FLOPs; None if a mixture of experts does not state its numbers of experts and of activated experts.
@@ -74,6 +101,7 @@ def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> Traini
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
     # their parameter is the codes and scales, as bytes
     quantized = {id(parameter): codes.size for parameter, codes in quantized_weights(module).items()}
+    per_weight = per_weight or _per_weight
     per_token = 0.0
     for name, parameter in module.named_parameters():
         shape = quantized.get(id(parameter), full_shape(parameter))
@@ -85,9 +113,9 @@ def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> Traini
             if experts is None or activated is None:
                 return None
             share = activated / experts
-        per_token += share * math.prod(shape) * _per_weight(parameter)
+        per_token += share * math.prod(shape) * per_weight(parameter)
     rows, hidden = full_shape(head.weight)
-    return TrainingWork(per_token, min(rows, vocab or rows) * hidden * _per_weight(head.weight), _attention(text))
+    return TrainingWork(per_token, min(rows, vocab or rows) * hidden * per_weight(head.weight), _attention(text))
 
 
 def _per_weight(parameter: torch.Tensor) -> int:

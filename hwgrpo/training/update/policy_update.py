@@ -29,6 +29,7 @@ from hwgrpo.training.update.group_batch import GroupBatch, gather_group_batch
 from hwgrpo.training.update.step_metrics import WorstToken, gap_to_rollout, update_metrics
 from hwgrpo.training.update.token_budget import TokenBudget
 from hwgrpo.training.update.train_batch import split_updates, token_signals
+from hwgrpo.training.update.training_pass import forward_backward
 from hwgrpo.training.update.update_tokens import select_tokens
 from hwgrpo.values import TrainBatch
 
@@ -51,6 +52,8 @@ class PolicyUpdate:
     total_updates: int
     budget: TokenBudget | None = None
     """Token budget of a micro-batch; None: the configured one, and out of memory ends the run."""
+    reference: Reference | None = None
+    """The model of a KL over the full vocabulary, which each pass computes; None: no KL, or one of `ref_logprobs`."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user, returned by `pop_notes`."""
     updates_done: int = 0
@@ -62,7 +65,7 @@ class PolicyUpdate:
     """FLOPs of this rank's share of the last step's updates; 0 where they cannot be counted."""
 
     def __post_init__(self) -> None:
-        self._work = training_work(self.policy)
+        self._work = training_work(self.policy, with_reference=self.reference is not None)
         self.coefficients: Coefficients = initial_coefficients(self.config.algorithm)
         self.loss_fn: PolicyLoss = build_loss(self.config.algorithm, self.coefficients)
 
@@ -278,10 +281,8 @@ class PolicyUpdate:
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
             micro = shard_micro_batch(micro, pooled.group, full_sequences=self.loss_fn.scope != "token")
             with self.strategy.accumulate(last=i == len(parts) - 1):
-                out = self.strategy.module(
-                    micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
-                )
-                self.strategy.backward(out.loss)
+                router = self.config.model.router_loss_coef * share
+                out = forward_backward(self.strategy, micro.to(self.device), self.loss_fn, router, self.reference)
             loss += out.loss.detach().cpu().double()
             for name, value in out.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
@@ -324,7 +325,7 @@ class PolicyUpdate:
 
     def with_ref_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
         """Return the batch with the reference model's log-probs, where a KL term needs them."""
-        if reference is None or self.config.algorithm.kl.in_reward:
+        if reference is None or self.reference is not None or self.config.algorithm.kl.in_reward:
             return batch
         with reference.active():
             return replace(batch, ref_logprobs=self.score(batch, reference.policy))

@@ -41,9 +41,13 @@ def gradients(update: PolicyUpdate, batch: TrainBatch) -> tuple[float, dict[str,
     return loss, named, sums
 
 
-def reference_gradients(model, config, batch: TrainBatch) -> tuple[float, dict[str, torch.Tensor]]:
-    """One sequence at a time, all logits, fp64, ordinary autograd, formulas written out from the papers."""
+def reference_gradients(model, config, batch: TrainBatch, other=None) -> tuple[float, dict[str, torch.Tensor]]:
+    """One sequence at a time, all logits, fp64, ordinary autograd, formulas written out from the papers.
+
+    With `other`, a model, the KL is the one to it over the full vocabulary.
+    """
     model = copy.deepcopy(model).double()
+    other = None if other is None else copy.deepcopy(other).double().eval()
     a = config.algorithm
     lengths = batch.lengths.tolist()
     total_tokens, total_sequences = sum(lengths), sum(length > 0 for length in lengths)
@@ -66,7 +70,11 @@ def reference_gradients(model, config, batch: TrainBatch) -> tuple[float, dict[s
         token = torch.maximum(-advantage * ratio, -advantage * clipped)
         if a.loss.dual_clip is not None:
             token = torch.where(advantage < 0, torch.minimum(token, -a.loss.dual_clip * advantage), token)
-        if a.kl.coef:
+        if a.kl.coef and other is not None:
+            with torch.no_grad():
+                others = other(input_ids=ids).logits[0, len(prompt) - 1 : -1] / config.rollout.temperature
+            token = token + a.kl.coef * (log_p.exp() * (log_p - others.log_softmax(-1))).sum(-1)
+        elif a.kl.coef:
             x = batch.ref_logprobs[here].double() - lp
             token = token + a.kl.coef * (x.exp() - x - 1)
         token = token - a.entropy_coef * entropy

@@ -22,7 +22,7 @@ ARGUMENTS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Response:
-    """A response of T tokens; log-probs and entropies are [T] fp64, and `lp` and `entropy` may have a gradient."""
+    """A response of T tokens; all are [T] fp64, and `lp`, `entropy` and `full_kl` may have a gradient."""
 
     prompt: int
     advantage: float
@@ -31,6 +31,7 @@ class Response:
     old: Tensor
     ref: Tensor
     roll: Tensor
+    full_kl: Tensor
 
 
 def update_loss(algorithm: Any, responses: list[Response], max_response_tokens: int) -> Tensor:
@@ -112,7 +113,9 @@ def clipped(a: float, rho: Tensor, low: float, high: float, delta: float | None)
 
 
 def kl_term(kl: Any, each: Response) -> Tensor:
-    """Return the KL estimate [T] of a response, by the table of estimators."""
+    """Return the KL [T] of a response, by the table of estimators."""
+    if kl.estimator == "exact":
+        return each.full_kl
     lp, x = each.lp, each.ref - each.lp
     bounded = x if kl.input_clamp is None else x.clamp(-kl.input_clamp, kl.input_clamp)
     k3 = bounded.exp() - bounded - 1

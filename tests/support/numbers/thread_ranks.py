@@ -50,7 +50,8 @@ def on_ranks(update: PolicyUpdate, world_size: int, work: Callable[[PolicyUpdate
         policy = copy.deepcopy(update.policy)
         strategy: Any = ThreadRank(rank, values, barrier)
         strategy.wrap(policy, update.config)
-        own = PolicyUpdate(update.config, strategy, policy, update.device, update.layout, update.total_updates)
+        parts = (update.config, strategy, policy, update.device, update.layout, update.total_updates)
+        own = PolicyUpdate(*parts, reference=copy.deepcopy(update.reference))
         try:
             return work(own)
         except BaseException:

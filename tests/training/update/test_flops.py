@@ -14,9 +14,11 @@ from hwgrpo.models.quantization import quantize
 from hwgrpo.models.router import EXPERTS
 from hwgrpo.training import loop
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
+from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.flops import training_work
 from hwgrpo.training.update.step_metrics import utilisation
-from tests.support.models.steps import gradients, updater
+from tests.support.models.exact_kl import LORA, exact_update
+from tests.support.models.steps import CPU, gradients, updater
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
 from tests.support.runs.runs import run
 
@@ -64,6 +66,20 @@ def test_a_full_pass_needs_what_torch_counts(make):
         gradients(update, batch)
     # what is left over are the products that make rotary angles
     assert update.flops == pytest.approx(counter.get_total_flops() - scores_beyond_causal(update, batch), rel=0.01)
+
+
+@pytest.mark.parametrize("words", [(), LORA], ids=["copy", "adapters"])
+def test_with_an_exact_kl_a_pass_is_also_a_forward_of_the_reference(words):
+    def make():
+        model = tiny_qwen3()
+        model.set_attn_implementation("eager")
+        return model
+
+    batch, update = ragged_batch(), one_by_one(exact_update(Single(CPU, "gloo"), make, words))
+    with FlopCounterMode(display=False) as counter:
+        gradients(update, batch)
+    counted = counter.get_total_flops() - scores_beyond_causal(update, batch) * 4 / 3
+    assert update.flops == pytest.approx(counted, rel=0.06 if words else 0.01)
 
 
 def test_frozen_weights_under_adapters_cost_four_per_parameter():
