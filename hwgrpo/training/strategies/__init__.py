@@ -11,12 +11,12 @@ deepspeed.py               ZeRO stages 1 to 3
 deepspeed_host.py          DeepSpeed's requirements on the host
 deepspeed_shards.py        a rank's shards in ZeRO's optimizers
 param_shard.py             a rank's shard of a parameter and its optimizer states, for all strategies
-muon.py         Muon for the matrices of the layers, AdamW for the rest
 muon.py                    Muon for the matrices of the layers, AdamW for the rest
 held_adamw.py              AdamW with states in host memory or in 8 bits
 host_gradients.py          gradients that are summed in host memory
 pinned_memory.py           pinned host memory in few blocks
 optimizer.py               AdamW and the learning rate
+gradient_clipping.py       gradients clipped to a total norm, also of shards
 stepping.py                an update with torch's own optimizer
 process_group.py           joining the processes of a run
 """

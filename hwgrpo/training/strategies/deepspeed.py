@@ -33,6 +33,7 @@ from hwgrpo.training.strategies.deepspeed_host import (
     silence_expected,
 )
 from hwgrpo.training.strategies.deepspeed_shards import Stage3Shards, Stage12Shards, ZeroShards
+from hwgrpo.training.strategies.gradient_clipping import clip_shards_by_norm
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.param_shard import (
     ADAMW_STATES,
@@ -42,7 +43,6 @@ from hwgrpo.training.strategies.param_shard import (
     partition_shards,
 )
 from hwgrpo.training.strategies.process_group import Processes
-from hwgrpo.training.strategies.strategy import clip_shards_by_norm
 
 
 class Deepspeed(Processes):

@@ -33,6 +33,7 @@ from hwgrpo.models.tensor_parallel import ShardSpec
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK
+from hwgrpo.training.strategies.gradient_clipping import clip_shards_by_norm
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.param_shard import (
     ADAMW_STATES,
@@ -44,7 +45,6 @@ from hwgrpo.training.strategies.param_shard import (
 )
 from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.stepping import Stepping
-from hwgrpo.training.strategies.strategy import clip_shards_by_norm
 from hwgrpo.training.strategies.tensor_parallel_shard import TensorParallelShard
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from hwgrpo.training.policy.head_operand import HeadOperand
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
+from hwgrpo.training.strategies.gradient_clipping import clip_by_norm
 from hwgrpo.training.strategies.param_shard import (
     ParamShard,
     frozen_param_shards,
@@ -18,7 +19,6 @@ from hwgrpo.training.strategies.param_shard import (
     refresh_states,
 )
 from hwgrpo.training.strategies.stepping import Stepping
-from hwgrpo.training.strategies.strategy import clip_by_norm
 
 
 class Replicated(Stepping):
