@@ -47,7 +47,12 @@ class LoraConfig:
     dropout: float = limited(0.0, at_least=0, below=1, used_by=[ADAPTERS])
     """Dropout on the adapters' input. Above 0 the old log-probs are computed in a separate pass."""
     target_modules: list[str] = setting(lambda: ["all-linear"], used_by=[ADAPTERS])
-    """Names of the linear layers that get adapters, or `all-linear`: all that process text, except the LM head."""
+    """Names of the linear layers that get adapters, or `all-linear`: all that process text, except the LM head. `re:`
+    before a regular expression selects the layers whose full name it matches: `re:.*layers.[0-3].*q_proj`."""
+    rslora: bool = setting(False, used_by=[ADAPTERS])
+    """Multiply the output of new adapters by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)."""
+    dora: bool = setting(False, used_by=[ADAPTERS])
+    """Also train the norm of each output's weights (DoRA, arXiv 2402.09353); not with vLLM and `model.quantize`."""
     adapter: str | None = setting(None, path=True)
     """Folder of an existing adapter to train further, at its rank; a frozen copy of it is the reference."""
     base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[ADAPTERS])

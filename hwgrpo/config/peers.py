@@ -188,6 +188,8 @@ TRL = {
     "lora_alpha": "model.lora.alpha",
     "lora_dropout": "model.lora.dropout",
     "lora_target_modules": "model.lora.target_modules",
+    "use_rslora": "model.lora.rslora",
+    "use_dora": "model.lora.dora",
     "dataset_name": "data.train",
     "dataset_train_split": "data.split",
     "dataset_test_split": "data.validation_split",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
+from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
@@ -420,6 +421,7 @@ def _check_quantized(config: Config, strategy: Any) -> None:
     quantize = f"model.quantize={config.model.quantize!r}"
     if not (config.model.lora.rank or config.model.lora.adapter):
         raise ConfigError(f"{quantize} with model.lora.rank=0: quantized weights are not trained; set model.lora.rank")
+    refuse_dora(config.model.lora, quantize, "its norms are of the weights, which are codes")
     if strategy is not None and not strategy.takes_quantized:
         raise ConfigError(
             f"{quantize} with trainer.strategy={config.trainer.strategy!r}, which would cast the codes of quantized "

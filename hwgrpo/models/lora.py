@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
+from hwgrpo.config.adapter_settings import adapter_settings
 from hwgrpo.errors import ConfigError, nearest
 from hwgrpo.models.meta_device import META
 
@@ -29,6 +30,8 @@ REFERENCE_ADAPTER = "reference"
 """Name of the frozen copy of an adapter that is trained further."""
 ALL_LINEAR = ["all-linear"]
 """Target of adapters on every linear layer that text passes but the LM head."""
+PATTERN = "re:"
+"""Begins a target that is a regular expression."""
 TRAINED_ADAPTER = "default"
 """Name of the adapter that is trained: the one whose weights peft saves at a folder's top."""
 
@@ -51,13 +54,18 @@ def rank_of(config: LoraConfig) -> int:
     """
     if config.adapter is None:
         return config.rank
-    settings = Path(config.adapter).expanduser() / "adapter_config.json"
-    if not settings.is_file():
+    settings = adapter_settings(config.adapter)
+    if settings is None:
         raise ConfigError(f"model.lora.adapter={config.adapter!r}: there is no adapter_config.json in that folder")
-    rank = json.loads(settings.read_text(encoding="utf-8")).get("r")
+    rank = int(settings.get("r", 0))
     if config.rank not in (0, rank):
         raise ConfigError(
             f"model.lora.rank={config.rank}, but the adapter {config.adapter!r} has rank {rank}; leave the rank out"
+        )
+    if full := settings.get("modules_to_save"):
+        raise ConfigError(
+            f"model.lora.adapter={config.adapter!r} has modules_to_save={full}, trained in full: only adapters are "
+            "trained further here; merge it into its model (peft's merge_and_unload) and set model.path to that"
         )
     return rank
 
@@ -93,11 +101,14 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig, *, moving_reference: 
     adapted = adapted_layers(model, targets)
     everywhere = {name for name, module in _linear_layers(model).items() if _is_named(name, targets)}
     # peft keeps short names where they are equivalent
-    names = list(adapted) if everywhere != adapted.keys() else "all-linear" if targets == ALL_LINEAR else targets
+    short = everywhere == adapted.keys() and not any(target.startswith(PATTERN) for target in targets)
+    names = list(adapted) if not short else "all-linear" if targets == ALL_LINEAR else targets
     settings = PeftLoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
         lora_dropout=config.dropout,
+        use_rslora=config.rslora,
+        use_dora=config.dora,
         target_modules=names,
         task_type="CAUSAL_LM",
     )
@@ -119,6 +130,18 @@ def _add_reference(model: PeftModel) -> None:
     with torch.no_grad():
         for name, trained in trained_adapter(model):
             parameters[reference_name(name)].copy_(trained)
+
+
+@torch.no_grad()
+def initialize_dora(model: nn.Module, config: LoraConfig) -> None:
+    """Set the norms of new DoRA adapters to those of the weights; peft may have had no weights to read."""
+    if config.adapter is not None or not config.dora:
+        return
+    for module in model.modules():
+        norms: Any = getattr(module, "lora_magnitude_vector", {})
+        for name in norms:
+            layer: Any = module.base_layer  # type: ignore[attr-defined] - peft's layers have one
+            norms[name].weight.copy_(layer.weight.float().norm(dim=0 if isinstance(layer, Conv1D) else 1))
 
 
 def trained_adapter(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -158,7 +181,16 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _is_named(name: str, targets: list[str]) -> bool:
-    return targets == ALL_LINEAR or any(name == target or name.endswith(f".{target}") for target in targets)
+    return targets == ALL_LINEAR or any(_is_target(name, target) for target in targets)
+
+
+def _is_target(name: str, target: str) -> bool:
+    if not target.startswith(PATTERN):
+        return name == target or name.endswith(f".{target}")
+    try:
+        return re.fullmatch(target.removeprefix(PATTERN), name) is not None
+    except re.error as error:
+        raise ConfigError(f"model.lora.target_modules: {target!r} is no regular expression: {error}") from error
 
 
 def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:

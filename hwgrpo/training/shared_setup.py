@@ -21,7 +21,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model
-from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
+from hwgrpo.models.lora import apply_lora, initialize_dora, uses_lora, without_weights
 from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.to_device import move_to_device
@@ -141,6 +141,7 @@ def load_trainable(
         shapes |= {parameter: codes.size for parameter, codes in quantized_weights(model).items()}
         with as_fp32(shapes), without_weights() if on_meta_device else nullcontext():
             model = apply_lora(model, config.model.lora, moving_reference=config.algorithm.kl.sync_every > 0)
+        initialize_dora(model, config.model.lora)
         _without_embedding_hook(model)
         hold_base_in(config.model.lora.base_dtype, castable, compute_dtype)
         release_files(model)

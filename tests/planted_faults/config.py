@@ -34,8 +34,8 @@ FAULTS = (
     Fault(
         "combinations: a ratio on a KL that has its gradient already",
         "config/algorithm_rules.py",
-        'a.kl.estimator in ("k1+", "k3+")',
-        'a.kl.estimator in ("k1+",)',
+        'kl.estimator in ("k1+", "k3+")',
+        'kl.estimator in ("k1+",)',
         "config/test_combinations.py",
     ),
     Fault(

@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "DoRA's norms of no weights",
+        "training/shared_setup.py",
+        "        initialize_dora(model, config.model.lora)\n",
+        "",
+        "models/test_lora_variants.py",
+    ),
+    Fault(
+        "rsLoRA forgotten",
+        "models/lora.py",
+        "        use_rslora=config.rslora,\n",
+        "",
+        "models/test_lora_variants.py",
+    ),
+    Fault(
         "few keys attended to without the mask",
         "models/shared_prefix_masks.py",
         "scores = torch.add(mask, scores,",

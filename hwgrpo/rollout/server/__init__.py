@@ -18,6 +18,7 @@ weights_group.py      the trainer's side of the process group
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
+from hwgrpo.rollout.vllm import refuse_adapters
 
 
 def _refuse_sglang(config: Config) -> None:
@@ -36,6 +37,7 @@ def _refuse_sglang(config: Config) -> None:
 
 VLLM_SERVER = EngineKind(
     maker="hwgrpo.rollout.server.vllm:vllm_server",
+    refuse=refuse_adapters,
     check_host="hwgrpo.rollout.server.server_connection:check_vllm_server",
     check_server="hwgrpo.rollout.server.vllm:check_running",
     runs_vllm=True,

@@ -5,12 +5,19 @@ timed_generation.py  generation with deadlines of groups
 vllm_settings.py     the run's settings -> vLLM's arguments, for an engine here and for a server
 """
 
+from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
 
 
+def refuse_adapters(config: Config) -> None:
+    """Raise ConfigError for adapters that vLLM does not serve."""
+    refuse_dora(config.model.lora, f"rollout.engine={config.rollout.engine!r}", "vLLM serves no DoRA adapters")
+
+
 def _refuse(config: Config) -> None:
+    refuse_adapters(config)
     size, staleness = config.rollout.tensor_parallel_size, config.rollout.max_staleness
     if size > 1 and staleness:
         raise ConfigError(
