@@ -54,6 +54,7 @@ def _check_kl(kl: KlConfig, estimator: str) -> None:
         "gdpo": "compares reward functions, which have no KL",
         "max_rl": "takes no negative rewards",
         "process": "compares rewards of steps, which have no KL",
+        "online_rft": "trains on responses above a threshold, which the KL would only move",
         "optimal_token_baseline": "compares rewards to go, and the KL here is one sum per response",
     }
     if kl.in_reward and estimator in without_kl:
