@@ -172,9 +172,7 @@ def test_probabilities_for_the_estimator_take_one_scoring_pass(words):
 def test_greedy_responses_are_a_second_generation():
     """Weights are read once for each token of a response; both generations are bound by that."""
     words, free = ("rollout.max_response_tokens=16",), ("algorithm.loss.name=gpg",)
-    usual, remax = (
-        seconds(MODEL_SHAPE, *words, *more) for more in (free, ("algorithm.advantage.name=remax", *free))
-    )
+    usual, remax = (seconds(MODEL_SHAPE, *words, *more) for more in (free, ("algorithm.advantage.name=remax", *free)))
     single = seconds(MODEL_SHAPE, *words, *free, "rollout.n=1", "algorithm.advantage.singleton=raw")
     assert remax["decode"] == pytest.approx(usual["decode"] + single["decode"])
     assert remax["prefill"] == pytest.approx(2 * usual["prefill"])
