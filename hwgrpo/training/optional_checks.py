@@ -8,7 +8,7 @@ import torch
 from hwgrpo_backends import Backend
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from hwgrpo.algorithms.token_advantages import check_token_level, takes
+from hwgrpo.algorithms.token_advantages import check_arguments, check_token_level, takes
 from hwgrpo.config import Config
 from hwgrpo.config.rollout_rules import check_greedy_baseline
 from hwgrpo.config.schema import ModelConfig
@@ -44,9 +44,10 @@ def check_estimator(config: Config) -> None:
     """Check that the other settings fit what the advantage estimator returns and reads, also one of the user's own.
 
     Raises:
-        ConfigError: as `check_token_level` and `check_greedy_baseline` do.
+        ConfigError: as `check_token_level`, `check_arguments` and `check_greedy_baseline` do.
     """
     check_token_level(config.algorithm)
+    check_arguments(config.algorithm.advantage)
     if takes(config.algorithm.advantage, "greedy_S"):
         check_greedy_baseline(config)
 

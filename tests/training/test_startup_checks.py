@@ -31,6 +31,14 @@ MISTAKES = {
         "rollout.max_staleness=1",
         "algorithm.correction.name=token_mask",
     ),
+    "algorithm.advantage.kwargs": (
+        "algorithm.advantage.name=online_rft",
+        "algorithm.advantage.kwargs={{treshold: 0.5}}",
+    ),
+    "algorithm.advantage.kwargs.greedy_S": (
+        "algorithm.advantage.name={folder}/own.py:own",
+        "algorithm.advantage.kwargs={{greedy_S: 1}}",
+    ),
 }
 OWN = """
 def own(rewards_S, group_S, valid_S, config, lengths_S=None, *, greedy_S):
