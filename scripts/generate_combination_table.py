@@ -28,12 +28,7 @@ def table() -> str:
 
 
 def _row(each: Exclusion) -> tuple[str, str, str]:
-    reason = each.refusal.partition("; ")[0]
-    if " has no effect with " in reason:
-        reason = "no effect"
-    else:
-        reason = reason.partition(": ")[2]
-    return f"`{each.setting}`", f"`{refused_values(each)}`", reason
+    return f"`{each.setting}`", f"`{refused_values(each)}`", each.reason
 
 
 def page(text: str) -> str:

@@ -11,10 +11,13 @@ import torch
 from hwgrpo.algorithms.scope import sequence_sum
 from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, shown
 from hwgrpo.step_rewards import StepRewards
+from hwgrpo.user_code import bind_arguments
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
+ARGUMENTS_OF_STEP = ("parts", "steps", "greedy_S", "token_probs")
+"""Arguments of estimators that have a value of each step, if an estimator has them."""
 
 
 class TokenProbs(NamedTuple):
@@ -39,6 +42,23 @@ def is_token_level(config: AdvantageConfig) -> bool:
 def takes(config: AdvantageConfig, argument: str) -> bool:
     """Return whether the estimator of the settings has an argument of this name, e.g. `steps`, the steps' rewards."""
     return argument in inspect.signature(ADVANTAGES.load(config.name)).parameters
+
+
+def check_arguments(config: AdvantageConfig) -> None:
+    """Check that the estimator accepts the keyword arguments of the settings, before the first step does.
+
+    Raises:
+        ConfigError: it does not, or each step gives it one of them.
+    """
+    of_step = [name for name in ARGUMENTS_OF_STEP if takes(config, name)]
+    for name in of_step:
+        if name in config.kwargs:
+            raise ConfigError(
+                f"algorithm.advantage.kwargs.{name}={shown(config.kwargs[name])}: each step gives the estimator "
+                f"{config.name!r} its own {name}; leave it out"
+            )
+    arguments = {**config.kwargs, **dict.fromkeys(of_step)}
+    bind_arguments(ADVANTAGES.load(config.name), arguments, 5, "algorithm.advantage.kwargs")
 
 
 def check_token_level(algorithm: AlgorithmConfig) -> None:

@@ -66,10 +66,13 @@ class LossBench:
 
 
 def algorithm_with(algorithm: AlgorithmConfig, name: str) -> AlgorithmConfig:
-    """Return the settings with a loss at its defaults, or with ppo_clip and one of `MASKS`."""
+    """Return the settings with a loss at its defaults and without `MASKS`, or with ppo_clip and one of them."""
+    defaults = AlgorithmConfig()
+    masks = {each: getattr(defaults, each) for each in MASKS}
     if name in MASKS:
-        return replace(algorithm, loss=LossConfig(), **{name: {"top_entropy_share": 0.2, "m2po_threshold": 0.04}[name]})
-    return replace(algorithm, loss=LossConfig(name))
+        masks[name] = {"top_entropy_share": 0.2, "m2po_threshold": 0.04}[name]
+        name = "ppo_clip"
+    return replace(algorithm, loss=LossConfig(name), **masks)
 
 
 def measure_losses(

@@ -9,7 +9,8 @@ from typing import Any
 from hwgrpo.catalog import EXACT_KL, REJECTIONS
 from hwgrpo.config.optional_settings import KlConfig
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, shown
+from hwgrpo.user_code import names_a_file
 
 
 def check_algorithm(a: AlgorithmConfig) -> None:
@@ -18,6 +19,8 @@ def check_algorithm(a: AlgorithmConfig) -> None:
     Raises:
         ConfigError: the first pair without meaning, with the remedy.
     """
+    _check_numbers("algorithm.advantage", a.advantage.name, a.advantage.kwargs)
+    _check_numbers("algorithm.loss", a.loss.name, a.loss.kwargs)
     _check_loss(a.loss)
     _check_kl(a.kl, a.advantage.name)
     _check_correction(a)
@@ -32,6 +35,16 @@ def check_algorithm(a: AlgorithmConfig) -> None:
             "algorithm.advantage.singleton=raw with algorithm.advantage.name='grpo_passk': a group of one has no "
             "second best to be compared with; use zero or error"
         )
+
+
+def _check_numbers(section: str, name: str, kwargs: Mapping[str, Any]) -> None:
+    """Check that keyword arguments of a built-in function are finite numbers."""
+    for argument, value in kwargs.items():
+        if not names_a_file(name) and not (type(value) in (int, float) and math.isfinite(value)):
+            raise ConfigError(
+                f"{section}.kwargs.{argument}={shown(value)} with {section}.name={name!r}: its arguments are numbers; "
+                "use a finite number"
+            )
 
 
 def _check_loss(loss: LossConfig) -> None:
@@ -54,6 +67,7 @@ def _check_kl(kl: KlConfig, estimator: str) -> None:
         "gdpo": "compares reward functions, which have no KL",
         "max_rl": "takes no negative rewards",
         "process": "compares rewards of steps, which have no KL",
+        "online_rft": "trains on responses above a threshold, which the KL would only move",
         "optimal_token_baseline": "compares rewards to go, and the KL here is one sum per response",
     }
     if kl.in_reward and estimator in without_kl:

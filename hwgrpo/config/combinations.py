@@ -102,6 +102,11 @@ class Exclusion:
     refusal: str
     """The message for the first of them."""
 
+    @property
+    def reason(self) -> str:
+        """The reason that the message gives, which is that for all of the values."""
+        return _reason(self.refusal)
+
 
 class Checker:
     """Asks the check of a run about settings, each time beside the defaults of `algorithm`."""
@@ -183,8 +188,18 @@ def _excluded(setting: str, other: str, messages: Mapping[str, str | None]) -> l
     refused = {name: message for name, message in messages.items() if message is not None}
     if not refused:
         return []
-    allowed = tuple(name for name in messages if name not in refused)
-    return [Exclusion(setting, other, tuple(refused), allowed, next(iter(refused.values())))]
+    by_reason: dict[str, list[str]] = {}
+    for name, message in refused.items():
+        by_reason.setdefault(_reason(message), []).append(name)
+    # what is left is allowed only where one reason refuses all others
+    allowed = tuple(name for name in messages if name not in refused) if len(by_reason) == 1 else ()
+    return [Exclusion(setting, other, tuple(names), allowed, refused[names[0]]) for names in by_reason.values()]
+
+
+def _reason(message: str) -> str:
+    """Return why a message refuses its settings, without their names and the remedy."""
+    refused = message.partition("; ")[0]
+    return "no effect" if " has no effect with " in refused else refused.partition(": ")[2]
 
 
 def written(value: Any) -> str:

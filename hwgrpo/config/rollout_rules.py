@@ -24,12 +24,8 @@ def check_rollout(config: Config) -> None:
             f"rollout.source={r.source!r} with rollout.max_staleness={r.max_staleness}: responses are prefetched "
             "with a max_staleness of 1 or more, and never with 0; leave rollout.source out"
         )
-    if r.max_staleness and config.algorithm.advantage.name == "remax":
-        raise ConfigError(
-            f"algorithm.advantage.name='remax' with rollout.max_staleness={r.max_staleness}: the greedy responses of a "
-            "step are sampled in the step, and the engine would have to leave the next ones for them; leave "
-            "max_staleness out, or use algorithm.advantage.name=rloo, whose baseline is the group"
-        )
+    if config.algorithm.advantage.name == "remax":
+        check_greedy_baseline(config)
     check_filter(config)
     _check_exact_kl(config)
     easy, hard = config.data.difficulty.easy_threshold, config.data.difficulty.hard_threshold
@@ -67,6 +63,21 @@ def check_rollout(config: Config) -> None:
         raise ConfigError(
             f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
             "an adapter goes to the server through a folder; leave rollout.server.transfer out"
+        )
+
+
+def check_greedy_baseline(config: Config) -> None:
+    """Check that nothing else uses the engine while it samples the greedy responses that the estimator compares with.
+
+    Raises:
+        ConfigError: responses are prefetched.
+    """
+    if config.rollout.max_staleness:
+        raise ConfigError(
+            f"algorithm.advantage.name={config.algorithm.advantage.name!r} with rollout.max_staleness="
+            f"{config.rollout.max_staleness}: the greedy responses of a step are sampled in the step, and the engine "
+            "would have to leave the next ones for them; leave max_staleness out, or use "
+            "algorithm.advantage.name=rloo, whose baseline is the group"
         )
 
 

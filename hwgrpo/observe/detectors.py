@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.catalog import ENGINES
+from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES
 from hwgrpo.observe import shown_fields
 from hwgrpo.observe.series import MetricSeries
 
@@ -154,7 +154,7 @@ def reward_falling(series: MetricSeries, config: Config) -> Finding | None:
 
 def groups_too_easy(series: MetricSeries, config: Config) -> Finding | None:
     """Nearly every group is equal because nearly every response is right."""
-    found = _equal_groups(series, LEARNED_SHARE, lambda place: place > HIGH)
+    found = _equal_groups(series, config, LEARNED_SHARE, lambda place: place > HIGH)
     if found is None:
         return None
     seen, severity = found
@@ -172,7 +172,7 @@ def groups_too_easy(series: MetricSeries, config: Config) -> Finding | None:
 
 def groups_too_hard(series: MetricSeries, config: Config) -> Finding | None:
     """Most groups are equal because nearly every response is wrong."""
-    found = _equal_groups(series, EQUAL_SHARE, lambda place: place < LOW)
+    found = _equal_groups(series, config, EQUAL_SHARE, lambda place: place < LOW)
     if found is None:
         return None
     seen, severity = found
@@ -192,7 +192,7 @@ def groups_too_hard(series: MetricSeries, config: Config) -> Finding | None:
 
 def groups_equal(series: MetricSeries, config: Config) -> Finding | None:
     """Most groups are equal, some right and some wrong."""
-    found = _equal_groups(series, EQUAL_SHARE, lambda place: LOW <= place <= HIGH)
+    found = _equal_groups(series, config, EQUAL_SHARE, lambda place: LOW <= place <= HIGH)
     if found is None:
         return None
     seen, severity = found
@@ -392,8 +392,15 @@ DETECTORS: Mapping[str, Detector] = {
 """Name of the warning -> its detector."""
 
 
-def _equal_groups(series: MetricSeries, share: float, belongs: Callable[[float], bool]) -> tuple[str, float] | None:
-    """Return (observation, severity) when more than `share` of the groups are equal and their rewards belong."""
+def _equal_groups(
+    series: MetricSeries, config: Config, share: float, belongs: Callable[[float], bool]
+) -> tuple[str, float] | None:
+    """Return (observation, severity) when more than `share` of the groups are equal and their rewards belong.
+
+    None where advantages do not compare within the group, so that equal rewards have a gradient, too.
+    """
+    if config.rollout.n == 1 or config.algorithm.advantage.name in ADVANTAGES_OF_SINGLE_RESPONSES:
+        return None
     equal, reward = series[shown_fields.ZERO_STD_GROUPS], series[shown_fields.REWARD]
     if min(len(equal), len(reward)) < GROUP_WINDOW:
         return None

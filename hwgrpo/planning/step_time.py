@@ -10,12 +10,13 @@ Collective Communication Operations in MPICH").
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hwgrpo_backends.peaks import Chip
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence
 from hwgrpo.config.schema import ModelConfig
@@ -148,7 +149,7 @@ def step_seconds(
     """
     t = config.trainer
     rescored = t.epochs_per_batch > 1 or prompts_per_update(config) != t.prompts_per_step
-    rescored |= config.algorithm.kl.in_reward
+    rescored |= config.algorithm.kl.in_reward or takes(config.algorithm.advantage, "token_probs")
     flops = chip.flops.get(str(work.dtype).removeprefix("torch."))
     matrix = None if flops is None else flops * rates.mfu
     memory = None if chip.bandwidth is None else chip.bandwidth * rates.mbu
@@ -182,9 +183,17 @@ def step_seconds(
         training += updates
     references = bool(config.algorithm.kl.coef) and not has_exact_kl(config)
     scoring = t.prompts_per_step // prompts_per_update(config) * (references + rescored)
+    generations = [config]
+    if takes(config.algorithm.advantage, "greedy_S"):  # one greedy response to each prompt, after the others
+        generations.append(replace(config, rollout=replace(config.rollout, n=1)))
+    decode: float | None = 0.0
+    for each in generations:
+        decode = _sum(
+            decode, _decode(each, shape, of, work, matrix, memory, size, shared=shared, together=samplers or 1)
+        )
     return {
-        "prefill": _quotient(of and of.prefill * shared, matrix),
-        "decode": _decode(config, shape, of, work, matrix, memory, size, shared=shared, together=samplers or 1),
+        "prefill": _quotient(of and of.prefill * shared * len(generations), matrix),
+        "decode": decode,
         "scoring": _sum(_quotient(of and of.scoring, matrix), dequantized and scoring * dequantized),
         "update": _sum(_quotient(of and of.update, matrix), dequantized and training * dequantized),
         "optimizer": optimizer,

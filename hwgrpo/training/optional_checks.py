@@ -8,7 +8,9 @@ import torch
 from hwgrpo_backends import Backend
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from hwgrpo.algorithms.token_advantages import check_arguments, check_token_level, takes
 from hwgrpo.config import Config
+from hwgrpo.config.rollout_rules import check_greedy_baseline
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
@@ -36,6 +38,18 @@ def require_running_server(config: Config, strategy: Strategy) -> None:
     problem = strategy.gather_objects(problem)[0]
     if problem is not None:
         raise ConfigError(problem)
+
+
+def check_estimator(config: Config) -> None:
+    """Check that the other settings fit what the advantage estimator returns and reads, also one of the user's own.
+
+    Raises:
+        ConfigError: as `check_token_level`, `check_arguments` and `check_greedy_baseline` do.
+    """
+    check_token_level(config.algorithm)
+    check_arguments(config.algorithm.advantage)
+    if takes(config.algorithm.advantage, "greedy_S"):
+        check_greedy_baseline(config)
 
 
 def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:

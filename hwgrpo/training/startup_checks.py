@@ -13,7 +13,6 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from hwgrpo.algorithms.token_advantages import check_token_level
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset, build_dataset
@@ -25,7 +24,7 @@ from hwgrpo.rollout.engine_kind import check_engine
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import choose_modules
-from hwgrpo.training.optional_checks import assumed_selections, check_adapters
+from hwgrpo.training.optional_checks import assumed_selections, check_adapters, check_estimator
 from hwgrpo.training.policy.auto_settings import (
     AttentionSelection,
     choose_attention,
@@ -92,7 +91,7 @@ def check_start(
     Raises:
         ConfigError: with the wrong value and its remedy.
     """
-    check_token_level(config.algorithm)
+    check_estimator(config)
     choose_kernels(config, backend)
     choose_modules(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)

@@ -3,7 +3,7 @@
 import pytest
 
 from hwgrpo.config import load_config
-from hwgrpo.config.combinations import NAMES, VALUES, Checker, Exclusion, refused_values
+from hwgrpo.config.combinations import NAMES, VALUES, Checker, Exclusion, exclusions, refused_values
 from hwgrpo.config.document import entries
 from hwgrpo.errors import ConfigError
 
@@ -80,6 +80,13 @@ def test_values_are_shown_by_what_is_shorter():
     short = Exclusion("a=1", "b", ("x",), ("y", "z"), "")
     long = Exclusion("a=1", "b", ("x", "w", "v"), ("y",), "")
     assert [refused_values(each) for each in (short, long)] == ["b=x", "b other than y"]
+
+
+def test_values_are_listed_with_their_own_reason():
+    rows = {each.values: each.reason for each in exclusions() if each.setting == "algorithm.kl.times_ratio=true"}
+    assert "gradient of its value once more" in rows["k1+", "k3+"]
+    assert "ratio of the sampled token is not a part of it" in rows["exact",]
+    assert {each.reason for each in exclusions() if each.setting == "algorithm.loss.tau_pos=2"} == {"no effect"}
 
 
 def test_the_check_is_asked_about_later_settings_last():

@@ -65,6 +65,15 @@ def test_a_loss_that_cannot_be_used_is_refused_when_it_is_built(losses: Path, ov
         build_loss(algorithm)
 
 
+@pytest.mark.parametrize("value", ["abc", "null", "[1]", "true", ".nan", ".inf"])
+@pytest.mark.parametrize("words", [("loss", "dro", "beta"), ("advantage", "online_rft", "threshold")])
+def test_arguments_of_built_in_functions_are_finite_numbers(words: tuple[str, str, str], value: str):
+    section, name, argument = words
+    overrides = [f"algorithm.{section}.name={name}", f"algorithm.{section}.kwargs={{{argument}: {value}}}"]
+    with pytest.raises(ConfigError, match=rf"algorithm\.{section}\.kwargs\.{argument}=.* use a finite number"):
+        load(*overrides)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -221,6 +221,14 @@ def test_every_setting_that_advice_names_exists(config: Config):
     assert len(named) > 10
 
 
+@pytest.mark.parametrize("name", ["groups too easy", "groups too hard", "groups equal"])
+@pytest.mark.parametrize("n", [1, 8])
+def test_equal_groups_are_no_sign_where_advantages_do_not_compare_within_the_group(name: str, n: int):
+    config = Config()
+    config.rollout.n, config.algorithm.advantage.name = n, "remax" if n > 1 else "grpo"
+    assert found(name, CASES[name][0][0], config) is None
+
+
 def test_advice_knows_the_settings_of_the_run():
     config = Config()
     config.optim.lr, config.optim.grad_clip = 3e-5, 0.5

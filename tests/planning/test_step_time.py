@@ -147,9 +147,35 @@ def test_an_exact_kl_moves_the_references_forward_into_each_pass_of_the_update(e
     words = ("algorithm.kl.coef=0.1", f"trainer.epochs_per_batch={epochs}")
     config, exact = settings(*WORDS, *words), settings(*WORDS, *words, "algorithm.kl.estimator=exact")
     frozen = forward_work(config.model, MODEL.config)
+    assert frozen is not None
     apart, within = (passes(each, MODEL_SHAPE, frozen, WORK, rescored=False) for each in (config, exact))
     assert within.scoring == 0
     assert within.update - apart.update == pytest.approx(epochs * apart.scoring)
+
+
+@pytest.mark.parametrize("words", [(), ("trainer.prompts_per_update=4",)], ids=["one update", "two updates"])
+def test_probabilities_for_the_estimator_take_one_scoring_pass(words):
+    """The pass is also that of old log-probs, where the update needs them."""
+    shape = QUANTIZED
+    usual, scored, penalized = (
+        seconds(shape, *words, *more)["scoring"]
+        for more in (
+            (),
+            ("algorithm.advantage.name=optimal_token_baseline",),
+            ("algorithm.kl.coef=0.1", "algorithm.kl.in_reward=true", "algorithm.kl.estimator=k1"),
+        )
+    )
+    assert scored == pytest.approx(penalized / 2)  # which scores by the reference, too
+    assert usual == (scored if words else 0)
+
+
+def test_greedy_responses_are_a_second_generation():
+    """Weights are read once for each token of a response; both generations are bound by that."""
+    words, free = ("rollout.max_response_tokens=16",), ("algorithm.loss.name=gpg",)
+    usual, remax = (seconds(MODEL_SHAPE, *words, *more) for more in (free, ("algorithm.advantage.name=remax", *free)))
+    single = seconds(MODEL_SHAPE, *words, *free, "rollout.n=1", "algorithm.advantage.singleton=raw")
+    assert remax["decode"] == pytest.approx(usual["decode"] + single["decode"])
+    assert remax["prefill"] == pytest.approx(2 * usual["prefill"])
 
 
 @pytest.mark.parametrize(("checkpointing", "count_of_passes"), [("false", 2), ("true", 3)])

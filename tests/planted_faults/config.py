@@ -66,4 +66,11 @@ FAULTS = (
         "if message is not None and _by_names(",
         "docs/test_combinations.py",
     ),
+    Fault(
+        "arguments of a built-in function that are no numbers",
+        "config/algorithm_rules.py",
+        '    _check_numbers("algorithm.loss", a.loss.name, a.loss.kwargs)\n',
+        "",
+        "config/test_own_functions.py -k finite_numbers",
+    ),
 )

@@ -17,4 +17,11 @@ FAULTS = (
         "        if False:",
         "training/test_late_groups.py -k not_called",
     ),
+    Fault(
+        "equal groups warned of under an estimator that does not compare within the group",
+        "observe/detectors.py",
+        "if config.rollout.n == 1 or config.algorithm.advantage.name in ADVANTAGES_OF_SINGLE_RESPONSES:",
+        "if config.rollout.n == 1:",
+        "observe/test_detectors.py -k compare_within",
+    ),
 )

@@ -304,4 +304,18 @@ FAULTS = (
         "",
         "planning/test_engine_choice.py -k of_the_strategy",
     ),
+    Fault(
+        "the greedy responses' generation is not planned",
+        "planning/step_time.py",
+        "generations.append(replace(config, rollout=replace(config.rollout, n=1)))",
+        "pass",
+        "planning/test_step_time.py -k second_generation",
+    ),
+    Fault(
+        "the scoring pass of an estimator's probabilities is not planned",
+        "planning/step_time.py",
+        'takes(config.algorithm.advantage, "token_probs")',
+        "False",
+        "planning/test_step_time.py -k one_scoring_pass",
+    ),
 )

@@ -831,10 +831,17 @@ FAULTS = (
     ),
     Fault(
         "losses of sequences with advantages of tokens",
-        "training/startup_checks.py",
+        "training/optional_checks.py",
         "check_token_level(config.algorithm)",
         "pass",
         "training/update/test_token_advantages.py -k refuses_one",
+    ),
+    Fault(
+        "an own estimator with a greedy baseline samples while responses are prefetched",
+        "training/optional_checks.py",
+        "        check_greedy_baseline(config)",
+        "        pass",
+        "training/test_startup_checks.py -k advantage",
     ),
     Fault(
         "a moved reference is not in checkpoints",
@@ -919,5 +926,12 @@ FAULTS = (
         "dataset, functions) if same_scores else None",
         "dataset, functions)",
         "training/feed/test_group_filter.py -k other_settings",
+    ),
+    Fault(
+        "an estimator's arguments are checked after the first responses only",
+        "training/optional_checks.py",
+        "    check_arguments(config.algorithm.advantage)",
+        "    pass",
+        "training/test_startup_checks.py -k advantage",
     ),
 )

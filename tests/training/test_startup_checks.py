@@ -26,7 +26,24 @@ MISTAKES = {
     "rollout.max_response_tokens": ("rollout.max_response_tokens=4000000",),
     "data column": ("reward.functions=[exact_match]", "data.train={folder}/no_answers.jsonl"),
     "trainer.resume": ("trainer.resume=never",),
+    "algorithm.advantage.name": (
+        "algorithm.advantage.name={folder}/own.py:own",
+        "rollout.max_staleness=1",
+        "algorithm.correction.name=token_mask",
+    ),
+    "algorithm.advantage.kwargs": (
+        "algorithm.advantage.name=online_rft",
+        "algorithm.advantage.kwargs={{treshold: 0.5}}",
+    ),
+    "algorithm.advantage.kwargs.greedy_S": (
+        "algorithm.advantage.name={folder}/own.py:own",
+        "algorithm.advantage.kwargs={{greedy_S: 1}}",
+    ),
 }
+OWN = """
+def own(rewards_S, group_S, valid_S, config, lengths_S=None, *, greedy_S):
+    return (rewards_S - greedy_S).float()
+"""
 HEADS = "model.path=builtin://tiny?steps=1&head=32"
 """A model that vLLM can compute on a CPU."""
 LACKING = {
@@ -43,6 +60,7 @@ LACKING = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "no_answers.jsonl").write_text('{"prompt": "sort 21="}\n' * 8)
+    (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "file").touch()
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").touch()

@@ -91,6 +91,7 @@ def _empty() -> Any:
     [
         (("algorithm.advantage.name=gdpo",), "in_reward=true with algorithm.advantage.name='gdpo'.*compares reward"),
         (("algorithm.advantage.name=max_rl",), "in_reward=true with algorithm.advantage.name='max_rl'.*negative"),
+        (("algorithm.advantage.name=online_rft",), "with algorithm.advantage.name='online_rft'.*threshold"),
         (("algorithm.advantage.name=process",), "in_reward=true with algorithm.advantage.name='process'.*steps"),
         (("algorithm.advantage.name=optimal_token_baseline",), "with.*'optimal_token_baseline'.*rewards to go"),
         (("algorithm.kl.times_ratio=true",), "algorithm.kl.times_ratio.*in_reward=false"),
