@@ -2,6 +2,7 @@
 
 verifiable.py        exact_match, gsm8k, format, length
 mathematics.py       math, through math-verify
+verifiers/           further rule-based rewards: multiple choice, numbers, JSON, text, lengths
 reward_loading.py    a registered name or `path/to/file.py:function` -> a function
 functions.py         a function in verl's, TRL's or the batch form -> one call per batch
 signatures.py        detection of a function's form by its parameters
