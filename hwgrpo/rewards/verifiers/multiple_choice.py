@@ -39,7 +39,7 @@ def multiple_choice(solution_str: str, ground_truth: Any, options: int = 26, sco
 
     Args:
         solution_str: the response.
-        ground_truth: the letter, as in `B`, `(b)` or `B) Paris`, or the option's index from 0 as an int.
+        ground_truth: the letter, as in `B`, `(b)` or `B) Paris`.
         options: number of options, A to at most Z; other letters are no choice.
         score: reward of the right letter.
 
@@ -101,15 +101,11 @@ def _is_choice(line: str, item: re.Match[str], letters: str) -> bool:
 
 
 def _truth(ground_truth: Any, letters: str) -> str:
-    if isinstance(ground_truth, int) and not isinstance(ground_truth, bool):
-        if 0 <= ground_truth < len(letters):
-            return letters[ground_truth]
-    else:
-        text = " ".join(answer_text(ground_truth).split())
-        found = ALONE.fullmatch(text) or WITH_TEXT.fullmatch(text)
-        if found and found[1].upper() in letters:
-            return found[1].upper()
+    text = " ".join(answer_text(ground_truth).split())
+    found = ALONE.fullmatch(text) or WITH_TEXT.fullmatch(text)
+    if found and found[1].upper() in letters:
+        return found[1].upper()
     raise DataError(
-        f"the ground truth {quoted(ground_truth)} is none of the options A to {letters[-1]} (a letter, or an index "
-        "from 0); kwargs.options of reward multiple_choice is their number"
+        f"the ground truth {quoted(ground_truth)} is none of the letters A to {letters[-1]}; kwargs.options of reward "
+        "multiple_choice is the number of options"
     )
