@@ -93,8 +93,6 @@ def test_an_example_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for entry in yaml.safe_load(named.partition("=")[2]):
         name = entry if isinstance(entry, str) else entry["name"].rpartition(":")[2]
         assert 0 <= steps[0][f"rewards/{name}/frac_zero_std"] <= 1
-    if "gate" in block:
-        assert steps[0]["rewards/regex/mean"] < 1
 
 
 def test_the_recipe_of_the_page_is_valid():

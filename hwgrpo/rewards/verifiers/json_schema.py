@@ -120,6 +120,8 @@ def _validator(schema: str, place: str, error: type[ValueError]) -> Any:
         document = json.loads(schema)
         if not isinstance(document, dict | bool):
             raise ValueError("it is neither a mapping nor true or false")
+        if isinstance(document, dict) and not isinstance(document.get("$schema", ""), str):
+            raise ValueError("its $schema is no text")
         kind = package.validators.validator_for(document, default=package.Draft202012Validator)
         kind.check_schema(document)
     except (ValueError, RecursionError, package.SchemaError) as reason:
