@@ -9,6 +9,11 @@ import torch
 
 from hwgrpo.errors import ConfigError
 
+WHY_NOT = (
+    "where a gate has no effect; use an estimator of one reward per response, e.g. algorithm.advantage.name=grpo, or "
+    "leave gate out"
+)
+
 
 def gated_sum(values: Sequence[torch.Tensor], settings: Sequence[Any]) -> torch.Tensor:
     """Sum rewards by weight; where a gate's is not above 0, only those of the gates.
@@ -44,7 +49,6 @@ def check_gates(settings: Sequence[Any], estimator: str, reads: str | None) -> N
     for number, setting in enumerate(settings):
         if setting.gate and reads is not None:
             raise ConfigError(
-                f"reward.functions.{number}.gate=true with algorithm.advantage.name={estimator!r}, which reads {reads}, where "
-                "a gate has no effect; use an estimator of one reward per response, e.g. algorithm.advantage.name=grpo, "
-                "or leave gate out"
+                f"reward.functions.{number}.gate=true with algorithm.advantage.name={estimator!r}, which reads {reads},"
+                f" {WHY_NOT}"
             )

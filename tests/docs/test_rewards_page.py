@@ -86,7 +86,7 @@ def test_an_example_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     fewer = ("trainer.prompts_per_step=8", "data.validation_max_rows=8")
     assert main([*arguments, *fewer, "backend.name=cpu", "observe.progress=none"]) == 0
     [output] = re.findall(r"output_dir=(\S+)", command)
-    lines = [json.loads(line) for line in Path(output, "metrics.jsonl").open()]
+    lines = [json.loads(line) for line in Path(output, "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "reward" in line]
     assert [line["step"] for line in steps] == [1, 2]
     named = next(each for each in arguments if each.startswith("reward.functions="))

@@ -62,7 +62,7 @@ def test_a_schema_of_each_row_stands_in_the_ground_truth_or_a_column(package, ma
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", ['{"type": "objekt"}', "{", "3", '{"$schema": 3}'])
 def test_what_is_no_schema_is_an_error_that_names_its_place(schema, package, make_batch):
-    with pytest.raises(DataError, match="ground truth of .* is no JSON schema"):
+    with pytest.raises(DataError, match=r"ground truth of .* is no JSON schema"):
         json_schema(*make_batch([["1"]], [schema]))
     with pytest.raises(ConfigError, match=r"kwargs\.schema of reward json_schema=.* is no JSON schema"):
         json_schema(*make_batch([["1"]]), schema=schema)
@@ -70,7 +70,7 @@ def test_what_is_no_schema_is_an_error_that_names_its_place(schema, package, mak
 
 @pytest.mark.slow
 def test_a_row_without_schema_is_an_error(package, make_batch):
-    with pytest.raises(DataError, match="column 'shape' of .* is empty"):
+    with pytest.raises(DataError, match=r"column 'shape' of .* is empty"):
         json_schema(*make_batch([["1"]]), column="shape")
 
 
