@@ -107,6 +107,16 @@ REWARDS = Registry(
         "math": "hwgrpo.rewards.mathematics:math",
         "format": "hwgrpo.rewards.verifiable:format_reward",
         "length": "hwgrpo.rewards.verifiable:length_reward",
+        "multiple_choice": "hwgrpo.rewards.verifiers.multiple_choice:multiple_choice",
+        "numeric": "hwgrpo.rewards.verifiers.numeric:numeric",
+        "question_exact_match": "hwgrpo.rewards.verifiers.question_answers:question_exact_match",
+        "question_f1": "hwgrpo.rewards.verifiers.question_answers:question_f1",
+        "json_schema": "hwgrpo.rewards.verifiers.json_schema:json_schema",
+        "regex": "hwgrpo.rewards.verifiers.regular_expression:regex",
+        "tags": "hwgrpo.rewards.verifiers.tag_counts:tags",
+        "length_cosine": "hwgrpo.rewards.verifiers.cosine_length:length_cosine",
+        "repetition": "hwgrpo.rewards.verifiers.repetition:repetition",
+        "language": "hwgrpo.rewards.verifiers.language:language",
     },
 )
 TASKS = Registry(

@@ -246,6 +246,8 @@ class RewardFunctionConfig:
     """A registered reward, or `path/to/file.py:function` (verl's or TRL's signature)."""
     weight: float = limited(1.0)
     """Factor of this reward in the sum."""
+    gate: bool = False
+    """Where this reward is not above 0, the sum has those of the gates only, whatever the other functions return."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments for the function."""
     on_error: str = choice("raise", FAILURE_POLICIES)

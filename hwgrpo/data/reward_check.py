@@ -17,8 +17,8 @@ from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.rewards.verifiable import answer_text
 from hwgrpo.values import Prompt
 
-COMPARING = ("exact_match", "gsm8k", "math")
-"""Rewards that must give a row's own answer more than an empty response."""
+COMPARING = ("exact_match", "gsm8k", "math", "multiple_choice", "numeric", "question_exact_match", "question_f1")
+"""Rewards that compare with the ground truth: they must give a row's own more than an empty response."""
 FORMS = ("\\boxed{{{}}}", "#### {}", "{}")
 """Formats of a response with only the answer."""
 
@@ -80,7 +80,8 @@ def _by_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> l
 
 def _try(reward: Reward, prompt: Prompt) -> bool | Exception:
     """Return whether the row's own answer in any format gets more than an empty response, or an exception."""
-    answer = answer_text(prompt.ground_truth)
+    truth = prompt.ground_truth
+    answer = answer_text(truth[0] if isinstance(truth, list | tuple) and truth else truth)  # one of several right ones
     baseline = _score(reward, prompt, "")
     if isinstance(baseline, Exception):
         return baseline

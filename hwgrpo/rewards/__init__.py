@@ -2,6 +2,7 @@
 
 verifiable.py        exact_match, gsm8k, format, length
 mathematics.py       math, through math-verify
+verifiers/           further rule-based rewards: multiple choice, numbers, JSON, text, lengths
 reward_loading.py    a registered name or `path/to/file.py:function` -> a function
 functions.py         a function in verl's, TRL's or the batch form -> one call per batch
 signatures.py        detection of a function's form by its parameters
@@ -9,6 +10,7 @@ async_functions.py   async functions
 randomness.py        random numbers of reward functions
 failures.py          exceptions of failed calls
 combine.py           the weighted sum
+gates.py             functions without whose reward the others do not count
 response_steps.py    the steps of a response: where they end in its text and its tokens
 step_totals.py       the weighted sums of their rewards
 failure_policy.py    one function's values for a batch, with the policies for its failures applied

@@ -11,6 +11,7 @@ import torch
 
 from hwgrpo.errors import ConfigError, nearest
 from hwgrpo.rewards.failure_policy import FunctionValues
+from hwgrpo.rewards.gates import gated_sum
 from hwgrpo.rewards.processes.reward_process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import split_name
@@ -88,7 +89,7 @@ class RewardPipeline:
         if not self._columns_known:
             self._check_columns({column for prompt in batch.prompts for column in prompt.columns})
         size = len(completions)
-        total = torch.zeros(size, dtype=torch.float64)
+        scored = []
         valid = torch.ones(size, dtype=torch.bool)
         per_function: dict[str, torch.Tensor] = {}
         failures: collections.Counter[str] = collections.Counter()
@@ -98,7 +99,7 @@ class RewardPipeline:
         for function, setting in zip(self.functions, self.settings, strict=True):
             result = FunctionValues(function, setting, batch, completions, steps.counts if steps else None)
             result.collect(step, (*self._seed, *(drawing or ("step", step)), function.name))
-            total += setting.weight * torch.where(result.replaced, setting.failure_value, result.values.nan_to_num(0.0))
+            scored.append(torch.where(result.replaced, setting.failure_value, result.values.nan_to_num(0.0)))
             if steps is not None:
                 steps.add(result, setting)
             valid &= result.valid
@@ -108,7 +109,7 @@ class RewardPipeline:
             for merged, extra in zip(extras, result.extras, strict=True):
                 merged.update(extra)
         return Rewards(
-            total=total.where(valid, 0.0),
+            total=gated_sum(scored, self.settings).where(valid, 0.0),
             valid=valid,
             per_function=per_function,
             failures=dict(failures),

@@ -17,6 +17,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.data.reward_check import COMPARING
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
@@ -26,6 +27,7 @@ from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.to_device import move_to_device
 from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rewards.gates import check_gates
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -193,10 +195,6 @@ def build_engine(
     return engine_kind(config).make(parts)
 
 
-NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
-"""Built-in rewards that compare the response with the prompt's answer."""
-
-
 def build_rewards(
     config: Config,
     dataset: PromptDataset,
@@ -218,10 +216,13 @@ def build_rewards(
         DataError: a prompt has no ground truth, and a reward that compares with it would stop the run.
     """
     for function in config.reward.functions:
-        if function.name in NEED_GROUND_TRUTH and function.on_error == "raise":
+        if function.name in COMPARING and function.on_error == "raise":
             for data in filter(None, (dataset, validation)):
                 data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
+    inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
+    reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)
+    check_gates(config.reward.functions, config.algorithm.advantage.name, reads)
     steps = None
     if takes(config.algorithm.advantage, "steps"):
         from hwgrpo.rewards.response_steps import StepFinder

@@ -1,6 +1,5 @@
 """The walk-through does what it says: each of its blocks runs as written, and the model learns."""
 
-import inspect
 import json
 import os
 import re
@@ -9,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from hwgrpo.catalog import REWARDS
-from tests.docs.pages import code, page, table
 
 REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs" / "own-data.md"
@@ -63,12 +59,3 @@ def test_the_mistake_that_the_page_suggests_is_named_with_its_remedy(shell):
     assert f"`{suggested}`" in PAGE.read_text(encoding="utf-8")
     with pytest.raises(AssertionError, match=r"Did you mean rollout\.temperature"):
         shell(suggested)
-
-
-def test_the_built_in_rewards_and_their_arguments_are_on_the_page():
-    given = {"batch", "completions", "solution_str", "ground_truth"}
-    rows = {code(row["reward"])[0]: row for row in table(page("own-data.md"), "reward", "`kwargs`")}
-    assert sorted(rows) == sorted(REWARDS.names())
-    for name, row in rows.items():
-        arguments = [argument for argument in inspect.signature(REWARDS.load(name)).parameters if argument not in given]
-        assert code(row["`kwargs`"]) == arguments

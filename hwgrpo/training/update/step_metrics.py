@@ -73,6 +73,10 @@ def sample_metrics(
             + sum(len(prompts.prompts[i].token_ids) for i in completions.prompt_index.tolist()),
             "prompts": torch.tensor([len(p.token_ids) for p in prompts.prompts]),
             "functions": dict(rewards.per_function),
+            "alike": {
+                name: group_statistics(values, completions.prompt_index, valid & ~values.isnan())[:2]
+                for name, values in rewards.per_function.items()
+            },
             "failures": dict(rewards.failures),
             "zero": zero,
             "groups": groups,
@@ -117,6 +121,8 @@ def sample_metrics(
         finite = scores[~scores.isnan()]
         if finite.numel() > 1:
             values[f"rewards/{name}/std"] = float(finite.std())
+        alike, groups = (sum(counts) for counts in zip(*(r["alike"][name] for r in ranks), strict=True))
+        values[f"rewards/{name}/frac_zero_std"] = alike / max(1, groups)
     for r in ranks:
         for name, count in r["failures"].items():
             key = f"reward_failures/{name}"

@@ -3,14 +3,16 @@
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update.step_metrics import gap_to_rollout, update_metrics
-from hwgrpo.values import TrainBatch
+from hwgrpo.training.update.step_metrics import gap_to_rollout, sample_metrics, update_metrics
+from hwgrpo.values import PromptBatch, Rewards, TrainBatch
 from tests.support.models.tiny import ragged_batch
+from tests.support.numbers import response_batch
 
 
 def test_metrics_of_ones_own_loss_are_means_over_the_tokens_that_it_saw():
@@ -94,3 +96,26 @@ def test_a_step_without_trained_tokens_has_no_gap():
     [batch, _] = batches()
     nothing = torch.zeros(len(batch), dtype=torch.bool)
     assert gap_to_rollout(batch, nothing, batch.rollout_logprobs, Single(torch.device("cpu"), "gloo")) == ({}, None)
+
+
+def test_the_share_of_groups_in_which_a_reward_does_not_differ_is_over_all_ranks():
+    nan = math.nan
+    parts = [
+        {"a": [1.0, 1.0, 0.0, 1.0, 2.0, 3.0], "b": [0.0] * 6},  # groups of two; the last group is not valid
+        {"a": [5.0, nan, nan, nan, 0.0, 1.0], "b": [0.0, 1.0, 0.0, 0.0, nan, nan]},
+    ]
+    valid = [[True] * 4 + [False] * 2, [True] * 6]
+
+    def measure(strategy):
+        batch, completions = response_batch.of(["x"] * 6)
+        batch = PromptBatch(batch.prompts * 3)
+        completions = replace(completions, prompt_index=torch.arange(3).repeat_interleave(2))
+        own = {name: torch.tensor(values, dtype=torch.float64) for name, values in parts[strategy.rank].items()}
+        rewards = Rewards(torch.zeros(6, dtype=torch.float64), torch.tensor(valid[strategy.rank]), own)
+        return sample_metrics(batch, completions, rewards, torch.zeros(6), strategy.gather_objects)
+
+    first, second = on_two_ranks(measure)
+    assert first == pytest.approx(second, nan_ok=True)
+    # of a: groups (1 1), (0 1), then (5 -) and (0 1), where one value alone does not differ
+    assert first["rewards/a/frac_zero_std"] == pytest.approx(2 / 4)
+    assert first["rewards/b/frac_zero_std"] == pytest.approx(3 / 4)

@@ -1,0 +1,14 @@
+"""Further rule-based rewards, one topic per file; docs/rewards.md has what each scores on tricky responses.
+
+stated_answer.py       the part of a response that states its answer
+multiple_choice.py     multiple_choice
+numeric.py             numeric: the final number, with tolerance, percent, fractions and units
+quantities.py          numbers and units in a text
+question_answers.py    question_exact_match and question_f1, normalized as for SQuAD
+json_schema.py         json_schema
+regular_expression.py  regex
+tag_counts.py          tags: partial credit for `<think>` and `<answer>`
+cosine_length.py       length_cosine
+repetition.py          repetition of n-grams of tokens
+language.py            language: the share of letters of its scripts
+"""

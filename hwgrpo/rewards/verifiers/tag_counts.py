@@ -1,0 +1,27 @@
+"""Partial credit for tags: the soft form of the reward `format`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hwgrpo.errors import ConfigError
+
+
+def tags(solution_str: str, tags: Sequence[str] = ("think", "answer")) -> float:
+    """Return the share of opening and closing tags that the response has exactly once, 0 to 1.
+
+    Their order does not count: the reward `format` is 1 only for the full form.
+
+    Args:
+        solution_str: the response.
+        tags: names of the tags, `<name>` and `</name>` each.
+
+    Raises:
+        ConfigError: `tags` is empty.
+
+    Source: open-r1's `tag_count_reward`, without its line ends.
+    """
+    markers = [f"<{slash}{name}>" for name in tags for slash in ("", "/")]
+    if not markers:
+        raise ConfigError("kwargs.tags of reward tags is empty; name at least one, e.g. tags: [answer]")
+    return sum(solution_str.count(marker) == 1 for marker in markers) / len(markers)
