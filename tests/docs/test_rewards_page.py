@@ -18,7 +18,6 @@ from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.values import Completions, Prompt, PromptBatch
 from tests.docs.pages import blocks, code, page, section, table
-from tests.support.processes import jsonschema_package
 
 PAGE = page("rewards.md")
 MOST_TOKENS = 10
@@ -61,9 +60,7 @@ def test_every_reward_and_its_arguments_are_on_the_page():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_reward_scores_the_rows_of_the_page_as_it_says(name: str, monkeypatch: pytest.MonkeyPatch):
-    if name == "json_schema":
-        jsonschema_package.make_importable(monkeypatch)
+def test_a_reward_scores_the_rows_of_the_page_as_it_says(name: str):
     part = section(PAGE, name)
     of_all = yaml.safe_load((re.findall(r"All rows have `(.*)`", part) or ["{}"])[0])
     rows = table(part, "response", "reward")

@@ -8,14 +8,8 @@ import pytest
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.verifiers.json_schema import NO_JSON, fenced_blocks, json_document, json_schema
-from tests.support.processes import jsonschema_package
 
 SCHEMA = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer"}}}
-
-
-@pytest.fixture
-def package(monkeypatch):
-    jsonschema_package.make_importable(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +45,7 @@ def test_without_the_package_the_error_has_the_command_that_installs_it(make_bat
 
 
 @pytest.mark.slow
-def test_a_schema_of_each_row_stands_in_the_ground_truth_or_a_column(package, make_batch):
+def test_a_schema_of_each_row_stands_in_the_ground_truth_or_a_column(make_batch):
     texts = [['{"age": 3}', "3"], ['{"age": 3}', "3"]]
     batch = make_batch(texts, [json.dumps(SCHEMA), {"type": "integer"}])
     assert json_schema(*batch, json_score=0.25) == [1, 0.25, 0.25, 1]
@@ -61,7 +55,7 @@ def test_a_schema_of_each_row_stands_in_the_ground_truth_or_a_column(package, ma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", ['{"type": "objekt"}', "{", "3", '{"$schema": 3}'])
-def test_what_is_no_schema_is_an_error_that_names_its_place(schema, package, make_batch):
+def test_what_is_no_schema_is_an_error_that_names_its_place(schema, make_batch):
     with pytest.raises(DataError, match=r"ground truth of .* is no JSON schema"):
         json_schema(*make_batch([["1"]], [schema]))
     with pytest.raises(ConfigError, match=r"kwargs\.schema of reward json_schema=.* is no JSON schema"):
@@ -69,18 +63,18 @@ def test_what_is_no_schema_is_an_error_that_names_its_place(schema, package, mak
 
 
 @pytest.mark.slow
-def test_a_row_without_schema_is_an_error(package, make_batch):
+def test_a_row_without_schema_is_an_error(make_batch):
     with pytest.raises(DataError, match=r"column 'shape' of .* is empty"):
         json_schema(*make_batch([["1"]]), column="shape")
 
 
 @pytest.mark.slow
-def test_a_reference_to_another_document_is_not_fetched(package, make_batch):
+def test_a_reference_to_another_document_is_not_fetched(make_batch):
     with pytest.raises(Exception, match=r"nowhere\.invalid"):
         json_schema(*make_batch([["1"]]), schema={"$ref": "https://nowhere.invalid/schema"})
 
 
 @pytest.mark.slow
-def test_a_document_that_is_too_deep_for_a_recursive_schema_is_not_valid(package, make_batch):
+def test_a_document_that_is_too_deep_for_a_recursive_schema_is_not_valid(make_batch):
     text = "[" * 900 + "]" * 900
     assert json_schema(*make_batch([[text]]), schema={"items": {"$ref": "#"}}) == [0]

@@ -6,7 +6,7 @@ The times of the tests are then those of the tests.
 from tests.lowering.ascend_environment import ascend_python
 from tests.peers.peers_figures import PACKAGES
 from tests.support.devices import simulated_npu
-from tests.support.processes import deepspeed_package, jsonschema_package
+from tests.support.processes import deepspeed_package
 from tests.support.processes.wheels import fetched
 from tests.torch_npu import torch_npu_wheel
 from tests.vllm import rollout_uses
@@ -20,7 +20,6 @@ def main() -> None:
     print(ascend_python())
     print(deepspeed_package.compiled())
     print(fetched("peers", PACKAGES))
-    print(fetched("jsonschema", jsonschema_package.PACKAGES))
     for name in ("bitsandbytes", "torchao", "trl"):
         print(fetched(name, (name,)))
     for version in torch_npu_wheel.VERSIONS:
