@@ -120,7 +120,7 @@ FAULTS = (
         "rewards/verifiers/quantities.py",
         'if "," in whole and not THOUSANDS.fullmatch(whole):',
         "if False:",
-        "docs/test_rewards_page.py -k numeric",
+        "rewards/test_verifiers.py -k final_number",
     ),
     Fault(
         "units without a difference",
