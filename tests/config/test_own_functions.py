@@ -41,6 +41,7 @@ def losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Stats:
     logprob = torch.tensor([-1.0], requires_grad=True)
     entropy = None
+    full_kl = None
     cu_seqlens = torch.tensor([0, 1])
 
 
