@@ -21,10 +21,6 @@ from tests.docs.pages import blocks, code, page, section, table
 
 PAGE = page("rewards.md")
 MOST_TOKENS = 10
-NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "json_schema" else name  # its package is fetched
-    for name in REWARDS.names()
-]
 
 
 def score(name: str, response: str, ground_truth: Any, arguments: dict[str, Any]) -> float:
@@ -59,7 +55,7 @@ def test_every_reward_and_its_arguments_are_on_the_page():
         assert code(row["`kwargs`"]) == arguments
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(REWARDS.names()))
 def test_a_reward_scores_the_rows_of_the_page_as_it_says(name: str):
     part = section(PAGE, name)
     of_all = yaml.safe_load((re.findall(r"All rows have `(.*)`", part) or ["{}"])[0])

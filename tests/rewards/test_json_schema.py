@@ -44,7 +44,6 @@ def test_without_the_package_the_error_has_the_command_that_installs_it(make_bat
         pipeline.score(*make_batch([["1"]]))
 
 
-@pytest.mark.slow
 def test_a_schema_of_each_row_stands_in_the_ground_truth_or_a_column(make_batch):
     texts = [['{"age": 3}', "3"], ['{"age": 3}', "3"]]
     batch = make_batch(texts, [json.dumps(SCHEMA), {"type": "integer"}])
@@ -53,7 +52,6 @@ def test_a_schema_of_each_row_stands_in_the_ground_truth_or_a_column(make_batch)
     assert json_schema(*batch, column="shape") == [1, 0, 1, 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schema", ['{"type": "objekt"}', "{", "3", '{"$schema": 3}'])
 def test_what_is_no_schema_is_an_error_that_names_its_place(schema, make_batch):
     with pytest.raises(DataError, match=r"ground truth of .* is no JSON schema"):
@@ -62,19 +60,16 @@ def test_what_is_no_schema_is_an_error_that_names_its_place(schema, make_batch):
         json_schema(*make_batch([["1"]]), schema=schema)
 
 
-@pytest.mark.slow
 def test_a_row_without_schema_is_an_error(make_batch):
     with pytest.raises(DataError, match=r"column 'shape' of .* is empty"):
         json_schema(*make_batch([["1"]]), column="shape")
 
 
-@pytest.mark.slow
 def test_a_reference_to_another_document_is_not_fetched(make_batch):
     with pytest.raises(Exception, match=r"nowhere\.invalid"):
         json_schema(*make_batch([["1"]]), schema={"$ref": "https://nowhere.invalid/schema"})
 
 
-@pytest.mark.slow
 def test_a_document_that_is_too_deep_for_a_recursive_schema_is_not_valid(make_batch):
     text = "[" * 900 + "]" * 900
     assert json_schema(*make_batch([[text]]), schema={"items": {"$ref": "#"}}) == [0]
