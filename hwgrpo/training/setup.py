@@ -10,9 +10,16 @@ from typing import Any
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
-from hwgrpo.catalog import EXACT_KL, STRATEGIES
+from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
-from hwgrpo.config.derived import largest_kl, longest_share, planned_steps, prompts_per_update, sampling_of
+from hwgrpo.config.derived import (
+    has_exact_kl,
+    largest_kl,
+    longest_share,
+    planned_steps,
+    prompts_per_update,
+    sampling_of,
+)
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.difficulty import make_sampler
@@ -137,7 +144,9 @@ def _build(
     engine = _engine(config, device, strategy, models, data, folder, gate)
     position, prefetched = source.state(), []
     if folder.checkpoint is not None and config.rollout.max_staleness:
-        prefetched, load_notes = prefetched_batches.load(folder.checkpoint, source, config.rollout.max_staleness)
+        prefetched, load_notes = prefetched_batches.load(
+            folder.checkpoint, source, config.rollout.max_staleness, full_vocabulary=has_exact_kl(config)
+        )
         notes += load_notes
     responses = make_source(
         SourceParts(
@@ -232,7 +241,7 @@ def _policy_update(
         policy=models.policy,
         device=device.torch_device,
         layout=models.layout,
-        reference=models.reference if config.algorithm.kl.estimator == EXACT_KL else None,
+        reference=models.reference if has_exact_kl(config) else None,
         budget=TokenBudget(tokens, least=longest_share(config), device=device, folder=output),
         total_updates=total_steps * updates_per_step,
     )

@@ -934,4 +934,18 @@ FAULTS = (
         "    pass",
         "training/test_startup_checks.py -k advantage",
     ),
+    Fault(
+        "an exact KL of replayed groups that were sampled with filters",
+        "training/feed/group_files.py",
+        "elif has_exact_kl(config) and group.completions.floors is not None:",
+        "elif False:",
+        "training/update/test_exact_kl.py -k truncated_distribution",
+    ),
+    Fault(
+        "an exact KL of prefetched responses that were sampled with filters",
+        "training/feed/prefetched_batches.py",
+        "elif full_vocabulary and completions.floors is not None:",
+        "elif False:",
+        "training/update/test_exact_kl.py -k truncated_distribution",
+    ),
 )

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from hwgrpo.config import Config
+from hwgrpo.config.derived import has_exact_kl
 from hwgrpo.config.load import stored_tree, to_tree
 from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
@@ -94,7 +95,8 @@ def load(
         checkpoint: verified.
         dataset: the training prompts; groups of others are left out.
         functions: names of the reward functions; groups that others have scored are left out.
-        config: the run's settings; groups that were scored by others are left out.
+        config: the run's settings; groups that were scored by others are left out, and with a KL over the full
+            vocabulary those sampled from a truncated one.
 
     Raises:
         CheckpointError: a file cannot be read any more.
@@ -102,17 +104,22 @@ def load(
     tensors: dict[str, torch.Tensor] = {}
     for path in _paths(checkpoint):
         tensors |= checkpoint_files.read_tensors(path)
-    lost = 0
+    lost = truncated = 0
     same_scores = _scoring(stored_tree(checkpoint.manifest["state"]["config"])) == _scoring(to_tree(config))
     stored = StoredGroups([], [])
     for kind, groups in (("surplus", stored.surplus), ("replay", stored.replay)):
         indices = sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
         for i in indices:
             group = _group(f"{kind}.{i}.", tensors, dataset, functions) if same_scores else None
-            lost += group is None
-            groups += [] if group is None else [group]
-    reason = "their prompts, reward functions or those functions' settings have changed"
-    return stored, left_out(lost, reason)
+            if group is None:
+                lost += 1
+            elif has_exact_kl(config) and group.completions.floors is not None:
+                truncated += 1
+            else:
+                groups.append(group)
+    changed = "their prompts, reward functions or those functions' settings have changed"
+    exact = "algorithm.kl.estimator=exact needs responses that were sampled from the full vocabulary"
+    return stored, left_out(lost, changed) + left_out(truncated, exact)
 
 
 def _paths(checkpoint: Checkpoint) -> list[Path]:

@@ -62,13 +62,16 @@ def unpack(prefix: str, tensors: Mapping[str, torch.Tensor]) -> tuple[Completion
     return Completions(**values, late=late, dropped=dropped), values_json
 
 
-def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tuple[list[PrefetchedBatch], list[str]]:
+def load(
+    checkpoint: Checkpoint, source: PromptSource, max_staleness: int, *, full_vocabulary: bool = False
+) -> tuple[list[PrefetchedBatch], list[str]]:
     """Return a checkpoint's batches that this rank can use, and a note on the others, which are sampled again.
 
     Args:
         checkpoint: verified.
         source: this rank's prompts, positioned after the checkpoint's step; on return, after the last batch.
         max_staleness: the run's current bound, in weight versions.
+        full_vocabulary: use only responses that were sampled from the full vocabulary.
     """
     name = _file(source.rank)
     if name not in checkpoint.manifest["files"]:
@@ -81,9 +84,15 @@ def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tu
         age = step + len(prefetched) - completions.weight_version
         before = source.state()
         prompts = source.next()
-        if age > max_staleness or _prompt_key(prompts) != values_json["asked"]:
+        reason = None
+        if age > max_staleness:
+            reason = f"rollout.max_staleness={max_staleness}"
+        elif _prompt_key(prompts) != values_json["asked"]:
+            reason = "the prompts have changed"
+        elif full_vocabulary and completions.floors is not None:
+            reason = "algorithm.kl.estimator=exact needs responses that were sampled from the full vocabulary"
+        if reason is not None:
             source.restore(before)
-            reason = f"rollout.max_staleness={max_staleness}" if age > max_staleness else "the prompts have changed"
             return prefetched, [
                 f"prefetched responses are sampled again from step {step + len(prefetched) + 1} on: {reason}"
             ]

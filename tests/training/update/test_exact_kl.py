@@ -203,3 +203,32 @@ def test_a_run_resumes_bit_for_bit(words: tuple[str, ...], tmp_path: Path):
     nothing = [abs(value) < 1e-6 for value in kl]
     moves = "algorithm.kl.sync_every=2" in words  # the reference is the policy before steps 1 and 3, in one update each
     assert nothing == [moves, False, moves, False], kl
+
+
+SURPLUS = (
+    *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.replay_groups=8"),
+    "algorithm.correction.name=token_truncate",
+)
+PREFETCHED = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (SURPLUS, "groups kept for later steps are left out: {}"),
+        (PREFETCHED, "prefetched responses are sampled again from step 3 on: {}"),
+    ],
+    ids=["groups", "prefetched"],
+)
+def test_stored_responses_of_a_truncated_distribution_are_left_out(words, note, tmp_path: Path, monkeypatch):
+    notes: list[str] = []
+    monkeypatch.setattr("hwgrpo.observe.observer.Observer.note", lambda self, text: notes.append(text))
+    runs.run(tmp_path / "run", *words, "rollout.top_k=3", "trainer.save_every=2", "trainer.max_steps=4")
+    first = f"trainer.resume={tmp_path}/run/checkpoints/step-00000002"
+    hard = ("algorithm.filter_groups.min_std=0.9",) if words is SURPLUS else ()  # no group passes: steps are replayed
+    notes.clear()
+    runs.run(tmp_path / "run", *words, *hard, *RUN[:2], "trainer.max_steps=4", first)
+    reason = "algorithm.kl.estimator=exact needs responses that were sampled from the full vocabulary"
+    assert any(each.endswith(note.format(reason)) for each in notes), notes
+    steps = [line for line in runs.metrics(tmp_path / "run") if "actor/kl_loss" in line]
+    assert [line["step"] for line in steps] == [3, 4]
