@@ -100,7 +100,8 @@ class Client:
                 "given the same one"
             )
         if status == 404:
-            raise RefusedByServer(f"the server at {self._shown_url} does not know {path} (HTTP 404): {shown_text(text)}")
+            shown = shown_text(text)
+            raise RefusedByServer(f"the server at {self._shown_url} does not know {path} (HTTP 404): {shown}")
         if status == 409:
             raise ServerInUse(_holder(text))
         raise InvalidResponse(f"{path}: HTTP {status}: {shown_text(text)}")
