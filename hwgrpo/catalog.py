@@ -103,6 +103,8 @@ REWARDS = Registry(
         "math": "hwgrpo.rewards.mathematics:math",
         "format": "hwgrpo.rewards.verifiable:format_reward",
         "length": "hwgrpo.rewards.verifiable:length_reward",
+        "reward_model": "hwgrpo.rewards.models.reward_model:RewardModel",
+        "process_reward_model": "hwgrpo.rewards.models.process_reward_model:ProcessRewardModel",
     },
 )
 TASKS = Registry(
