@@ -105,6 +105,9 @@ REWARDS = Registry(
         "length": "hwgrpo.rewards.verifiable:length_reward",
         "reward_model": "hwgrpo.rewards.models.reward_model:RewardModel",
         "process_reward_model": "hwgrpo.rewards.models.process_reward_model:ProcessRewardModel",
+        "served_reward_model": "hwgrpo.rewards.services.served_reward_model:ServedRewardModel",
+        "judge": "hwgrpo.rewards.services.judge:Judge",
+        "http": "hwgrpo.rewards.services.http_reward:HttpReward",
     },
 )
 TASKS = Registry(

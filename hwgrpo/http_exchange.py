@@ -54,11 +54,17 @@ class Exchange:
         self._largest = largest
         self._too_large = f"larger than {largest / 2**20:g} MiB ({limit_name})"
         self.in_flight: set[_Deadline] = set()
+        self._closed = False
 
     def abort(self) -> None:
         """Abort the requests in flight; their callers see a broken connection."""
         for deadline in list(self.in_flight):
             deadline.end(reached=False)
+
+    def close(self) -> None:
+        """Abort the requests in flight and all later ones."""
+        self._closed = True
+        self.abort()
 
     def send(self, method: str, path: str, body: Any = None, *, timeout: float) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request; return the response's status, its headers with names in lower case, and its body.
@@ -79,6 +85,8 @@ class Exchange:
         deadline = _Deadline(timeout)
         try:
             self.in_flight.add(deadline)
+            if self._closed:
+                deadline.end(reached=False)
             with deadline.running(connection):
                 connection.request(method, self._parts.path + path, body=data, headers=self._headers)
                 response = connection.getresponse()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hwgrpo.rewards.conversation import conversation
 from hwgrpo.values import Prompt
 
 TOO_LONG = ("fail", "left", "right")
@@ -12,12 +13,6 @@ TOO_LONG = ("fail", "left", "right")
 
 class TooLong(ValueError):
     """A text has more tokens than the model reads."""
-
-
-def conversation(prompt: Prompt, response: str) -> list[dict[str, str]]:
-    """Return prompt and response as chat messages; a prompt of plain text is a user's message."""
-    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-    return [*map(dict, messages), {"role": "assistant", "content": response}]
 
 
 class ScoredText:
