@@ -56,6 +56,7 @@ def save_reward_model(
     model_pad: bool = True,
     chat: bool = False,
     positions: int = 256,
+    head: int = 8,
     seed: int = 0,
 ) -> Any:
     """Write a random model of a kind in `MODELS` with its tokenizer to a folder; return the model.
@@ -68,6 +69,7 @@ def save_reward_model(
         model_pad: whether the model's configuration names it.
         chat: whether the tokenizer has a chat template.
         positions: most tokens that the model reads.
+        head: size of a decoder's attention heads.
         seed: of its weights.
     """
     tokenizer = character_tokenizer(pad=pad, chat=chat)
@@ -86,7 +88,7 @@ def save_reward_model(
     if "encoder" in kind:
         config: Any = BertConfig(**common)
     else:
-        config = Qwen3Config(**common, num_key_value_heads=2, head_dim=8)
+        config = Qwen3Config(**common, num_key_value_heads=2, head_dim=head)
     model = sharpened(MODELS[kind](config)).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
