@@ -16,6 +16,7 @@ catalog.py    every name that a setting may choose; registry.py is how it is loo
 errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host
 user_code.py  functions of the user's own, from files
+http_exchange.py   HTTP requests with limits on time and size
 paths.py, text.py, jsonlines.py, permissions.py, scratch.py, terminal_width.py, waits.py, closing.py   small helpers
 """
 

@@ -117,6 +117,11 @@ REWARDS = Registry(
         "length_cosine": "hwgrpo.rewards.verifiers.cosine_length:length_cosine",
         "repetition": "hwgrpo.rewards.verifiers.repetition:repetition",
         "language": "hwgrpo.rewards.verifiers.language:language",
+        "reward_model": "hwgrpo.rewards.models.reward_model:RewardModel",
+        "process_reward_model": "hwgrpo.rewards.models.process_reward_model:ProcessRewardModel",
+        "served_reward_model": "hwgrpo.rewards.services.served_reward_model:ServedRewardModel",
+        "judge": "hwgrpo.rewards.services.judge:Judge",
+        "http": "hwgrpo.rewards.services.http_reward:HttpReward",
     },
 )
 TASKS = Registry(

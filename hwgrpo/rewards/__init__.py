@@ -9,6 +9,11 @@ signatures.py        detection of a function's form by its parameters
 async_functions.py   async functions
 randomness.py        random numbers of reward functions
 failures.py          exceptions of failed calls
+stateful.py          rewards that are classes, whose objects are made once per run
+checked_kwargs.py    checks of the kwargs of the rewards below
+conversation.py      prompts of the rewards below, as chat messages and as text
+models/              reward models in the trainer's process
+services/            reward models, judges and rewards over HTTP
 combine.py           the weighted sum
 gates.py             functions without whose reward the others do not count
 response_steps.py    the steps of a response: where they end in its text and its tokens

@@ -31,6 +31,7 @@ class RewardPipeline:
         columns: the columns of the data, checked now against the functions; None checks at the first batch.
         seed: seed of the functions' random numbers, together with the batch and the call.
         steps: finds the steps of responses, whose rewards functions may return as a list; None: one number each.
+        device: the run's device, for rewards with models of their own; None: the CPU.
 
     Raises:
         ConfigError: no functions, or one cannot be found or called.
@@ -44,6 +45,7 @@ class RewardPipeline:
         columns: Collection[str] | None = None,
         seed: Seed = (),
         steps: StepFinder | None = None,
+        device: torch.device | None = None,
     ) -> None:
         if not config.functions:
             raise ConfigError("reward.functions is empty; name at least one, e.g. reward.functions=[exact_match]")
@@ -51,13 +53,14 @@ class RewardPipeline:
         self._seed = seed
         self._steps = steps
         functions, folder = [], os.getcwd()
+        services = {"device": device or torch.device("cpu"), "steps": steps}
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
             key = f"reward.functions[{number}]"
             name = split_name(entry.name)[1]
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name]}"
-            functions.append(open_reward(entry, context or {}, key, name, folder))
+            functions.append(open_reward(entry, context or {}, key, name, folder, services))
         self.functions: tuple[Reward, ...] = tuple(functions)
         self._columns_known = columns is not None
         if columns is not None:

@@ -177,7 +177,9 @@ class RewardFunction(Signature):
         return self.call(**{**arguments, **services, **self.kwargs})
 
     def close(self) -> None:
-        """Do nothing: a function in this process has no resources to free."""
+        """Close a reward with state."""
+        if hasattr(self.call, "close"):
+            self.call.close()  # pyright: ignore[reportFunctionMemberAccess]
 
     def _each(self, calls: Sequence[Mapping[str, Any]], seed: Seed) -> list[Any]:
         def call_one(number: int, arguments: Mapping[str, Any]) -> Any:

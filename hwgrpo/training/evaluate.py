@@ -177,7 +177,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     dataset = build_dataset(config.data, tokenizer, "validation")
     if dataset is None:
         raise ConfigError("data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl")
-    rewards = build_rewards(config, dataset, tokenizer=tokenizer)
+    rewards = build_rewards(config, dataset, tokenizer=tokenizer, device=device)
     check_length(config, dataset)
     check_head_size(config, load_model_config(config.model), on_host=backend.is_host)
     check_running_server(config)

@@ -120,7 +120,7 @@ def _build(
     folder = open_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, [*notes, *folder.notes]
     metrics = CustomMetrics(config.observe)
-    data = open_data(config, load_tokenizer(config.model), strategy.rank)
+    data = open_data(config, load_tokenizer(config.model), strategy.rank, device)
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
     resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)

@@ -201,6 +201,7 @@ def build_rewards(
     validation: PromptDataset | None = None,
     rank: int = 0,
     tokenizer: Any = None,
+    device: Device | None = None,
 ) -> RewardPipeline:
     """Load the reward functions and check that the data has the columns they read.
 
@@ -210,6 +211,7 @@ def build_rewards(
         validation: the validation prompts.
         rank: this process's rank, for functions that draw random numbers.
         tokenizer: finds the tokens of steps, where the advantage estimator reads their rewards.
+        device: this process's device, for rewards with models of their own; None: the CPU.
 
     Raises:
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
@@ -228,6 +230,5 @@ def build_rewards(
         from hwgrpo.rewards.response_steps import StepFinder
 
         steps = StepFinder(config.algorithm.process, tokenizer)
-    return RewardPipeline(
-        config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank), steps=steps
-    )
+    place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
+    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place)

@@ -60,20 +60,21 @@ class ResolvedSettings:
     """Why rows are padded, if that is a fallback."""
 
 
-def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0) -> Data:
+def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0, device: Device | None = None) -> Data:
     """Open the prompts and the reward functions that score them.
 
     Args:
         config: checked settings.
         tokenizer: the model's.
         rank: this process's rank, for the rewards' random numbers.
+        device: this process's device, for rewards with models of their own; None: the CPU.
 
     Raises:
         ConfigError, DataError: as `build_dataset` and `build_rewards` do.
     """
     training, validation = (build_dataset(config.data, tokenizer, split) for split in ("train", "validation"))
     assert training is not None
-    return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank, tokenizer))
+    return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank, tokenizer, device))
 
 
 def check_start(

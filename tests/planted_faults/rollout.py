@@ -399,7 +399,7 @@ FAULTS = (
     ),
     Fault(
         "an aborted request counted as a late one",
-        "rollout/server/http_client.py",
+        "http_exchange.py",
         "        if deadline.reached:  # the",
         "        if deadline.ended:  # the",
         "rollout/server/test_http_responses.py -k aborted_at",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from hwgrpo.rewards.processes.worker_pool import Pool
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import load_function, split_name
 from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.rewards.stateful import make_instance
 from hwgrpo.user_code import imported_plugins
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
@@ -93,7 +95,12 @@ Reward = RewardFunction | ProcessReward
 
 
 def open_reward(
-    entry: Any, context: Mapping[str, Any], key: str, name: str | None = None, folder: str | None = None
+    entry: Any,
+    context: Mapping[str, Any],
+    key: str,
+    name: str | None = None,
+    folder: str | None = None,
+    services: Mapping[str, Any] | None = None,
 ) -> Reward:
     """Load a reward function, in this process or, with a timeout or workers, in others.
 
@@ -103,14 +110,19 @@ def open_reward(
         key: the setting, for messages ("reward.functions[0]").
         name: name in metrics; None uses the function's own name.
         folder: working directory of its processes, since a reward's file may have changed this one's; None: this one's.
+        services: further values passed to a reward that is a class: {"device": ..., "steps": ...}.
 
     Raises:
-        ConfigError: the function cannot be found or called.
+        ConfigError: the function cannot be found or called, or a class is to be used in other processes.
     """
     name = name or split_name(entry.name)[1]
     kwargs: Any = OmegaConf.to_container(entry.kwargs) if OmegaConf.is_config(entry.kwargs) else entry.kwargs
     if entry.timeout is None and entry.workers == 0:
-        return make_reward_function(name, load_function(entry.name, f"{key}.name")[1], kwargs, context, key)
+        call = load_function(entry.name, f"{key}.name")[1]
+        if inspect.isclass(call):
+            given = {**context, **(services or {}), "name": name, "key": key}
+            call, kwargs, context = make_instance(call, name, kwargs, given, key), {}, {}
+        return make_reward_function(name, call, kwargs, context, key)
     setup = {"reward": entry.name, "name": name, "kwargs": dict(kwargs), "context": dict(context), "key": key}
     setup["folder"], setup["plugins"] = folder or os.getcwd(), imported_plugins()
     return ProcessReward(setup, max(1, entry.workers), entry.timeout)

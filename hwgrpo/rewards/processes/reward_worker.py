@@ -28,6 +28,7 @@ from hwgrpo.rewards.processes.messages import HEADER, encode_reply, frame_messag
 from hwgrpo.rewards.randomness import CONCURRENT, seeded
 from hwgrpo.rewards.reward_loading import load_function
 from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.rewards.stateful import refuse_class
 from hwgrpo.user_code import import_plugins, raised_by_user_code, source_line
 
 END_SECONDS = 5.0
@@ -60,6 +61,7 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     try:
         import_plugins(setup["plugins"])
         _, call = load_function(setup["reward"], f"{setup['key']}.name")
+        refuse_class(call, setup["name"], setup["key"])
         function = make_reward_function(setup["name"], call, setup["kwargs"], setup["context"], setup["key"])
         if function.form == "batch":
             import torch  # noqa: F401 - its arguments are tensors: not within the first call's timeout

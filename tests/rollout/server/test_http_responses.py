@@ -184,9 +184,9 @@ def test_what_is_broken_off_ends_at_once_and_the_next_request_works(serve):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while not client._in_flight:
+    while not client._exchange.in_flight:
         time.sleep(0.01)
     client.abort_requests()
     thread.join(HELD / 3)
     assert len(raised) == 1
-    assert not client._in_flight
+    assert not client._exchange.in_flight

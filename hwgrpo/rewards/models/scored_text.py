@@ -1,0 +1,53 @@
+"""Prompt and response as a reward model reads them: in its own chat template, or plain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hwgrpo.rewards.conversation import conversation
+from hwgrpo.values import Prompt
+
+TOO_LONG = ("fail", "left", "right")
+"""What becomes of a text with too many tokens: it has no score, or loses tokens at its beginning or its end."""
+
+
+class TooLong(ValueError):
+    """A text has more tokens than the model reads."""
+
+
+class ScoredText:
+    """Tokens of a prompt and a response for one reward model.
+
+    Args:
+        tokenizer: the reward model's own.
+        chat_template: whether its chat template is applied; None: if it has one.
+        max_length: most tokens that the model reads; None: no limit.
+        too_long: one of `TOO_LONG`.
+    """
+
+    def __init__(
+        self, tokenizer: Any, chat_template: bool | None, max_length: int | None, too_long: str = "fail"
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat = bool(tokenizer.chat_template) if chat_template is None else chat_template
+        self._max_length, self._too_long = max_length, too_long
+
+    def tokens(self, prompt: Prompt, response: str) -> list[int]:
+        """Return the tokens of a prompt with a response.
+
+        Raises:
+            TooLong: they are more than `max_length`, and are not to be cut.
+        """
+        if self._chat:
+            text = self._tokenizer.apply_chat_template(conversation(prompt, response), tokenize=False)
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self._tokenizer(prompt.text + response)["input_ids"]
+        limit = self._max_length
+        if limit is None or len(ids) <= limit:
+            return ids
+        if self._too_long == "fail":
+            raise TooLong(
+                f"prompt and response have {len(ids)} tokens of the reward model's, above its max_length={limit}"
+            )
+        return ids[-limit:] if self._too_long == "left" else ids[:limit]

@@ -1,0 +1,176 @@
+"""`judge`: scores by a chat model behind an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hwgrpo.rewards.checked_kwargs import Kwargs
+from hwgrpo.rewards.services.concurrent_requests import InvalidReply, Request, Service
+from hwgrpo.rewards.services.connection import Connection
+from hwgrpo.rewards.services.judge_replies import ScoreReader, Template, template_text
+from hwgrpo.rewards.services.pacing import RateLimit
+from hwgrpo.rewards.services.reply_cache import ReplyCache, cache_name
+from hwgrpo.values import Completions, PromptBatch
+
+PATH = "/chat/completions"
+OWN_FIELDS = ("model", "messages", "n", "stream")
+"""Fields of a request that `body` cannot set."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a judge wrote, and its cost."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Judge:
+    """The score that a chat model gives each response; a request per response, and one for equal ones.
+
+    Args:
+        key, name: the setting and the name in metrics; passed by the trainer.
+        model: its name on the server.
+        template: prompt with {prompt}, {response}, {ground_truth} and {column}; None: `TEMPLATE`.
+        template_file: a file with it.
+        system: system message, with the same placeholders.
+        pattern: regular expression; the first group of its last match is the score. None: `score: <number>`.
+        json_field: the reply has a JSON object, whose field this is; the pattern is not used.
+        score_range: [lowest, highest]; a score outside is no valid reply.
+        temperature, max_tokens: sampling of the judge; null leaves them to the server.
+        body: further fields of the request, e.g. {"seed": 1, "response_format": {"type": "json_object"}}.
+        cache: folder of replies, shared by ranks and runs; None: none.
+        requests_per_minute: of all ranks together, retries included; None: no limit.
+        prompt_price, completion_price: cost of a million tokens.
+        connection: `Connection`'s.
+
+    Raises:
+        ConfigError: an argument is unknown, missing or wrong.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        name: str,
+        model: str,
+        template: str | None = None,
+        template_file: str | None = None,
+        system: str | None = None,
+        pattern: str | None = None,
+        json_field: str | None = None,
+        score_range: Any = None,
+        temperature: float | None = 0.0,
+        max_tokens: int | None = 512,
+        body: Mapping[str, Any] | None = None,
+        cache: str | None = None,
+        requests_per_minute: float | None = None,
+        prompt_price: float | None = None,
+        completion_price: float | None = None,
+        **connection: Any,
+    ) -> None:
+        checks = Kwargs(key)
+        checks.text("model", model)
+        text, source = template_text(checks, template, template_file)
+        self._template = Template(text, checks, source, needs_response=True)
+        self._system = None if system is None else Template(system, checks, "system", needs_response=False)
+        self._reader = ScoreReader(checks, pattern, json_field, score_range)
+        for each, value in (
+            ("temperature", temperature),
+            ("prompt_price", prompt_price),
+            ("completion_price", completion_price),
+        ):
+            if value is not None:
+                checks.number(each, value, at_least=0)
+        if max_tokens is not None:
+            checks.number("max_tokens", max_tokens, at_least=1, whole=True)
+        if requests_per_minute is not None:
+            checks.number("requests_per_minute", requests_per_minute, above=0)
+            requests_per_minute /= max(1, int(os.environ.get("WORLD_SIZE", "1")))
+        for each in body or {}:
+            if each in OWN_FIELDS:
+                raise checks.error("body", dict(body or {}), f"sets {each!r}, which the judge sets itself: remove it")
+        sampling = {"temperature": temperature, "max_tokens": max_tokens}
+        self._parameters = {
+            "model": model,
+            **{each: value for each, value in sampling.items() if value is not None},
+            **(body or {}),
+        }
+        self._name = name
+        priced = prompt_price is not None or completion_price is not None
+        self._prices = (prompt_price or 0, completion_price or 0) if priced else None
+        connected = Connection.of(type(self), key, connection)
+        self._service = Service(connected, key, RateLimit(requests_per_minute))
+        self._cache = None if cache is None else ReplyCache(cache, key)
+
+    def __call__(self, batch: PromptBatch, completions: Completions) -> list[Any]:
+        """Return a dict per response with score and cost, [S]; an exception stands for one without a score."""
+        names: list[str] = []
+        bodies: dict[str, dict[str, Any]] = {}
+        for index, text in zip(completions.prompt_index.tolist(), completions.texts, strict=True):
+            prompt = batch.prompts[index]
+            messages = [{"role": "user", "content": self._template.fill(prompt, text)}]
+            if self._system is not None:
+                messages.insert(0, {"role": "system", "content": self._system.fill(prompt, text)})
+            body = {**self._parameters, "messages": messages}
+            names.append(cache_name(body))
+            bodies[names[-1]] = body
+        results: dict[str, Any] = {name: self._cached(name) for name in bodies}
+        missing = [name for name, found in results.items() if found is None]
+        replies = self._service.call_all([Request(PATH, bodies[name], self._asked(name)) for name in missing])
+        results.update(zip(missing, replies, strict=True))
+        paid = set(missing)
+        rewards: list[Any] = []
+        for name in names:
+            result = results[name]
+            rewards.append(result if isinstance(result, Exception) else self._reward(*result, paid=name in paid))
+            paid.discard(name)  # equal responses share one reply, which is paid for once
+        return rewards
+
+    def _reward(self, score: float, reply: Reply, *, paid: bool) -> dict[str, Any]:
+        prompt_tokens, completion_tokens = (reply.prompt_tokens, reply.completion_tokens) if paid else (0, 0)
+        reward = {
+            "score": score,
+            f"{self._name}_prompt_tokens": prompt_tokens,
+            f"{self._name}_completion_tokens": completion_tokens,
+            f"{self._name}_reply": reply.text,
+        }
+        if self._prices is not None:
+            cost = (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
+            reward[f"{self._name}_cost"] = cost
+        return reward
+
+    def _cached(self, name: str) -> tuple[float, Reply] | None:
+        """Return score and reply from the cache; None if there is no valid one."""
+        stored = None if self._cache is None else self._cache.read(name)
+        if not isinstance(stored, Mapping) or not isinstance(stored.get("text"), str):
+            return None
+        with suppress(InvalidReply):
+            return self._reader.score(stored["text"]), Reply(stored["text"], 0, 0)
+        return None
+
+    def _asked(self, name: str) -> Any:
+        """Return a function that reads the reply to one request; tokens of its invalid replies count, too."""
+        spent = [0, 0]
+
+        def read(answer: Any) -> tuple[float, Reply]:
+            for place, field in enumerate(("prompt_tokens", "completion_tokens")):
+                usage = answer.get("usage") if isinstance(answer, Mapping) else None
+                count = usage.get(field) if isinstance(usage, Mapping) else None
+                spent[place] += count if isinstance(count, int) else 0
+            try:
+                text = answer["choices"][0]["message"]["content"]
+            except (KeyError, IndexError, TypeError) as error:
+                raise InvalidReply("the reply has no choices[0].message.content") from error
+            if not isinstance(text, str):
+                raise InvalidReply(f"the reply's content is no text but {type(text).__name__}")
+            score = self._reader.score(text)
+            if self._cache is not None:
+                self._cache.write(name, {"text": text, "prompt_tokens": spent[0], "completion_tokens": spent[1]})
+            return score, Reply(text, *spent)
+
+        return read
