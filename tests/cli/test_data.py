@@ -46,8 +46,8 @@ def test_gsm8k_is_converted_with_counts_reasons_and_a_preview(hwgrpo, copy, tmp_
     done = hwgrpo("data", "gsm8k", "--source", "copy")
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "train 9 6 3 data/gsm8k/train.parquet" in lines
-    assert "test 5 5 0 data/gsm8k/test.parquet" in lines
+    assert "train 9 5 3 1 data/gsm8k/train.parquet" in lines
+    assert "test 5 5 0 0 data/gsm8k/test.parquet" in lines
     for line, reason in ((7, "not valid JSON"), (8, "no ####"), (9, "'question' is empty")):
         assert any(told.startswith(f"1 {reason}") and told.endswith(f"train.jsonl, line {line}") for told in lines), (
             line
@@ -58,7 +58,8 @@ def test_gsm8k_is_converted_with_counts_reasons_and_a_preview(hwgrpo, copy, tmp_
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
     table = pyarrow.parquet.read_table(tmp_path / "data/gsm8k/train.parquet")
     assert table.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
-    assert table.num_rows == 6
+    assert table.num_rows == 5
+    assert any(line.startswith("1 has a prompt of test ") and line.endswith("train.jsonl, line 6") for line in lines)
 
 
 def test_conversion_refuses_to_write_over_files_and_strict_refuses_bad_rows(hwgrpo, copy, tmp_path):
@@ -99,7 +100,7 @@ def test_math_is_converted_and_inspected_with_its_own_reward(hwgrpo, tmp_path):
 
 
 def test_inspection_shows_overlaps_and_repeats_and_fails_where_rows_are_bad(hwgrpo, copy, tmp_path):
-    assert hwgrpo("data", "gsm8k", "--source", "copy").returncode == 0
+    assert hwgrpo("data", "gsm8k", "--source", "copy", "--keep-duplicates").returncode == 0
     good = hwgrpo("data", "inspect", "data/gsm8k")
     assert good.returncode == 0, good.stderr
     assert "1 prompt is in both data/gsm8k/train.parquet and data/gsm8k/test.parquet" in " ".join(good.stdout.split())
