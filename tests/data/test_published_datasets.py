@@ -8,8 +8,10 @@ import pyarrow.parquet
 import pytest
 
 from hwgrpo.catalog import REWARDS
+from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.convert import convert, output_files, write
 from hwgrpo.data.dataset_files import open_copy
+from hwgrpo.data.inspection import Settings, inspect_files
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.published import PUBLISHED, REFUSED, published_with, reward_of
 from hwgrpo.data.row_schema import read_prompt
@@ -73,6 +75,19 @@ def test_every_dataset_is_read_by_the_trainer_from_every_source(
     assert prompt.text.endswith(f"{PUBLISHED[name].instruction}\n<assistant>")
     assert (prompt.ground_truth is None) == (name == "hh_rlhf")
     assert reward_of(prompt.source) == PUBLISHED[name].reward
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_inspection_finds_no_bad_row_and_scores_the_answers_with_the_reward_of_their_source(name, tmp_path):
+    copy = open_copy(PUBLISHED[name], str(write_jsonl(tmp_path / f"{PUBLISHED[name].splits[0]}.jsonl", ROWS[name])))
+    files = output_files(tmp_path / "out", copy, force=False)
+    write(files, convert(PUBLISHED[name], copy, None, strict=True))
+    settings = Settings(DataConfig(train=""), None, None, 0)
+    (report,) = inspect_files([str(file) for file in files.values()], settings).files
+    size, reward = len(ROWS[name]), PUBLISHED[name].reward
+    assert (report.rows, report.bad, report.sources) == (size, [], {PUBLISHED[name].data_source: size})
+    scored = 0 if reward == "code" else size  # which scores entire batches
+    assert [(each.reward, each.scored) for each in report.judged] == ([] if reward is None else [(reward, scored)])
 
 
 def test_every_reward_of_a_published_dataset_is_built_in():
