@@ -35,6 +35,7 @@ def test_columns_are_named_and_rows_become_what_the_trainer_reads(tmp_path, data
     files = output_files(tmp_path / "out", open_files([str(file)]), force=False)
     write(files, done)
     dataset = build_dataset(data_config(files["train"]), tokenizer, "train")
+    assert dataset is not None
     assert (dataset.prompt(0, 0).ground_truth, dataset.prompt(0, 0).source) == ("2", "mine")
 
 

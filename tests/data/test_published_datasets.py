@@ -69,6 +69,7 @@ def test_every_dataset_is_read_by_the_trainer_from_every_source(
     files = output_files(tmp_path / "out", copy, force=False)
     write(files, convert(PUBLISHED[name], copy, None, strict=True))
     dataset = build_dataset(data_config(files[split], max_prompt_tokens=2000), tokenizer, "train")
+    assert dataset is not None
     assert len(dataset) == len(ROWS[name])
     prompt = dataset.prompt(0, 0)
     assert prompt.source == PUBLISHED[name].data_source
@@ -95,7 +96,7 @@ def test_every_reward_of_a_published_dataset_is_built_in():
 
 
 def test_repeated_prompts_are_left_out_the_first_kept_and_counted_by_what_differs(tmp_path):
-    rows = [dapo(1), dapo(2), *(dapo(1, index=number) for number in range(20)), dapo(2, answer=7)]
+    rows = [dapo(1), dapo(2), *(dapo(1, copy=number) for number in range(20)), dapo(2, answer=7)]
     done = convert_rows("dapo_math", rows, tmp_path)
     assert [(row["extra_info"]["index"], truth(row)) for row in done.rows] == [(0, "2"), (1, "3")]
     assert (done.read, done.dropped) == (23, [])

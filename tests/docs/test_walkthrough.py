@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.catalog import REWARDS
+from hwgrpo.data.published import PUBLISHED, REFUSED
 from tests.docs.pages import code, page, table
 
 REPO = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def shell(tmp_path_factory):
 @pytest.mark.slow
 def test_every_block_of_the_walk_through_runs_and_the_model_learns(shell):
     outputs = [shell(block) for block in blocks()]
-    assert len(outputs) == 6
+    assert len(outputs) == 7
     assert "1,000 prompts" in "".join(outputs)
     summary = json.loads((shell.folder / "runs/mine/summary.json").read_text())
     greedy = next(row for row in summary["validation"] if row["metric"] == "greedy")
@@ -72,3 +73,19 @@ def test_the_built_in_rewards_and_their_arguments_are_on_the_page():
     for name, row in rows.items():
         arguments = [argument for argument in inspect.signature(REWARDS.load(name)).parameters if argument not in given]
         assert code(row["`kwargs`"]) == arguments
+
+
+def test_the_published_datasets_are_on_the_page_with_their_splits_and_rewards():
+    rows = {code(row["name"])[0]: row for row in table(page("own-data.md"), "name", "splits written")}
+    assert list(rows) == [*PUBLISHED, *REFUSED]
+    for name, dataset in PUBLISHED.items():
+        row = rows[name]
+        assert code(row["dataset, subset"]) == [dataset.hub, *([dataset.subset] if dataset.subset else [])]
+        assert row["splits written"] == ", ".join(dataset.splits)
+        assert code(row["reward"]) == ([dataset.reward] if dataset.reward else [])
+
+
+def test_the_conversion_of_own_files_on_the_page_makes_a_validation_split(shell):
+    [block] = [block for block in blocks() if "hwgrpo data convert" in block]
+    assert "2 rows, none bad" in shell(block)
+    assert (shell.folder / "data/questions/validation.parquet").is_file()
