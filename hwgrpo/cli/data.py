@@ -8,15 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hwgrpo.data.published import PUBLISHED, REFUSED, Published
 from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from hwgrpo.data.inspection import Settings
 
-HELP = "convert GSM8K or MATH for training, or inspect data files"
+HELP = "convert published datasets or your files for training, or inspect data files"
 INSPECT_HELP = "show a data file as the trainer reads it: columns, lengths, duplicates, bad rows, rewards"
-GSM8K_HELP = "convert GSM8K into train.parquet and test.parquet"
-MATH_HELP = "convert MATH into train.parquet and test.parquet"
+OWN_HELP = "convert files of your own, whose columns you name"
+OWN_DESCRIPTION = (
+    "Convert files of your own. The name of a file tells its split, as in train.jsonl and test.jsonl; where it tells "
+    "none, the split is train."
+)
+CONVERSION = (
+    "The rows get the schema that verl uses: data_source, prompt, ability, reward_model, extra_info. Rows that cannot "
+    "be converted are dropped and reported, as are rows that repeat a prompt, and training rows with a prompt of "
+    "another split."
+)
+REFUSED_HELP = {"geo3k": "not converted: its prompts have images"}
 SCHEMA = "hwgrpo.data.inspect/1"
 ROWS_TO_SCORE = 1000
 
@@ -24,31 +34,44 @@ ROWS_TO_SCORE = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
-    for name, text, hub in (
-        ("gsm8k", GSM8K_HELP, "openai/gsm8k, subset main"),
-        ("math", MATH_HELP, "DigitalLearningGmbH/MATH-lighteval"),
-    ):
-        convert = actions.add_parser(
+    for name, text in {**{name: _published_help(each) for name, each in PUBLISHED.items()}, **REFUSED_HELP}.items():
+        published = actions.add_parser(
             name,
             help=text,
-            description=f"{text[0].upper()}{text[1:]}, in the schema that verl uses: data_source, prompt, ability, "
-            "reward_model, extra_info. A row without a final answer is dropped and reported.",
+            description=f"{text[0].upper()}{text[1:]}. {CONVERSION}",
             epilog=parser.epilog,
         )
-        convert.add_argument(
+        hub = f" (default: {_on_hub(PUBLISHED[name])})" if name in PUBLISHED else ""
+        published.add_argument(
             "--source",
             metavar="PATH | HUB_NAME",
             help="a file or folder (.parquet, .jsonl, .json, as the hub stores them, or of save_to_disk), or "
-            f"owner/name or owner/name:subset of a hub dataset with the same columns (default: {hub})",
+            f"owner/name or owner/name:subset of a hub dataset with the same columns{hub}",
         )
-        convert.add_argument("--out", metavar="FOLDER", help=f"output folder (default data/{name})")
-        convert.add_argument(
-            "--instruction",
-            metavar="TEXT",
-            help="text appended to every question, e.g. how to mark the answer (default: verl's sentence; '' for none)",
-        )
-        convert.add_argument("--force", action="store_true", help="overwrite existing files")
-        convert.add_argument("--strict", action="store_true", help="a row that cannot be converted is an error")
+        published.add_argument("--out", metavar="FOLDER", help=f"output folder (default data/{name})")
+        _add_conversion_arguments(published, "the dataset's own sentence")
+    own = actions.add_parser(
+        "convert", help=OWN_HELP, description=f"{OWN_DESCRIPTION} {CONVERSION}", epilog=parser.epilog
+    )
+    own.add_argument("files", nargs="+", metavar="FILE", help=".jsonl, .jsonl.gz, .json, .parquet, .csv or .tsv")
+    own.add_argument("--prompt-key", default="prompt", metavar="COLUMN", help="text or chat messages (default prompt)")
+    own.add_argument(
+        "--answer-key",
+        metavar="COLUMN",
+        help="the ground truth, with dots for a nested one: text, a number, a list of accepted answers, or JSON "
+        "(default: the first of the usual columns; '' where rewards need none)",
+    )
+    own.add_argument(
+        "--reward", metavar="NAME", help="the reward that scores the rows, for the settings that are printed"
+    )
+    own.add_argument("--source-name", metavar="NAME", help="data_source of the rows (default: the file's name)")
+    own.add_argument(
+        "--validation",
+        metavar="N | SHARE",
+        help="move so many prompts of train, or such a share, to validation.parquet; a prompt's hash decides which",
+    )
+    own.add_argument("--out", metavar="FOLDER", help="output folder (default data/ and the file's name)")
+    _add_conversion_arguments(own, "none")
     inspect = actions.add_parser(
         "inspect",
         help=INSPECT_HELP,
@@ -80,21 +103,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA})")
 
 
+def _published_help(dataset: Published) -> str:
+    files = [f"{split}.parquet" for split in dataset.splits]
+    return f"convert {dataset.title} into {' and '.join(filter(None, (', '.join(files[:-1]), files[-1])))}"
+
+
+def _on_hub(dataset: Published) -> str:
+    return dataset.hub + (f", subset {dataset.subset}" if dataset.subset else "")
+
+
+def _add_conversion_arguments(parser: argparse.ArgumentParser, instruction: str) -> None:
+    parser.add_argument(
+        "--instruction",
+        metavar="TEXT",
+        help=f"text appended to every question, e.g. how to mark the answer (default: {instruction}; '' for none)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
+    parser.add_argument("--strict", action="store_true", help="a row that cannot be converted is an error")
+    parser.add_argument("--keep-duplicates", action="store_true", help="keep rows that repeat a prompt")
+
+
 def run(args: argparse.Namespace) -> int:
     """Convert or inspect; return the exit code."""
-    return _inspect(args) if args.action == "inspect" else _convert(args)
+    actions = {"inspect": _inspect, "convert": _convert_own}
+    return actions.get(args.action, _convert)(args)
 
 
 def _convert(args: argparse.Namespace) -> int:
     from hwgrpo.cli.data_conversion_text import show_converted
     from hwgrpo.data.convert import convert, output_files, write
     from hwgrpo.data.dataset_files import open_copy
-    from hwgrpo.data.published import PUBLISHED
 
+    if args.action in REFUSED:
+        raise ConfigError(REFUSED[args.action])
     dataset = PUBLISHED[args.action]
     copy = open_copy(dataset, args.source)
     files = output_files(Path(args.out or f"data/{args.action}").expanduser(), copy, args.force)
-    converted = convert(dataset, copy, args.instruction, args.strict)
+    converted = convert(dataset, copy, args.instruction, args.strict, args.keep_duplicates)
+    write(files, converted)
+    show_converted(dataset, copy, files, converted)
+    return 0
+
+
+def _convert_own(args: argparse.Namespace) -> int:
+    from hwgrpo.catalog import REWARDS
+    from hwgrpo.cli.data_conversion_text import show_converted
+    from hwgrpo.data.convert import convert, output_files, write
+    from hwgrpo.data.own_files import open_files, own_conversion, split_off, validation_size
+    from hwgrpo.user_code import names_a_file
+
+    if args.reward is not None and not names_a_file(args.reward):
+        REWARDS.check(args.reward, "--reward")
+    size = None if args.validation is None else validation_size(args.validation)
+    copy = open_files(args.files)
+    name = args.source_name or Path(args.files[0]).name.partition(".")[0]
+    dataset = own_conversion(name, args.prompt_key, args.answer_key, args.reward, name)
+    further = () if size is None else ("validation",)
+    out = Path(args.out or f"data/{name.rpartition('/')[2]}").expanduser()
+    files = output_files(out, copy, args.force, further)
+    converted = convert(dataset, copy, args.instruction, args.strict, args.keep_duplicates)
+    if size is not None:
+        converted = split_off(converted, size)
     write(files, converted)
     show_converted(dataset, copy, files, converted)
     return 0

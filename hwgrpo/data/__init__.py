@@ -8,9 +8,13 @@ prompts.py         rows -> tokenized prompts, the length limit
 chat_template.py   a row -> the model's input text
 sampler.py         the order in which prompts are visited, exactly resumable
 difficulty.py      the same without prompts that were too easy or too hard when they were last sampled
-published.py       datasets that `hwgrpo data` converts, and the final answer in their solutions
+published.py       datasets that `hwgrpo data` converts: columns, instruction, reward
+raw_rows.py        a row as it is published -> prompt, ground truth, further columns
+final_answers.py   the final answer in a worked solution
 dataset_files.py   finding and reading the files of such a dataset
-convert.py         its rows -> verl's schema, as Parquet
+own_files.py       the same for files of the user's own, and a validation split of them
+convert.py         rows -> verl's schema, as Parquet
+duplicates.py      rows that repeat a prompt, or have one of a split to test with
 inspection.py      statistics and bad rows of data files
 reward_check.py    check whether rewards could score the rows
 """

@@ -11,10 +11,9 @@ from typing import Any
 
 from hwgrpo.data.formats import READERS, TABLES, Broken, Part, read_file
 from hwgrpo.data.published import Published
-from hwgrpo.data.sources import find_data, split_of
+from hwgrpo.data.sources import SPLIT_WORDS, find_data, split_of
 from hwgrpo.errors import DataError
 
-SPLITS = ("train", "test")
 KEY = "--source"
 
 
@@ -25,7 +24,7 @@ class Copy:
     source: str
     """The source, for messages."""
     splits: Mapping[str, Sequence[tuple[Part, Broken]]]
-    """Split ("train", "test" or both) -> its files, with the errors of broken rows."""
+    """Split -> its files, with the errors of broken rows."""
     skipped: Mapping[str, Sequence[str]]
     """Reason why files were skipped -> their names."""
 
@@ -38,21 +37,22 @@ def open_copy(dataset: Published, spec: str | None) -> Copy:
         spec: a file, a folder or a hub name; None is the dataset's own hub name.
 
     Raises:
-        DataError: nothing found, a file cannot be read, or there are no rows for training or testing.
+        DataError: nothing found, a file cannot be read, or there are no rows of the dataset's splits.
     """
     spec = spec or dataset.hub
     path = find_data(spec, KEY)
     if path is None:
         return _from_hub(dataset, spec)
     if path.is_file():
-        split = split_of(Path(path.name)) or "train"
-        if split not in SPLITS:
+        split = split_of(Path(path.name)) or dataset.splits[0]
+        if split not in dataset.splits:
             raise DataError(
-                f"{KEY} {path}: its name implies the split {split!r}, and only train and test are made; rename it"
+                f"{KEY} {path}: its name implies the split {split!r}, and {dataset.title} has answers for "
+                f"{' and '.join(dataset.splits)} alone; name one of these, or rename the file"
             )
         return Copy(str(path), {split: [_read(path, dataset)]}, {})
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return _saved(path)
+        return _saved(path, dataset)
     return _from_folder(dataset, path)
 
 
@@ -80,15 +80,18 @@ def _from_folder(dataset: Published, folder: Path) -> Copy:
     files = keep([file for file in files if split_of(file)], "names no split")
     by_split: dict[str, list[Path]] = {}
     for file in files:
-        by_split.setdefault(split_of(file) or "train", []).append(file)
-    if not set(by_split) & set(SPLITS):
+        by_split.setdefault(split_of(file) or dataset.splits[0], []).append(file)
+    if not set(by_split) & set(dataset.splits):
         raise DataError(
-            f"{KEY} {folder}: its files are of the split {', '.join(sorted(by_split))}; train or test is needed"
+            f"{KEY} {folder}: its files are of the split {', '.join(sorted(by_split))}; "
+            f"{' or '.join(dataset.splits)} is needed"
         )
-    for split in set(by_split) - set(SPLITS):
+    for split in sorted(set(by_split) - set(dataset.splits)):
         skipped[f"of the split {split}"] = [str(file) for file in by_split[split]]
     splits = {
-        split: [_read(folder / file, dataset) for file in by_split[split]] for split in SPLITS if split in by_split
+        split: [_read(folder / file, dataset) for file in by_split[split]]
+        for split in dataset.splits
+        if split in by_split
     }
     return Copy(str(folder), splits, skipped)
 
@@ -110,17 +113,17 @@ def _single_row(path: Path, dataset: Published) -> dict[str, Any] | None:
         content = json.loads(path.read_bytes())
     except ValueError:  # `read_file` reports the error
         return None
-    return content if isinstance(content, dict) and dataset.question in content else None
+    return content if isinstance(content, dict) and dataset.missing(content) is None else None
 
 
-def _saved(folder: Path) -> Copy:
+def _saved(folder: Path, dataset: Published) -> Copy:
     import datasets
 
     try:
         loaded: Any = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{KEY} {folder}: a damaged dataset folder ({error}); save it again") from error
-    return _loaded(str(folder), loaded)
+    return _loaded(str(folder), loaded, dataset)
 
 
 def _from_hub(dataset: Published, spec: str) -> Copy:
@@ -129,28 +132,31 @@ def _from_hub(dataset: Published, spec: str) -> Copy:
     name, _, subset = spec.partition(":")
     same = name.rpartition("/")[2].lower() == dataset.hub.rpartition("/")[2].lower()
     subset = subset or (dataset.subset if same else None)
+    branch = dataset.revision if name == dataset.hub else None
     try:
-        loaded: Any = datasets.load_dataset(name, subset or None)
+        loaded: Any = datasets.load_dataset(name, subset or None, revision=branch)
     except Exception as error:  # the library raises many types, none with a remedy for a missing network
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        revision = f" --revision {dataset.revision}" if dataset.revision else ""
         raise DataError(
             f"{spec!r} cannot be loaded from the hub: {reason}. Where there is no network, copy "
             f"{' and '.join(dataset.files)} of {dataset.page} into a folder here, from a machine that has one "
-            f"(hf download {dataset.hub} --repo-type dataset --local-dir FOLDER), and give {KEY} FOLDER; where there "
-            "is a mirror, set HF_ENDPOINT"
+            f"(hf download {dataset.hub} --repo-type dataset{revision} --local-dir FOLDER), and give {KEY} FOLDER; "
+            "where there is a mirror, set HF_ENDPOINT"
         ) from error
-    return _loaded(f"{name}{f', subset {subset}' if subset else ''}, on the hub", loaded)
+    return _loaded(f"{name}{f', subset {subset}' if subset else ''}, on the hub", loaded, dataset)
 
 
-def _loaded(source: str, loaded: Any) -> Copy:
-    """Return the rows of a `Dataset`, as training data, or the train and test splits of a `DatasetDict`."""
-    by_split = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+def _loaded(source: str, loaded: Any, dataset: Published) -> Copy:
+    """Return the rows of a `Dataset`, as the first split, or the splits of a `DatasetDict`."""
+    by_split = dict(loaded) if isinstance(loaded, dict) else {dataset.splits[0]: loaded}
+    by_split = {SPLIT_WORDS.get(split, split): rows for split, rows in by_split.items()}
     splits = {
         split: [(Part(f"{source}, split {split}", by_split[split], tuple(by_split[split].column_names), source), {})]
-        for split in SPLITS
+        for split in dataset.splits
         if split in by_split and len(by_split[split])
     }
     if not splits:
-        raise DataError(f"{source}: no rows in a split train or test; it has: {', '.join(by_split)}")
+        raise DataError(f"{source}: no rows in a split {' or '.join(dataset.splits)}; it has: {', '.join(by_split)}")
     others = [split for split in by_split if split not in splits]
     return Copy(source, splits, {"another split": others} if others else {})

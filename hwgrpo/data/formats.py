@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ class Part:
 
 
 def read_file(path: Path, broken: Broken | None = None) -> Part:
-    """Read a .jsonl, .json or .parquet file.
+    """Read a data file, whose suffix is one of `READERS`.
 
     Args:
         path: the file.
@@ -64,16 +66,31 @@ def each_row(part: Part, broken: Broken) -> Iterator[tuple[int, Row | DataError]
 
 def read_jsonl(path: Path, broken: Broken | None = None) -> Part:
     """Read JSON lines, one object a line; blank lines are skipped."""
-    rows, lines = [], []
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                row = _json_line(raw, "utf-8-sig" if number == 1 else "utf-8", f"{path}, line {number}")
-            except DataError as error:
-                row = _collect_error(error, broken, len(rows))
-            if row is not None:
-                rows.append(row)
-                lines.append(number)
+        return _read_lines(file, path, broken)
+
+
+def read_gzip(path: Path, broken: Broken | None = None) -> Part:
+    """Read compressed JSON lines, .jsonl.gz."""
+    if not path.name.lower().endswith(".jsonl.gz"):
+        raise DataError(f"{path}: of compressed files only .jsonl.gz can be read; unpack it with gunzip")
+    try:
+        with gzip.open(path) as file:
+            return _read_lines(file, path, broken)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: truncated, damaged or not a gzip file ({error_text(error, 200)})") from error
+
+
+def _read_lines(file: Iterable[bytes], path: Path, broken: Broken | None) -> Part:
+    rows, lines = [], []
+    for number, raw in enumerate(file, start=1):
+        try:
+            row = _json_line(raw, "utf-8-sig" if number == 1 else "utf-8", f"{path}, line {number}")
+        except DataError as error:
+            row = _collect_error(error, broken, len(rows))
+        if row is not None:
+            rows.append(row)
+            lines.append(number)
     return Part(str(path), rows, _columns(rows), path.name, lines)
 
 
@@ -159,6 +176,7 @@ READERS: Mapping[str, Callable[[Path, Broken | None], Part]] = {
     ".parquet": read_parquet,
     ".csv": read_csv,
     ".tsv": read_csv,
+    ".gz": read_gzip,
 }
 
 

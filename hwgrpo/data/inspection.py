@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,15 @@ from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
 from hwgrpo.data.prompts import TOKENIZE_BATCH
 from hwgrpo.data.published import published_with
 from hwgrpo.data.reward_check import Judged, judge_rows
-from hwgrpo.data.row_schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
+from hwgrpo.data.row_schema import (
+    Message,
+    ground_truth_key,
+    identity,
+    message_text,
+    missing_column,
+    read_ground_truth,
+    read_prompt,
+)
 from hwgrpo.data.sources import Rows, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError, escaped
 from hwgrpo.rewards.processes.reward_process import Reward
@@ -195,7 +202,7 @@ def _repeats(part: Part, good: _Good) -> tuple[dict[str, str], list[Repeat]]:
     first: dict[str, str] = {}
     repeats = []
     for index, prompt in good.prompts.items():
-        place, key = part.place(index), _identity(prompt)
+        place, key = part.place(index), identity(prompt)
         if key in first:
             repeats.append(Repeat(place, first[key]))
         else:
@@ -203,19 +210,8 @@ def _repeats(part: Part, good: _Good) -> tuple[dict[str, str], list[Repeat]]:
     return first, repeats
 
 
-def _identity(prompt: str | tuple[Message, ...]) -> str:
-    """Return a key for equal prompts; a text equals a single user message with it."""
-    messages = [("user", prompt)] if isinstance(prompt, str) else [(each["role"], _content(each)) for each in prompt]
-    return json.dumps([(role, " ".join(content.split())) for role, content in messages])
-
-
 def _text(prompt: str | tuple[Message, ...]) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(map(_content, prompt))
-
-
-def _content(message: Message) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+    return prompt if isinstance(prompt, str) else "\n".join(map(message_text, prompt))
 
 
 def _kind(prompt: str | tuple[Message, ...]) -> str:

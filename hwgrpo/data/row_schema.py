@@ -6,6 +6,7 @@ TRL: `prompt` (text or chat messages), every other column for the reward functio
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,20 @@ def read_prompt(row: Row, key: str, place: str) -> str | tuple[Message, ...]:
         return _messages(value, key, place)
     what = "empty (null)" if value is None else f"of type {type(value).__name__}"
     raise DataError(f"{place}: column {key!r} is {what}; a prompt is text or a list of chat messages")
+
+
+def message_text(message: Message) -> str:
+    """Return the text of a message that `read_prompt` has checked."""
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def identity(prompt: str | Sequence[Message]) -> str:
+    """Return a key for prompts that are equal up to white space; a text equals a single user message with it."""
+    messages = (
+        [("user", prompt)] if isinstance(prompt, str) else [(each["role"], message_text(each)) for each in prompt]
+    )
+    return json.dumps([(role, " ".join(content.split())) for role, content in messages])
 
 
 def check_text(text: str, where: str) -> None:

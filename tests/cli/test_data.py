@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hwgrpo.data.published import PUBLISHED
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ def copy(tmp_path):
 
 
 def test_help_of_data_imports_neither_torch_nor_datasets():
-    for words in (["--help"], ["gsm8k", "--help"], ["inspect", "--help"]):
+    for words in (["--help"], ["gsm8k", "--help"], ["convert", "--help"], ["inspect", "--help"]):
         code = (
             f"import sys; sys.argv = ['hwgrpo', 'data', *{words!r}]\n"
             "from hwgrpo.cli.main import main\n"
@@ -46,8 +47,8 @@ def test_gsm8k_is_converted_with_counts_reasons_and_a_preview(hwgrpo, copy, tmp_
     done = hwgrpo("data", "gsm8k", "--source", "copy")
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "train 9 6 3 data/gsm8k/train.parquet" in lines
-    assert "test 5 5 0 data/gsm8k/test.parquet" in lines
+    assert "train 9 5 3 1 data/gsm8k/train.parquet" in lines
+    assert "test 5 5 0 0 data/gsm8k/test.parquet" in lines
     for line, reason in ((7, "not valid JSON"), (8, "no ####"), (9, "'question' is empty")):
         assert any(told.startswith(f"1 {reason}") and told.endswith(f"train.jsonl, line {line}") for told in lines), (
             line
@@ -58,7 +59,70 @@ def test_gsm8k_is_converted_with_counts_reasons_and_a_preview(hwgrpo, copy, tmp_
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
     table = pyarrow.parquet.read_table(tmp_path / "data/gsm8k/train.parquet")
     assert table.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
-    assert table.num_rows == 6
+    assert table.num_rows == 5
+    assert any(line.startswith("1 has a prompt of test ") and line.endswith("train.jsonl, line 6") for line in lines)
+
+
+def test_every_published_dataset_has_a_command_that_names_its_splits(hwgrpo):
+    shown = " ".join(hwgrpo("data", "--help").stdout.split())
+    for name, dataset in PUBLISHED.items():
+        assert f"{name} convert {dataset.title} into {dataset.splits[0]}.parquet" in shown
+    assert "train.parquet, validation.parquet and test.parquet" in shown
+    assert "default: openai/gsm8k, subset main" in " ".join(hwgrpo("data", "gsm8k", "--help").stdout.split())
+
+
+def test_a_dataset_of_images_is_refused_by_name_with_what_to_do(hwgrpo):
+    for words in ((), ("--source", "anything", "--force")):
+        done = hwgrpo("data", "geo3k", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "images in prompts are not supported" in done.stderr
+        assert "hwgrpo data convert FILE" in done.stderr
+
+
+def test_own_files_are_converted_with_a_validation_split_and_a_preview(hwgrpo, tmp_path):
+    rows = [{"q": f"Sort {n}", "a": str(n)} for n in range(10)] + [
+        {"q": "Sort  3", "a": "3"},
+        {"q": "Sort 4", "a": "5"},
+    ]
+    write_jsonl(tmp_path / "mine.jsonl", rows)
+    words = ("data", "convert", "mine.jsonl", "--prompt-key", "q", "--answer-key", "a", "--reward", "exact_match")
+    done = hwgrpo(*words, "--validation", "2", "--instruction", "Digits only.", "--source-name", "me/sorting")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "train 12 8 0 2 data/sorting/train.parquet" in lines
+    assert "validation 2 2 0 0 data/sorting/validation.parquet" in lines
+    assert "1 repeats an earlier row mine.jsonl, line 11" in lines
+    assert any(line.startswith("1 repeats the prompt of an earlier row, with another ground truth") for line in lines)
+    for line in (
+        "data_source me/sorting",
+        "data.validation data/sorting/validation.parquet",
+        "reward.functions [exact_match]",
+    ):
+        assert line in lines
+    assert re.search(r"prompt user: Sort \d Digits only\.", "\n".join(lines))
+    inspected = hwgrpo("data", "inspect", "data/sorting", "--reward", "exact_match")
+    assert inspected.returncode == 0, inspected.stdout
+    assert "in both" not in inspected.stdout
+    again = hwgrpo(*words, "--source-name", "me/sorting", "--validation", "2")
+    assert (again.returncode, "--force writes over" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["--reward", "gsm9k"], 2, "Did you mean 'gsm8k'?"),
+        (["--validation", "all"], 2, "--validation all: use a number of prompts"),
+        (["--validation", "1"], 2, "train has 1 prompts; leave some"),
+        (["--prompt-key", "promt"], 1, "Did you mean 'prompt'?"),
+        (["--out", "mine.jsonl"], 1, "is a file; name a folder"),
+    ],
+)
+def test_mistakes_in_converting_own_files_are_named_and_write_nothing(words, code, part, hwgrpo, tmp_path):
+    write_jsonl(tmp_path / "mine.jsonl", [{"prompt": "a", "answer": "1"}])
+    done = hwgrpo("data", "convert", "mine.jsonl", *words)
+    assert done.returncode == code
+    assert part in done.stderr
+    assert not (tmp_path / "data").exists()
 
 
 def test_conversion_refuses_to_write_over_files_and_strict_refuses_bad_rows(hwgrpo, copy, tmp_path):
@@ -99,7 +163,7 @@ def test_math_is_converted_and_inspected_with_its_own_reward(hwgrpo, tmp_path):
 
 
 def test_inspection_shows_overlaps_and_repeats_and_fails_where_rows_are_bad(hwgrpo, copy, tmp_path):
-    assert hwgrpo("data", "gsm8k", "--source", "copy").returncode == 0
+    assert hwgrpo("data", "gsm8k", "--source", "copy", "--keep-duplicates").returncode == 0
     good = hwgrpo("data", "inspect", "data/gsm8k")
     assert good.returncode == 0, good.stderr
     assert "1 prompt is in both data/gsm8k/train.parquet and data/gsm8k/test.parquet" in " ".join(good.stdout.split())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hwgrpo.data.published import last_boxed, number_after_mark
+from hwgrpo.data.final_answers import last_boxed, number_after_mark
 from hwgrpo.errors import DataError
 
 

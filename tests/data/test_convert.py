@@ -225,7 +225,7 @@ def test_a_source_is_never_written_over(gsm8k_folder):
     raw = gsm8k_folder / "raw"
     raw.mkdir()
     datasets.Dataset.from_list(GSM8K).to_parquet(raw / "train.parquet")
-    with pytest.raises(DataError, match=r"--source reads train\.parquet from there"):
+    with pytest.raises(DataError, match=r"train\.parquet there is one of the files to read"):
         converted("gsm8k", raw, raw, force=True)
 
 
@@ -256,8 +256,9 @@ def test_another_dataset_is_an_error_and_not_thousands_of_dropped_rows(name, row
 def test_the_hub_is_asked_for_the_dataset_and_its_subset(spec, called, monkeypatch, tmp_path):
     calls = []
 
-    def load_dataset(*words):
+    def load_dataset(*words, revision):
         calls.append(words)
+        assert revision is None
         rows = datasets.Dataset.from_list(GSM8K)
         return datasets.DatasetDict({"train": rows, "test": rows.select(range(2)), "extra": rows})
 
@@ -266,12 +267,12 @@ def test_the_hub_is_asked_for_the_dataset_and_its_subset(spec, called, monkeypat
     assert calls == [called]
     assert copy.skipped == {"another split": ["extra"]}
     done = convert(PUBLISHED["gsm8k"], copy, None, strict=True)
-    assert [row["reward_model"]["ground_truth"] for row in done["train"].rows] == GSM8K_TRUTHS
+    assert [row["reward_model"]["ground_truth"] for row in done["train"].rows] == GSM8K_TRUTHS[2:]
     assert len(done["test"].rows) == 2
 
 
 def test_without_a_network_the_error_says_what_to_download_and_how_to_name_it(monkeypatch):
-    def load_dataset(*words):
+    def load_dataset(*words, revision):
         raise ConnectionError("Couldn't reach the Hub.\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

@@ -40,7 +40,7 @@ def test_a_converted_dataset_is_all_good_and_scored_by_the_reward_of_its_source(
     assert report.ground_truths == {"reward_model.ground_truth": 10}
     assert report.sources == {PUBLISHED[name].hub: 10}
     assert [(each.reward, each.tried, each.scored, each.failed) for each in report.judged] == [(name, 10, 10, 0)]
-    shortest = min(len(row[PUBLISHED[name].question]) for row in rows)
+    shortest = min(len(row[PUBLISHED[name].columns[0]]) for row in rows)
     assert report.characters.min == shortest + 1 + len(PUBLISHED[name].instruction)
 
 

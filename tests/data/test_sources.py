@@ -211,7 +211,7 @@ def test_a_missing_file_is_refused_with_the_nearest_one_there(tmp_path):
 
 def test_a_folder_without_data_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("nothing")
-    with pytest.raises(DataError, match=r"has no data files \(\.jsonl, \.json, \.parquet, \.csv, \.tsv\)"):
+    with pytest.raises(DataError, match=r"has no data files \(\.jsonl, \.json, \.parquet, \.csv, \.tsv, \.gz\)"):
         read(tmp_path)
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hwgrpo.data.published import PUBLISHED, REFUSED
+from tests.docs.pages import code, page, table
+
 REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs" / "own-data.md"
 
@@ -44,7 +47,7 @@ def shell(tmp_path_factory):
 @pytest.mark.slow
 def test_every_block_of_the_walk_through_runs_and_the_model_learns(shell):
     outputs = [shell(block) for block in blocks()]
-    assert len(outputs) == 6
+    assert len(outputs) == 7
     assert "1,000 prompts" in "".join(outputs)
     summary = json.loads((shell.folder / "runs/mine/summary.json").read_text())
     greedy = next(row for row in summary["validation"] if row["metric"] == "greedy")
@@ -59,3 +62,19 @@ def test_the_mistake_that_the_page_suggests_is_named_with_its_remedy(shell):
     assert f"`{suggested}`" in PAGE.read_text(encoding="utf-8")
     with pytest.raises(AssertionError, match=r"Did you mean rollout\.temperature"):
         shell(suggested)
+
+
+def test_the_published_datasets_are_on_the_page_with_their_splits_and_rewards():
+    rows = {code(row["name"])[0]: row for row in table(page("own-data.md"), "name", "splits written")}
+    assert list(rows) == [*PUBLISHED, *REFUSED]
+    for name, dataset in PUBLISHED.items():
+        row = rows[name]
+        assert code(row["dataset, subset"]) == [dataset.hub, *([dataset.subset] if dataset.subset else [])]
+        assert row["splits written"] == ", ".join(dataset.splits)
+        assert code(row["reward"]) == ([dataset.reward] if dataset.reward else [])
+
+
+def test_the_conversion_of_own_files_on_the_page_makes_a_validation_split(shell):
+    [block] = [block for block in blocks() if "hwgrpo data convert" in block]
+    assert "2 rows, none bad" in shell(block)
+    assert (shell.folder / "data/questions/validation.parquet").is_file()

@@ -24,4 +24,32 @@ FAULTS = (
         '"set_aside": []',
         "data/test_difficulty.py -k restored",
     ),
+    Fault(
+        "a repeated prompt is kept",
+        "data/duplicates.py",
+        "elif key not in self._truths:",
+        "elif True:",
+        "data/test_published_datasets.py -k repeated",
+    ),
+    Fault(
+        "training keeps prompts of the test split",
+        "data/convert.py",
+        'held_out if split == "train" else {}',
+        "{}",
+        "data/test_published_datasets.py -k held_out",
+    ),
+    Fault(
+        "the letter of an option is off by one",
+        "data/raw_rows.py",
+        "letter = letters[int(label)]",
+        "letter = letters[int(label) - 1]",
+        "data/test_published_datasets.py -k lettered",
+    ),
+    Fault(
+        "validation prompts depend on the order of rows",
+        "data/own_files.py",
+        "ordered = sorted(set(hashes))",
+        "ordered = list(dict.fromkeys(hashes))",
+        "data/test_own_files.py -k order_of_the_rows",
+    ),
 )
