@@ -93,6 +93,8 @@ def chat_targets(
     for number in range(first, len(messages)):
         if messages[number]["role"] != "assistant":
             continue
+        if number == 0:
+            raise DataError(f"{place}: the conversation begins with the assistant's message; it needs one before it")
         before = apply_template(messages[:number], config, tokenizer, place, add_generation_prompt=True)
         after = apply_template(messages[: number + 1], config, tokenizer, place, add_generation_prompt=False)
         if not before.startswith(targets.text) or not after.startswith(before):
@@ -106,7 +108,5 @@ def chat_targets(
         targets.add(after[len(before) :], ends, trained=True)
     if not any(targets.trained):
         raise DataError(f"{place}: no message of the conversation is the assistant's, so there is nothing to train")
-    if not targets.trained.index(True):
-        raise DataError(f"{place}: the conversation begins with the assistant's message; it needs one before it")
     targets.close(ends, tokenizer.eos_token_id)
     return targets

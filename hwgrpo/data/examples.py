@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,6 @@ class _Reader:
     def __init__(self, rows: Rows, config: Any, tokenizer: Any, ends: Sequence[int]) -> None:
         self._rows, self._config, self._tokenizer, self._ends = rows, config, tokenizer, ends
         self._logged = are_logged(rows)
-        self._turn_end: int | None = None
 
     def targets(self, index: int) -> Targets:
         """Return the tokens of a row, and which of them are trained."""
@@ -169,7 +169,7 @@ class _Reader:
         if self._logged:
             # the prompt is the model's input text already
             templated = row["question"] is not None and config.chat != "never"
-            end = self._end_of_turn() if templated else self._tokenizer.eos_token_id
+            end = self._end_of_turn if templated else self._tokenizer.eos_token_id
             return text_targets(row["prompt"], row["response"], self._tokenizer, end, templated=templated)
         response = self._response(row, index, place)
         if response is None:  # a conversation alone
@@ -183,7 +183,7 @@ class _Reader:
             return text_targets(text, response, self._tokenizer, self._tokenizer.eos_token_id, templated=False)
         if isinstance(response, str) and not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
             text = render(self._rows, index, config, self._tokenizer).text  # the response continues this message
-            return text_targets(text, response, self._tokenizer, self._end_of_turn(), templated=True)
+            return text_targets(text, response, self._tokenizer, self._end_of_turn, templated=True)
         if isinstance(response, str):
             response = ({"role": "assistant", "content": response},)
         return self._chat(row, response, place)
@@ -214,16 +214,14 @@ class _Reader:
         first = len(prompt) if response else 0
         return chat_targets((*prompt, *response), first, config, self._tokenizer, self._ends, place)
 
+    @cached_property
     def _end_of_turn(self) -> int:
-        """Return the token that ends a response under the chat template."""
-        if self._turn_end is None:
-            messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
-            try:
-                probe = chat_targets(messages, 0, self._config, self._tokenizer, self._ends, "the chat template")
-                self._turn_end = probe.ids[-1]
-            except DataError:  # a template that wants other roles
-                self._turn_end = self._tokenizer.eos_token_id
-        return self._turn_end
+        """The token that ends a response under the chat template."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        try:
+            return chat_targets(messages, 0, self._config, self._tokenizer, self._ends, "the chat template").ids[-1]
+        except DataError:  # a template that wants other roles
+            return self._tokenizer.eos_token_id
 
 
 def read_response(row: Mapping[str, Any], key: str, place: str) -> Any:

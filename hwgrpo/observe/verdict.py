@@ -124,7 +124,10 @@ def _judge_losses(history: RunHistory, warnings: Iterable[str]) -> Verdict:
     change = validation or training
     if change is None:
         return Verdict("unknown", "muted", "Too early to judge the loss", f"{2 * FEWEST} steps are needed.")
-    about = [f"{_upper(each.text)}." for each in (validation, training) if each is not None and each is not change]
+    when = f"Validation before training and after step {last}"
+    if validation is None:
+        when = f"Means of the first and the last {history.ends[LOSS].size} steps"
+    about = [f"{when}.", *(f"{_upper(each.text)}." for each in (training,) if each and each is not change)]
     if losses and min(losses.values()) < (1 - WITHOUT_ERROR) * losses[last]:
         best = min(losses, key=lambda step: losses[step])
         about.append(f"The lowest validation loss was {losses[best]:.3f}, after step {best}: the model overfits since.")
