@@ -61,7 +61,10 @@ class TrainingRun:
         All are closed, even if one fails; see `close_all` for the error that is raised.
         """
         locks = [] if self.lock is None else [self.lock.close]
-        close_all(self.observer.close, *locks)
+        close_all(*self._closing(), *locks)
+
+    def _closing(self) -> list[Callable[[], None]]:
+        return [self.observer.close]
 
 
 @dataclass
@@ -81,6 +84,5 @@ class Run(TrainingRun):
     reported_failures: set[str] = field(default_factory=set)
     """Reward failures reported before: each kind is reported once."""
 
-    def close(self) -> None:
-        """Close the engine and the rewards, too."""
-        close_all(self.responses.close, super().close, self.engine.close, self.rewards.close)
+    def _closing(self) -> list[Callable[[], None]]:
+        return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close]
