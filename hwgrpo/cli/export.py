@@ -89,7 +89,7 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 def _settings(checkpoint: Checkpoint) -> Config:
     """Return the settings of a checkpoint."""
-    from hwgrpo.config.load import settings_from
+    from hwgrpo.config.stored_settings import settings_from
 
     try:
         return settings_from(checkpoint.manifest["state"]["config"])

@@ -22,6 +22,7 @@ from hwgrpo.text import terminal_lines
 
 COMMANDS = (
     "train",
+    "sft",
     "plan",
     "launch",
     "eval",
@@ -37,6 +38,8 @@ COMMANDS = (
 )
 """Commands: each is a module of this package with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
 
+ELSEWHERE = {"dpo": "hwgrpo has no DPO: train preference pairs with TRL's DPOTrainer, which loads RUN/final"}
+"""Commands that people look for here -> where to go."""
 
 EXIT_CODES = (
     "exit codes: 0 done, or stopped by a signal with everything saved; 1 the run, its data or this host failed; "
@@ -122,7 +125,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         match = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         near = nearest(match[1].lower(), re.findall(r"[\w-]+", match[2])) if match else None
-        super().error(f"{message}. Did you mean {near}?" if near else message)
+        hint = ELSEWHERE.get(match[1], "") if match else ""
+        super().error(hint or (f"{message}. Did you mean {near}?" if near else message))
 
 
 def report_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -22,6 +22,8 @@ uses.py            settings without effect
 derived.py         values that follow from several settings
 deepspeed_json.py  DeepSpeed's configuration, made from ours
 written_config.py  settings as they are stored: secrets as interpolation and digest
+stored_settings.py the settings that a run has stored
+supervised.py      the settings that supervised training uses
 document.py        the schema as documentation
 peers.py           settings of verl and TRL, and their names here
 """

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from hwgrpo.config.interpolation import resolve_interpolations
-from hwgrpo.config.keys import check_keys, expand_names, leaf_keys
+from hwgrpo.config.keys import check_keys, leaf_keys
 from hwgrpo.config.overrides import apply_override, parse_override
 from hwgrpo.config.presets import with_presets
 from hwgrpo.config.recipe_files import find_recipe, read_recipe
@@ -30,7 +29,6 @@ from hwgrpo.config.written_config import (
     written_of,
     written_values,
 )
-from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError
 from hwgrpo.text import HIDDEN
 from hwgrpo.user_code import import_plugins
@@ -47,6 +45,7 @@ def load_config(
     variables_may_be_missing: bool = False,
     imported: Collection[str] = (),
     unread: Sequence[str] = (),
+    used: Callable[[Config], Config] = lambda config: config,
 ) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 
@@ -60,6 +59,7 @@ def load_config(
         imported: settings or sections that the user did not choose; where nothing uses one, that is noted on stderr
             instead of refused.
         unread: sections and settings that are not used, whose names may be those of plug-ins that are not here.
+        used: returns the settings that the command uses, with its own in place of the others; those are checked.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
@@ -72,14 +72,13 @@ def load_config(
     for key, value in overriding:
         apply_override(raw, key, value)
     check_keys(raw, Config, "")
-    config = _resolved(raw, lenient=variables_may_be_missing)
+    config = resolved(raw, lenient=variables_may_be_missing)
     for place, text in texts(dataclasses.asdict(config)):
         if text == HIDDEN:
             raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
     import_plugins(config.plugins)
-    notes = check_config(
-        config, data_may_be_missing=data_may_be_missing, imported={*imported, *used_before, *of_presets}, unread=unread
-    )
+    imported = {*imported, *used_before, *of_presets}
+    notes = check_config(used(config), data_may_be_missing=data_may_be_missing, imported=imported, unread=unread)
     for note in notes:
         print(f"hwgrpo: note: {note}", file=sys.stderr)
     return config
@@ -88,26 +87,11 @@ def load_config(
 def _used_settings(recipe: Mapping[str, Any]) -> set[str]:
     """Return the keys of a recipe's settings that have an effect by themselves."""
     try:
-        config = _resolved(copy.deepcopy(dict(recipe)), lenient=True)
+        config = resolved(copy.deepcopy(dict(recipe)), lenient=True)
     except ConfigError:  # overrides have to mend it first
         return set()
     leaves = {leaf for name, value in recipe.items() for leaf in leaf_keys(value, name)}
     return leaves - unused_settings(config)
-
-
-def settings_from(saved: Mapping[str, Any] | str) -> Config:
-    """Return the stored settings of a run, unchecked: files may be missing, variables unset.
-
-    Args:
-        saved: the content of config.yaml, as text or as plain containers.
-
-    Raises:
-        ConfigError: it has settings that this version does not have.
-    """
-    raw = read_yaml(saved, "config.yaml", Config) if isinstance(saved, str) else copy.deepcopy(dict(saved))
-    raw = expand_names(raw or {})
-    check_keys(raw, Config, "")
-    return _resolved(raw, lenient=True)
 
 
 def to_yaml(config: Config, *, shown: bool = False) -> str:
@@ -128,16 +112,6 @@ def to_tree(config: Config) -> dict[str, Any]:
     return overlaid(dataclasses.asdict(config), written_of(config))
 
 
-@functools.lru_cache(maxsize=8)
-def stored_tree(text: str) -> Any:
-    """Return what `to_yaml` wrote as plain containers, with interpolations as they stand; do not change them.
-
-    Raises:
-        OmegaConfBaseException, YAMLError, ValueError: the text is not YAML of settings.
-    """
-    return OmegaConf.to_container(OmegaConf.create(text))
-
-
 def is_given(config: Config, key: str) -> bool:
     """Return whether a recipe, a preset or an override sets a single setting, if only to its default."""
     return key in vars(config).get(_GIVEN, ())
@@ -148,7 +122,7 @@ def unset_variables(config: Config) -> dict[str, str]:
     return {dotted(place): each.unset for place, each in written_of(config).items() if each.unset is not None}
 
 
-def _resolved(raw: dict[str, Any], *, lenient: bool) -> Config:
+def resolved(raw: dict[str, Any], *, lenient: bool) -> Config:
     """Return settings with every interpolation resolved, and remember which values are stored as they were written."""
     values, left_out = resolve_interpolations(raw, lenient=lenient)
     config: Config = build(Config, values, "")

@@ -6,6 +6,9 @@ sources.py         what `data.train` names (task, file, folder, hub dataset) -> 
 row_schema.py      one row -> conversation or text, ground truth, source; verl's and TRL's columns
 prompts.py         rows -> tokenized prompts, the length limit
 chat_template.py   a row -> the model's input text
+examples.py        rows -> prompts with responses, for supervised training
+chat_targets.py    which tokens of a conversation are trained
+row_filter.py      the rows that meet `data.keep`
 sampler.py         the order in which prompts are visited, exactly resumable
 difficulty.py      the same without prompts that were too easy or too hard when they were last sampled
 published.py       datasets that `hwgrpo data` converts: columns, instruction, reward

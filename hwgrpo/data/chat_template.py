@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -58,6 +58,33 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
         )
     # An assistant message at the end is the beginning of the response, to be continued.
     continued = messages[-1]["role"] == "assistant"
+    text = apply_template(messages, config, tokenizer, place, add_generation_prompt=not continued, continued=continued)
+    return Rendered(text, True, answered, row)
+
+
+def apply_template(
+    messages: Sequence[Message],
+    config: Any,
+    tokenizer: Any,
+    place: str,
+    *,
+    add_generation_prompt: bool,
+    continued: bool = False,
+) -> str:
+    """Return a conversation as text.
+
+    Args:
+        messages: the conversation.
+        config: the `data` settings.
+        tokenizer: a transformers tokenizer with a chat template.
+        place: file and line, for messages.
+        add_generation_prompt: whether the beginning of an assistant's message is appended.
+        continued: whether the last message is left open.
+
+    Raises:
+        ConfigError: `data.chat_template_kwargs` has an option that the trainer sets.
+        DataError: the template refuses the conversation.
+    """
     options = config.chat_template_kwargs
     options = OmegaConf.to_container(options) if OmegaConf.is_config(options) else options
     assert isinstance(options, Mapping)
@@ -68,7 +95,7 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
         text = tokenizer.apply_chat_template(
             list(messages),
             tokenize=False,
-            add_generation_prompt=not continued,
+            add_generation_prompt=add_generation_prompt,
             continue_final_message=continued,
             **{str(name): value for name, value in options.items()},
         )
@@ -81,7 +108,7 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
     ) as error:  # raised by the template's own code
         raise DataError(f"{place}: the chat template refuses this conversation: {error_text(error, 300)}") from error
     check_text(text, f"{place}: the rendered conversation")
-    return Rendered(text, True, answered, row)
+    return text
 
 
 def conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:

@@ -200,7 +200,7 @@ def _tokenize(
         indices = range(start, min(start + TOKENIZE_BATCH, count))
         rendered = [render(rows, index, config, tokenizer) for index in indices]
         for index, row in zip(indices, rendered, strict=True):
-            digest.update(_fingerprint(row.columns, rows.place(index)))
+            digest.update(row_bytes(row.columns, rows.place(index)))
         ids: list[list[int]] = [[] for _ in rendered]
         # A chat template writes its own special tokens; plain text gets the tokenizer's.
         for templated in (True, False):
@@ -218,7 +218,7 @@ def _tokenize(
             yield index, row, tokens
 
 
-def _fingerprint(columns: Mapping[str, Any], place: str) -> bytes:
+def row_bytes(columns: Mapping[str, Any], place: str) -> bytes:
     """Return a row's bytes for the fingerprint of its dataset.
 
     Raises:

@@ -8,9 +8,11 @@ from typing import Any
 
 from hwgrpo.observe.shown_fields import (
     KL,
+    LOSS,
     REWARD,
     TOKENS,
     TRUNCATED,
+    VALIDATION_LOSS,
     Field,
     number,
     validation_errors,
@@ -88,8 +90,10 @@ class RunHistory:
         """... and the step it was made at."""
         self.best: dict[tuple[str, str], Measured] = {}
         """The highest validation since, the earliest of equal ones."""
-        self.ends: dict[Field, Ends] = {field: Ends() for field in (REWARD, KL, TRUNCATED)}
+        self.ends: dict[Field, Ends] = {field: Ends() for field in (REWARD, KL, TRUNCATED, LOSS)}
         """First and last values of the verdict's metrics."""
+        self.validation_losses: dict[int, float] = {}
+        """Step -> validation loss, in supervised training."""
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Add the metrics of a step or of a validation."""
@@ -101,6 +105,9 @@ class RunHistory:
                 stage = name.removeprefix(PREFIX)
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + took
         self._add_validation(step, values)
+        loss = VALIDATION_LOSS.read(values)
+        if loss is not None and math.isfinite(loss):
+            self.validation_losses[step] = loss
         for field, ends in self.ends.items():
             read = field.read(values)
             if read is not None and math.isfinite(read):
@@ -119,6 +126,11 @@ class RunHistory:
         for key, value in measured.items():
             if key not in self.best or value > self.best[key].value:
                 self.best[key] = Measured(value, step, errors.get(key))
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the run has losses and no rewards."""
+        return not self.ends[REWARD].count and bool(self.ends[LOSS].count or self.validation_losses)
 
     @property
     def reward_steps(self) -> int:

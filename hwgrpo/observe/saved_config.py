@@ -33,7 +33,7 @@ def saved_config(run_dir: Path) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from hwgrpo.config.load import settings_from
+    from hwgrpo.config.stored_settings import settings_from
 
     required = {"model": {"path": ""}, "data": {"train": ""}}
     try:

@@ -73,6 +73,7 @@ class Field:
 
 
 REWARD = Field("reward", ("reward", "critic/rewards/mean"), decimals(3))
+LOSS = Field("loss", ("actor/loss",), decimals(3))
 KL = Field("kl", ("kl", "actor/kl_loss"), decimals(3))
 ENTROPY = Field("entropy", ("actor/entropy", "entropy"), decimals(2))
 LENGTH = Field("length", ("response_length/mean",), decimals(1))
@@ -82,6 +83,7 @@ CLIPPED = Field("clipped", ("actor/pg_clipfrac",), percent)
 LR = Field("lr", ("actor/lr",), lambda value: f"{value:.3g}")
 GRAD_NORM = Field("grad norm", ("actor/grad_norm",), decimals(3))
 THROUGHPUT = Field("tokens/s", ("perf/throughput",), decimals(0))
+VALIDATION_LOSS = Field("validation loss", ("val/loss",), decimals(3))
 TOKENS = Field("tokens", ("perf/total_num_tokens",), decimals(0))
 
 
@@ -114,8 +116,9 @@ def validation_errors(values: Mapping[str, Any]) -> dict[tuple[str, str], float]
 
 
 def validation_texts(values: Mapping[str, Any]) -> list[str]:
-    """Return one text per source: `<source>  greedy 0.953  mean@4 0.881`."""
+    """Return one text per source, `<source>  greedy 0.953  mean@4 0.881`, and one of a validation loss."""
     by_source: dict[str, str] = {}
     for (source, what), value in validation_numbers(values).items():
         by_source[source] = by_source.get(source, source) + f"  {what} {value:.3f}"
-    return list(by_source.values())
+    loss = VALIDATION_LOSS.read(values)
+    return [*by_source.values(), *([] if loss is None else [f"loss {VALIDATION_LOSS.form(loss)}"])]

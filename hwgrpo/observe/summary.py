@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.history import RunHistory
-from hwgrpo.observe.shown_fields import MISSING, decimals, duration, percent
+from hwgrpo.observe.shown_fields import LOSS, MISSING, decimals, duration, percent
 from hwgrpo.observe.verdict import judge
 from hwgrpo.text import terminal_line
 
@@ -49,6 +50,7 @@ def build_summary(
         `{schema, status, verdict: {word, mood, headline, about}, steps, total_steps, resumed_from, wall_s, training_s,
         stages: {name: {seconds, share}}, tokens, tokens_per_s, reward: {first, last, over_steps}, validation:
         [{source, metric, before, after, after_step}], warnings: [{step, name, seen, meaning, remedies}], paths}`.
+        In supervised training also `loss: {first, last, over_steps, validation: {before, after, after_step}}`.
         `tokens` counts prompts and responses of all ranks; `tokens_per_s` is over full steps. `over_steps` is 5, or
         half of the steps where there are fewer than 10; after a single step `first` is null. What is not known is null.
     """
@@ -72,6 +74,7 @@ def build_summary(
         },
         "tokens": history.tokens,
         "tokens_per_s": history.tokens / step_seconds if step_seconds else None,
+        **({"loss": _losses(history)} if history.is_supervised else {}),
         "reward": {"first": history.first_reward, "last": history.last_reward, "over_steps": history.reward_steps},
         "validation": [
             {
@@ -85,6 +88,22 @@ def build_summary(
         ],
         "warnings": [warning.record() for warning in warnings],
         "paths": {what: str(path) for what, path in paths.items()},
+    }
+
+
+def _losses(history: RunHistory) -> dict[str, Any]:
+    """Return the losses of supervised training at both ends of the run."""
+    ends, validated = history.ends[LOSS], history.validation_losses
+    last = max((step for step in validated if step > 0), default=None)
+    return {
+        "first": statistics.fmean(ends.first) if ends.first else None,
+        "last": statistics.fmean(ends.last) if ends.last else None,
+        "over_steps": max(1, ends.size),
+        "validation": {
+            "before": validated.get(0),
+            "after": None if last is None else validated[last],
+            "after_step": last,
+        },
     }
 
 
@@ -133,8 +152,11 @@ def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         late = row["after"] is not None and row["after_step"] != summary["steps"]
         when = f" (at step {row['after_step']})" if late else ""
         rows.append((terminal_line(f"{row['source']} {_metric_label(row['metric'])}{when}"), row))
-    reward = summary["reward"]
-    rows.append((_reward_label(reward), {"before": reward["first"], "after": reward["last"]}))
+    loss = summary.get("loss")
+    ends = loss or summary["reward"]
+    if loss and loss["validation"]["after"] is not None:
+        rows.append(("validation loss", loss["validation"]))
+    rows.append((_ends_label("loss" if loss else "reward", ends), {"before": ends["first"], "after": ends["last"]}))
     table = []
     for what, row in rows:
         before, after = row["before"], row["after"]
@@ -143,10 +165,10 @@ def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     return table
 
 
-def _reward_label(reward: Mapping[str, Any]) -> str:
-    if reward["over_steps"] > 1:
-        return f"training reward (first and last {reward['over_steps']} steps)"
-    return f"training reward ({'only' if reward['first'] is None else 'first and last'} step)"
+def _ends_label(what: str, ends: Mapping[str, Any]) -> str:
+    if ends["over_steps"] > 1:
+        return f"training {what} (first and last {ends['over_steps']} steps)"
+    return f"training {what} ({'only' if ends['first'] is None else 'first and last'} step)"
 
 
 def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -205,7 +227,8 @@ def rich_summary(summary: Mapping[str, Any]) -> RenderableType:
     for heading in ("before", "after", "change"):
         changes.add_column(heading, justify="right", no_wrap=True)
     for what, before, after, change in _changes(summary):
-        style = "" if change in (MISSING, "+0.000", "-0.000") else "green" if change.startswith("+") else "red"
+        better = "-" if "loss" in summary else "+"
+        style = "" if change in (MISSING, "+0.000", "-0.000") else "green" if change.startswith(better) else "red"
         changes.add_row(Text(what), before, Text(after, style="bold"), Text(change, style=style))
     pairs = Table.grid(padding=(0, 2, 0, 0))
     pairs.add_column(style="dim", no_wrap=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hwgrpo.observe.history import Measured, RunHistory
-from hwgrpo.observe.shown_fields import KL, REWARD, TRUNCATED, percent
+from hwgrpo.observe.history import Ends, Measured, RunHistory
+from hwgrpo.observe.shown_fields import KL, LOSS, REWARD, TRUNCATED, percent
 
 FEWEST = 3
 """Steps that each end of a run needs before their means are compared."""
@@ -33,6 +33,7 @@ MOODS: dict[Trend, Mood] = {
     "collapsed": "bad",
     "unknown": "muted",
 }
+LOSS_MOODS: dict[Trend, Mood] = {"fell": "good", "rose": "bad"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def judge(history: RunHistory, warnings: Iterable[str] = ()) -> Verdict:
         history: the metrics of all its steps and validations.
         warnings: names of its warnings, in order, repetitions included.
     """
-    reward = _training_change(history)
+    if history.is_supervised:
+        return _judge_losses(history, warnings)
+    reward = _training_change(history.ends[REWARD], "training reward")
     validation = _validation_changes(history)
     signs = _signs_of_collapse(history)
     about = []
@@ -109,15 +112,37 @@ def judge(history: RunHistory, warnings: Iterable[str] = ()) -> Verdict:
     return Verdict(word, mood, _upper(headline), " ".join(about))
 
 
-def _training_change(history: RunHistory) -> _Change | None:
+def _judge_losses(history: RunHistory, warnings: Iterable[str]) -> Verdict:
+    """Return the verdict on supervised training: by its validation loss, else by its training loss."""
+    training = _training_change(history.ends[LOSS], "training loss")
+    losses = history.validation_losses
+    last = max(losses, default=0)
+    validation = None
+    if 0 in losses and last:
+        word = _trend(losses[0], losses[last], _error(None, None, losses[0], losses[last]))
+        validation = _Change("validation loss", word, losses[0], losses[last])
+    change = validation or training
+    if change is None:
+        return Verdict("unknown", "muted", "Too early to judge the loss", f"{2 * FEWEST} steps are needed.")
+    when = f"Validation before training and after step {last}"
+    if validation is None:
+        when = f"Means of the first and the last {history.ends[LOSS].size} steps"
+    about = [f"{when}.", *(f"{_upper(each.text)}." for each in (training,) if each and each is not change)]
+    if losses and min(losses.values()) < (1 - WITHOUT_ERROR) * losses[last]:
+        best = min(losses, key=lambda step: losses[step])
+        about.append(f"The lowest validation loss was {losses[best]:.3f}, after step {best}: the model overfits since.")
+    about += [f"Warnings: {', '.join(names)}." for names in [list(dict.fromkeys(warnings))] if names]
+    return Verdict(change.word, LOSS_MOODS.get(change.word, "warn"), _upper(change.text), " ".join(about))
+
+
+def _training_change(ends: Ends, what: str) -> _Change | None:
     """Compare the first with the last steps; None where there are too few."""
-    ends = history.ends[REWARD]
     if ends.size < FEWEST:
         return None
     first, last = ends.first, ends.last
     before, after = statistics.fmean(first), statistics.fmean(last)
     error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / ends.size)
-    return _Change("training reward", _trend(before, after, error), before, after)
+    return _Change(what, _trend(before, after, error), before, after)
 
 
 def _validation_changes(history: RunHistory) -> list[_Change]:

@@ -12,8 +12,8 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
-from hwgrpo.config.load import stored_tree
 from hwgrpo.config.schema import TrainerConfig
+from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
 from hwgrpo.rollout.engine_kind import engine_kind

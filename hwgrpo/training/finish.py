@@ -17,11 +17,11 @@ from hwgrpo.training.checkpoint.checkpoint_files import discard
 from hwgrpo.training.loop import Status
 from hwgrpo.training.out_of_memory import SAVING, explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
-from hwgrpo.training.run_parts import Run
+from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.shared_setup import load_trainable
 
 
-def finish(run: Run, status: Status) -> None:
+def finish(run: TrainingRun, status: Status) -> None:
     """Save the final model of a completed run, and show the summary.
 
     With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone. Each folder appears complete or not
@@ -41,7 +41,7 @@ def finish(run: Run, status: Status) -> None:
     run.strategy.barrier()
 
 
-def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
+def _save_models(run: TrainingRun, status: Status, output: Path) -> dict[str, Path]:
     """Save the final model of a completed run on rank 0; return its folders there."""
     paths: dict[str, Path] = {}
     if status == "completed" and run.config.trainer.save_final_model:
@@ -54,7 +54,7 @@ def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
 
 
 @torch.no_grad()
-def _full_model(run: Run) -> Any:
+def _full_model(run: TrainingRun) -> Any:
     """Return the unsharded trained model on rank 0, None on others; shards are gathered in host memory."""
     main = run.strategy.rank == 0
     if not run.strategy.shards:
@@ -67,7 +67,7 @@ def _full_model(run: Run) -> Any:
     return model
 
 
-def _save(run: Run, model: Any, folder: Path, *, merge: bool) -> Path:
+def _save(run: TrainingRun, model: Any, folder: Path, *, merge: bool) -> Path:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         discard(partial)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 from hwgrpo.observe.completions import dropped_records, pick_sample
 from hwgrpo.observe.custom_metrics import over_ranks
@@ -13,7 +14,7 @@ from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.moving_reference import move_reference
 from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
-from hwgrpo.training.run_parts import Run
+from hwgrpo.training.run_parts import Run, TrainingRun
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.temperature import set_temperature
 from hwgrpo.training.update.advantage_inputs import advantage_inputs
@@ -25,9 +26,15 @@ from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import StepMetrics
 
 Status = Literal["completed", "interrupted"]
+R = TypeVar("R", bound=TrainingRun)
 
 
 def train(run: Run) -> Status:
+    """Run the remaining steps of GRPO; see `run_steps`."""
+    return run_steps(run, train_step, validate_now)
+
+
+def run_steps(run: R, train_step: Callable[[R, int], None], validate_now: Callable[[R, int], None]) -> Status:
     """Run the remaining steps; validate and save as configured.
 
     Returns:

@@ -49,7 +49,14 @@ class Models:
 
 
 def build_models(
-    config: Config, device: Device, strategy: Strategy, tokenizer: Any, attention: AttentionSelection, layout: Layout
+    config: Config,
+    device: Device,
+    strategy: Strategy,
+    tokenizer: Any,
+    attention: AttentionSelection,
+    layout: Layout,
+    *,
+    samples: bool = True,
 ) -> Models:
     """Load the model, run its startup checks, and wrap it by the strategy.
 
@@ -62,6 +69,7 @@ def build_models(
         tokenizer: the model's tokenizer.
         attention: the selected attention implementation.
         layout: layout of micro-batches from the settings.
+        samples: whether a rollout engine samples with the model.
 
     Raises:
         ConfigError: the model cannot be read, or does not support these settings.
@@ -80,7 +88,7 @@ def build_models(
     dtypes = {p.dtype for p in policy.parameters() if not p.requires_grad}
     frozen = next((dtype for dtype in (policy.compute_dtype, torch.float32) if dtype in dtypes), None)
     replica = None
-    if needs_replica(config, strategy.shards):
+    if samples and needs_replica(config, strategy.shards):
         replica = make_replica(config, policy, weights)
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:

@@ -17,7 +17,8 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
-from hwgrpo.config.load import stored_tree, to_tree
+from hwgrpo.config.load import to_tree
+from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written_config import changed_values, shown_settings, written_of
@@ -26,8 +27,8 @@ from hwgrpo.errors import CheckpointError, ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
+from hwgrpo.training.checkpoint import checkpoint_files, manifest, rng_state
 from hwgrpo.training.checkpoint import restore as checkpoints
-from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.prompt_source import PromptSource
@@ -341,28 +342,76 @@ class LockedFolder:
         return self.checkpoint.step if self.checkpoint else 0
 
 
-def open_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> LockedFolder:
+def open_folder(
+    written: Config,
+    path: Path,
+    strategy: Strategy,
+    undo: ExitStack,
+    allow_finished: bool,
+    *,
+    command: str = "train",
+    open_data: Callable[[], PromptDataset | None] | None = None,
+) -> LockedFolder:
     """Lock the run's folder, then select the checkpoint to resume from.
 
     In this order, because another run that still has the lock may save a checkpoint in between.
 
+    Args:
+        written: the settings, with the user's own paths.
+        path: the folder.
+        strategy: connects the ranks.
+        undo: receives the callback that unlocks the folder.
+        allow_finished: a finished run of other settings or data is not an error.
+        command: the command of `hwgrpo` that runs.
+        open_data: see `already_finished`.
+
     Raises:
+        ConfigError: the checkpoint is one of another command.
         RunFinished: nothing is left to do.
     """
     lock = lock_folder_on_rank_0(path, strategy)
     if lock is not None:
         undo.callback(lock.close)
-    _raise_if_finished(written, strategy, allow_finished)
+    raise_on_all_ranks(strategy, lambda: None if strategy.rank else check_command(written, path, command))
+    _raise_if_finished(written, strategy, allow_finished, open_data)
     checkpoint, notes = find_checkpoint(written, path, strategy)
     if lock is not None and checkpoint is not None:
         lock.keep()
     return LockedFolder(path, lock, checkpoint, list(notes))
 
 
-def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
+def check_command(config: Config, output: Path, command: str) -> None:
+    """Check that the checkpoint to resume from is one of this command.
+
+    Raises:
+        ConfigError: it is one of another command, whose optimizer states and data are others.
+    """
+    resume = config.trainer.resume
+    if resume == "never":
+        return
+    folders = [path for _, path in checkpoint_files.folders(output / "checkpoints")]
+    for folder in [Path(resume)] if resume != "auto" else folders:
+        try:
+            saved = manifest.read(folder).content["state"].get("command", "train")
+        except CheckpointError:  # reported when its files are verified
+            continue
+        if saved != command:
+            raise ConfigError(
+                f"{folder} is a checkpoint of `hwgrpo {saved}`, which `hwgrpo {command}` cannot continue; set another "
+                f"trainer.output_dir, and model.path={output / 'final'} to start from its model"
+            )
+
+
+def _raise_if_finished(
+    config: Config,
+    strategy: Strategy,
+    allow_changes: bool,
+    open_data: Callable[[], PromptDataset | None] | None,
+) -> None:
     """Raise RunFinished on all ranks if rank 0 finds the run finished; its settings may differ with `allow_changes`."""
     message = raise_on_all_ranks(
-        strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes)
+        strategy,
+        lambda: None if strategy.rank else already_finished(config, open_data=open_data, allow_changes=allow_changes),
     )
     message = strategy.gather_objects(message)[0]
     if message is not None:

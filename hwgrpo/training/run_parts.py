@@ -28,26 +28,16 @@ from hwgrpo.values import Sampling
 
 
 @dataclass
-class Run:
-    """The parts of a run, made by `setup.build_run`."""
+class TrainingRun:
+    """The parts of a run of any training command: what `loop.run_steps` and `finish` use."""
 
     config: Config
     device: Device
     strategy: Strategy
     prompts: PromptSource
-    responses: ResponseSource
-    """Draws from `prompts` and calls `engine`; it owns both while it prefetches."""
-    engine: Engine
-    engine_sleeps: bool
-    """The engine frees its memory while the policy is trained."""
-    sampling: Sampling
-    rewards: RewardPipeline
     update: PolicyUpdate
-    guard: RolloutGuard
-    reference: Reference | None
     validation: PromptDataset | None
     observer: Observer
-    metrics: CustomMetrics
     watch: Stopwatch
     saver: Saver
     """Writes checkpoints of finished steps."""
@@ -64,8 +54,6 @@ class Run:
     start_step: int
     """Steps finished before this start, 0 in a new run."""
     total_steps: int
-    reported_failures: set[str] = field(default_factory=set)
-    """Reward failures reported before: each kind is reported once."""
 
     def close(self) -> None:
         """Stop background work and release the run's resources except the process group.
@@ -73,4 +61,28 @@ class Run:
         All are closed, even if one fails; see `close_all` for the error that is raised.
         """
         locks = [] if self.lock is None else [self.lock.close]
-        close_all(self.responses.close, self.observer.close, self.engine.close, self.rewards.close, *locks)
+        close_all(*self._closing(), *locks)
+
+    def _closing(self) -> list[Callable[[], None]]:
+        return [self.observer.close]
+
+
+@dataclass
+class Run(TrainingRun):
+    """The parts of a GRPO run, made by `setup.build_run`."""
+
+    responses: ResponseSource
+    """Draws from `prompts` and calls `engine`; it owns both while it prefetches."""
+    engine: Engine
+    engine_sleeps: bool
+    """The engine frees its memory while the policy is trained."""
+    sampling: Sampling
+    rewards: RewardPipeline
+    guard: RolloutGuard
+    reference: Reference | None
+    metrics: CustomMetrics
+    reported_failures: set[str] = field(default_factory=set)
+    """Reward failures reported before: each kind is reported once."""
+
+    def _closing(self) -> list[Callable[[], None]]:
+        return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close]

@@ -21,11 +21,11 @@ from hwgrpo.data.prompts import template_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
-from hwgrpo.training.startup_checks import Data
+from hwgrpo.training.startup_checks import Prompts
 from hwgrpo.training.strategies.strategy import Strategy
 
 
-def prompt_notes(config: DataConfig, data: Data) -> Iterator[str]:
+def prompt_notes(config: DataConfig, data: Prompts) -> Iterator[str]:
     """Yield notes on the prompts: their template, and prompts dropped or truncated."""
     for name, prompts in (("training", data.training), ("validation", data.validation)):
         note = template_note(name, prompts)
@@ -60,7 +60,7 @@ def filters_note(config: Config, models: Models) -> str | None:
     )
 
 
-def start_summary(config: Config, device: Device, models: Models, data: Data, start: int) -> str:
+def start_summary(config: Config, device: Device, models: Models, data: Prompts, start: int) -> str:
     """Return a line with device, trainable parameters, number of prompts, and first step."""
     quantize = config.model.quantize
     held = _named(models.frozen_dtype) if models.frozen_dtype and quantize == "none" else quantize

@@ -116,7 +116,7 @@ def _build(
         allow_finished, notes: as for `build_run`.
         written: the settings for the run's records, with the user's own paths.
     """
-    strategy = _start_strategy(config, device)
+    strategy = start_strategy(config, device)
     folder = open_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, [*notes, *folder.notes]
     metrics = CustomMetrics(config.observe)
@@ -133,8 +133,8 @@ def _build(
 
     models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout)
     notes += filter(None, (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason))
-    source = _prompt_source(config, data.training, strategy)
-    update = _policy_update(config, device, strategy, models, folder.path, total_steps)
+    source = make_prompt_source(config, data.training, strategy)
+    update = make_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
         notes += restore(folder.checkpoint, update, source, strategy, device)
         notes += restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
@@ -168,7 +168,7 @@ def _build(
     guard = RolloutGuard(config, update, responses, data.tokenizer, folder.checkpoint)
     responses = probe_weights(config, responses, engine, update, data.tokenizer, start)
 
-    observer = _observer(config, folder, strategy, total_steps)
+    observer = make_observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)
     if strategy.rank == 0:
         for later in set_aside_later(folder.path / "checkpoints", start):
@@ -211,7 +211,7 @@ def _build(
     )
 
 
-def _start_strategy(config: Config, device: Device) -> Strategy:
+def start_strategy(config: Config, device: Device) -> Strategy:
     """Check the requirements on this machine, and join the run's processes."""
     # Writes a built-in model to disk: once a process group exists, transformers writes only on rank 0.
     resolve_model_path(config.model.path)
@@ -223,14 +223,14 @@ def _start_strategy(config: Config, device: Device) -> Strategy:
     return strategy
 
 
-def _prompt_source(config: Config, training: PromptDataset, strategy: Strategy) -> PromptSource:
+def make_prompt_source(config: Config, training: PromptDataset, strategy: Strategy) -> PromptSource:
     t = config.trainer
     sampler = make_sampler(len(training), t.seed, config.data)
     per_update = prompts_per_update(config)
     return PromptSource(training, sampler, t.prompts_per_step, per_update, strategy.rank, strategy.world_size)
 
 
-def _policy_update(
+def make_update(
     config: Config, device: Device, strategy: Strategy, models: Models, output: Path, total_steps: int
 ) -> PolicyUpdate:
     updates_per_step = config.trainer.prompts_per_step // prompts_per_update(config) * config.trainer.epochs_per_batch
@@ -258,7 +258,7 @@ def _engine(
     return engine
 
 
-def _observer(config: Config, folder: LockedFolder, strategy: Strategy, total_steps: int) -> Observer:
+def make_observer(config: Config, folder: LockedFolder, strategy: Strategy, total_steps: int) -> Observer:
     return Observer(
         config.observe,
         folder.path,

@@ -40,12 +40,18 @@ from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
 
 @dataclass(frozen=True)
-class Data:
-    """A run's prompts with their tokenizer and rewards."""
+class Prompts:
+    """A run's prompts with their tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase
     training: PromptDataset
     validation: PromptDataset | None
+
+
+@dataclass(frozen=True)
+class Data(Prompts):
+    """A run's prompts with their rewards."""
+
     rewards: RewardPipeline
 
 
@@ -78,7 +84,7 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0,
 
 
 def check_start(
-    config: Config, backend: Backend, settings: PreTrainedConfig, *, device: Device | None, data: Data | None
+    config: Config, backend: Backend, settings: PreTrainedConfig, *, device: Device | None, data: Prompts | None
 ) -> ResolvedSettings:
     """Run all checks that need no weights of the model, and return the settings with `auto` resolved.
 

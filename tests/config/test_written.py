@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.config import load_config
-from hwgrpo.config.load import settings_from, to_yaml, unset_variables
+from hwgrpo.config.load import to_yaml, unset_variables
+from hwgrpo.config.stored_settings import settings_from
 from hwgrpo.config.written_config import changed_values, digests, written_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.text import HIDDEN, block, hide_secrets, one_line

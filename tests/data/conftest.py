@@ -53,6 +53,8 @@ def data_config():
             "validation_split": "test",
             "prompt_key": "prompt",
             "ground_truth_key": None,
+            "response_key": "response",
+            "keep": None,
             "source_key": "data_source",
             "max_prompt_tokens": 64,
             "overlong": "filter",

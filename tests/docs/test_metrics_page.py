@@ -9,14 +9,14 @@ import pytest
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.update.step_metrics import METRIC_NAMES
 from tests.docs.pages import REPO, code, page, section, table
-from tests.support.runs import runs
+from tests.support.runs import runs, supervised_runs
 
 PAGE = page("metrics.md")
 ROWS = table(PAGE, "metric", "logged")
 PARTS = {"<function>": ".+", "<kind>": "(errors|nans|timeouts)", "<source>": ".+", "<n>": r"\d+"}
 FAMILIES = (
     "actor|clip_ratio|critic|filter_groups|perf|prompt_length|response|response_length|reward_failures|rewards|rollout|rollout_corr|"
-    "timing_s|training|val-aux|val-core"
+    "timing_s|training|val|val-aux|val-core"
 )
 OFF_POLICY = ("trainer.prompts_per_update=2",)
 RUNS = {
@@ -55,6 +55,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Return the lines of metrics.jsonl of a supervised run."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert supervised_runs.run(folder / "run", "trainer.max_steps=2") == "completed"
+    return list(read_lines(folder / "run" / "metrics.jsonl"))
+
+
 @functools.cache
 def strings() -> frozenset[str]:
     """Return the strings in the package's code, computed parts as <>."""
@@ -84,6 +92,14 @@ def test_every_metric_of_a_run_is_on_the_page(logged):
     assert [name for name in sorted(names) if not any(each.fullmatch(name) for each in PATTERNS.values())] == []
 
 
+def test_every_metric_of_supervised_training_is_on_the_page(supervised):
+    names = {name for line in supervised for name in line}
+    assert [name for name in sorted(names) if not any(each.fullmatch(name) for each in PATTERNS.values())] == []
+    own = {metric for metric, when in LISTED.items() if when.startswith("`hwgrpo sft`")}
+    assert len(own) == 3
+    assert own <= names
+
+
 def test_every_metric_that_the_code_names_is_on_the_page():
     listed = [re.sub(r"<\w+>", "<>", metric) for metric in LISTED]
     unknown = [
@@ -94,8 +110,8 @@ def test_every_metric_that_the_code_names_is_on_the_page():
     assert sorted(unknown) == []
 
 
-def test_every_metric_of_the_page_is_logged(logged):
-    names = {name for lines in logged.values() for line in lines for name in line} | names_in_code()
+def test_every_metric_of_the_page_is_logged(logged, supervised):
+    names = {name for lines in (*logged.values(), supervised) for line in lines for name in line} | names_in_code()
     names |= {f"actor/{name}" for name in strings() if name.isidentifier()}  # a loss's own, which get this prefix
     assert [metric for metric, each in PATTERNS.items() if not any(each.fullmatch(name) for name in names)] == []
 

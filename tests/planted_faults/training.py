@@ -4,6 +4,34 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "the supervised loss divided by all response tokens",
+        "training/supervised/example_batch.py",
+        "scale_R = (everything / trained)[update_R]",
+        "scale_R = (everything / everything)[update_R]",
+        "training/test_supervised.py -k fp64",
+    ),
+    Fault(
+        "the supervised mean over the rank's own tokens",
+        "training/supervised/example_batch.py",
+        "torch.tensor(strategy.sum(counts.flatten().tolist()), dtype=torch.float64)",
+        "counts",
+        "training/test_supervised.py -k two_ranks",
+    ),
+    Fault(
+        "supervised training at the sampling temperature",
+        "config/supervised.py",
+        "RolloutConfig(max_response_tokens=config.rollout.max_response_tokens)",
+        "config.rollout",
+        "training/test_supervised.py -k not_used",
+    ),
+    Fault(
+        "GRPO continues a supervised checkpoint",
+        "training/resume.py",
+        "if saved != command:",
+        "if False:",
+        "training/test_supervised.py -k another_command",
+    ),
+    Fault(
         "ReMax's baseline of sampled responses",
         "training/greedy_baseline.py",
         "n=1, greedy=True",

@@ -40,6 +40,8 @@ METRICS = (
     shown_fields.CLIPPED,
     shown_fields.THROUGHPUT,
 )
+OF_ROLLOUTS = (*(shown_fields.REWARD, shown_fields.TRUNCATED, shown_fields.ZERO_STD_GROUPS, shown_fields.CLIPPED),)
+"""Metrics that supervised training does not have."""
 NOT_EVERY_STEP = ("step", "testing", "save_checkpoint")
 """Timings without a bar: the total, and stages that are not in every step, so that the panel does not jump."""
 WIDE = 110
@@ -142,7 +144,10 @@ class PanelView:
         return grid
 
     def _metrics(self, width: int) -> RenderableType:
+        supervised = shown_fields.REWARD.read(self.values) is None and shown_fields.LOSS.read(self.values) is not None
+        hidden = OF_ROLLOUTS if supervised else ()
         shown = [metric for metric in METRICS if metric is not shown_fields.KL or metric.read(self.values) is not None]
+        shown = [shown_fields.LOSS] * supervised + [metric for metric in shown if metric not in hidden]
         columns = max(1, width // (LABEL + 10))
         cell = width // columns
         lines = []
@@ -150,7 +155,7 @@ class PanelView:
             line = Text(no_wrap=True)
             for metric in shown[start : start + columns]:
                 line.append(f"{metric.label:<{LABEL}}", style="dim")
-                style = "bold green" if metric is shown_fields.REWARD else ""
+                style = "bold green" if metric in (shown_fields.REWARD, shown_fields.LOSS) else ""
                 line.append(f"{metric.show(self.values):<{cell - LABEL}}", style=style)
             lines.append(line)
         return Group(*lines)

@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from hwgrpo.observe.shown_fields import ENTROPY, KL, LENGTH, REWARD, THROUGHPUT, duration, validation_texts
+from hwgrpo.observe.shown_fields import (
+    ENTROPY,
+    KL,
+    LENGTH,
+    LOSS,
+    REWARD,
+    THROUGHPUT,
+    duration,
+    validation_texts,
+)
 from hwgrpo.observe.summary import plain_summary
 from hwgrpo.text import terminal_line, terminal_lines
 
@@ -114,7 +123,7 @@ class PlainLines:
         self._clock = clock
         self._pace = Pace(total_steps)
         # Columns start this wide and widen with the widest number so far, so that lines stay aligned.
-        self._widths = {"reward": 5, "kl": 5, "len": 3, "entropy": 4, "tok/s": 6, "eta": 4}
+        self._widths = {"reward": 5, "loss": 5, "kl": 5, "len": 3, "entropy": 4, "tok/s": 6, "eta": 4}
 
     def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
         self._pace = self._pace.mark(step, self._clock())
@@ -124,9 +133,10 @@ class PlainLines:
         self._pace = self._pace.mark(step, now)
         if step % self._log_every and step != self._total:
             return
+        supervised = REWARD.read(values) is None and LOSS.read(values) is not None
+        shown = {"loss": LOSS} if supervised else {"reward": REWARD, "kl": KL}
         columns = {
-            "reward": REWARD.show(values),
-            "kl": KL.show(values),
+            **{name: each.show(values) for name, each in shown.items()},
             "len": LENGTH.show(values),
             "entropy": ENTROPY.show(values),
             "tok/s": THROUGHPUT.show(values),

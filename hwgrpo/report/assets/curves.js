@@ -19,6 +19,16 @@ function validationLabel(name) {
   return { source: parts.slice(1, -2).join("/"), what };
 }
 
+function isSupervised(series) {
+  return firstOf(series, "reward", "critic/rewards/mean") === null && firstOf(series, "actor/loss", "val/loss") !== null;
+}
+
+function lossChart(series) {
+  const found = lines(series, [["training", 1, "actor/loss"]]);
+  if (series["val/loss"]) found.push({ label: "validation", color: 2, kind: "marks", values: series["val/loss"] });
+  return { title: "Loss", unit: "nats per response token", series: found, zero: true, wide: true, height: 260, format: formatScore };
+}
+
 function rewardChart(series) {
   const found = lines(series, [["training", 1, "reward", "critic/rewards/mean"]]);
   const validations = Object.keys(series).map((name) => [name, validationLabel(name)]).filter(([, label]) => label);
@@ -85,7 +95,7 @@ function mainCharts(series, steps, klClamp) {
   }
   const shares = { format: formatShare, zero: true, axis: (value, step) => tickLabel(100 * value, 100 * step) + "%" };
   return [ // a wide one and then a narrow one fill a row
-    rewardChart(series),
+    isSupervised(series) ? lossChart(series) : rewardChart(series),
     { title: "Response length", unit: "tokens", series: length, zero: true, format: formatTokens },
     stageChart(series, steps),
     { title: "KL", unit: "to the reference" + clampNote(firstOf(series, "kl", "actor/kl_loss"), steps, klClamp), series: lines(series, [["KL", 2, "kl", "actor/kl_loss"]]), zero: true,

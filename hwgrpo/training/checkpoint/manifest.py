@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hwgrpo.config.load import stored_tree
+from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.errors import CheckpointError
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 

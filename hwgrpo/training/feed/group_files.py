@@ -15,7 +15,8 @@ from safetensors import safe_open
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl
-from hwgrpo.config.load import stored_tree, to_tree
+from hwgrpo.config.load import to_tree
+from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.jsonlines import jsonable

@@ -1,0 +1,145 @@
+"""`hwgrpo sft RECIPE key=value ...`: supervised fine-tuning, the warm start before GRPO."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hwgrpo.cli import train as train_command
+from hwgrpo.errors import ConfigError
+from hwgrpo.text import hide_secrets
+
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
+
+HELP = "fine-tune a language model on responses (SFT) with a recipe of train, or on a run's own correct responses"
+SUFFIX = "-sft"
+"""Appended to the recipe's `trainer.output_dir`, which is that of `hwgrpo train`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        help="recipe YAML, or the name of a shipped recipe (tiny_sort); its rollout, reward and algorithm are not "
+        "used. With --from-run it may be left out: the run's settings",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help=f"settings that override the recipe; without trainer.output_dir the folder is the recipe's with {SUFFIX}",
+    )
+    parser.add_argument("--from-run", metavar="RUN", help="train on the responses in RUN/completions.jsonl")
+    parser.add_argument(
+        "--keep",
+        metavar="CONDITION",
+        help="with --from-run, the responses to train on: correct (reward>0.5, the default) or e.g. 'reward>=0.8'; "
+        "each pair of prompt and response counts once",
+    )
+    train_command.add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; return the exit code."""
+    from hwgrpo.config.load import to_yaml
+    from hwgrpo.config.supervised import supervised_settings
+    from hwgrpo.config.validate import check_resume
+
+    config = _config(args)
+    check_resume(config)
+    if args.print_config:
+        print(to_yaml(config, shown=True), end="")
+        return 0
+    planned = supervised_settings(config)
+
+    from hwgrpo.cli.backend_selection import prepare_host
+
+    host = prepare_host(planned)
+    from hwgrpo_backends.device import Device
+
+    from hwgrpo.errors import RunFinished
+    from hwgrpo.planning.strategy_choice import resolve_strategy
+    from hwgrpo.training.finish import finish
+    from hwgrpo.training.loop import run_steps
+    from hwgrpo.training.supervised.setup import build_supervised
+    from hwgrpo.training.supervised.steps import supervised_step, validate_examples
+
+    notes = resolve_strategy(planned, host.backend, host.world_size, Device(host.backend, host.local_rank))
+    config.trainer = dataclasses.replace(planned.trainer, epochs_per_batch=config.trainer.epochs_per_batch)
+    if args.dry_run:
+        return _print_plan(planned, notes, is_main=host.rank == 0)
+    try:
+        ranks = host.local_rank, host.local_world_size
+        run = build_supervised(config, host.backend, *ranks, allow_finished=args.allow_finished, notes=notes)
+    except RunFinished as finished:
+        if host.rank == 0:
+            print(hide_secrets(str(finished)))
+        return 0
+    try:
+        finish(run, run_steps(run, supervised_step, validate_examples))
+    finally:
+        run.close()
+    run.strategy.close()  # only after success: a failed rank would wait here for ranks that wait for it
+    return 0
+
+
+def _config(args: argparse.Namespace) -> Config:
+    """Return the run's settings.
+
+    Raises:
+        ConfigError: neither a recipe nor a run is named, or the run has logged no responses.
+    """
+    from hwgrpo.config import load_config
+    from hwgrpo.config.supervised import supervised_settings
+
+    recipe, overrides = args.recipe, list(args.overrides)
+    if args.from_run and recipe and "=" in recipe:  # `sft --from-run RUN key=value`
+        recipe, overrides = None, [recipe, *overrides]
+    if args.from_run:
+        folder = Path(args.from_run)
+        responses = folder / "completions.jsonl"
+        if not responses.is_file():
+            raise ConfigError(f"--from-run {folder}: there is no {responses}, where a run of hwgrpo logs its responses")
+        recipe = recipe or str(folder / "config.yaml")
+        own = (f"data.train={responses}", "data.prompt_key=prompt", "data.response_key=response")
+        overrides = [*own, f"data.keep={args.keep or 'correct'}", *overrides]
+    elif args.keep:
+        raise ConfigError("--keep is for --from-run; for files set data.keep")
+    if recipe is None:
+        raise ConfigError("name a recipe (hwgrpo sft RECIPE), or a run with --from-run RUN")
+    config = load_config(
+        recipe,
+        overrides,
+        variables_may_be_missing=args.print_config,
+        imported=("data", "trainer") if args.from_run else (),
+        used=supervised_settings,
+    )
+    if not any(each.startswith("trainer.output_dir=") for each in overrides):
+        config.trainer.output_dir += SUFFIX
+    return config
+
+
+def _print_plan(config: Config, notes: list[str], *, is_main: bool) -> int:
+    """Print what the run would train on; the model is not loaded. Return 0."""
+    from hwgrpo.config.derived import planned_steps
+    from hwgrpo.data.prompts import template_note
+    from hwgrpo.training.supervised.setup import example_notes, open_examples
+
+    data = open_examples(config)
+    longest = max(len(each) for each in data.training.token_ids)
+    lines = [
+        f"model      {config.model.path}, strategy {config.trainer.strategy}",
+        f"data       {data.training.name}: {len(data.training):,} examples, longest prompt {longest} tokens",
+        f"validation {f'{len(data.validation):,} examples' if data.validation is not None else 'none'}",
+        f"output     {config.trainer.output_dir}",
+        *notes,
+        *filter(None, (template_note("training", data.training),)),
+        *example_notes(config, data, planned_steps(config, len(data.training))),
+    ]
+    if is_main:
+        print("\n".join(lines))
+    return 0
