@@ -103,6 +103,7 @@ REWARDS = Registry(
         "math": "hwgrpo.rewards.mathematics:math",
         "format": "hwgrpo.rewards.verifiable:format_reward",
         "length": "hwgrpo.rewards.verifiable:length_reward",
+        "code": "hwgrpo.rewards.sandbox.code_reward:code",
     },
 )
 TASKS = Registry(

@@ -220,7 +220,7 @@ def build_rewards(
         if function.name in NEED_GROUND_TRUTH and function.on_error == "raise":
             for data in filter(None, (dataset, validation)):
                 data.require_ground_truth(f"reward {function.name}")
-    context = {"max_response_tokens": config.rollout.max_response_tokens}
+    context = {"max_response_tokens": config.rollout.max_response_tokens, "sandbox_level": config.reward.sandbox.level}
     steps = None
     if takes(config.algorithm.advantage, "steps"):
         from hwgrpo.rewards.response_steps import StepFinder

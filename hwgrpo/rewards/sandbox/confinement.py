@@ -40,7 +40,7 @@ class Confinement:
     """Whether programs keep the capability to read folders that their user cannot, within Landlock's."""
 
     def prepare(self) -> None:
-        """Give up in the worker itself, once, what none of its children needs: signal handlers, further capabilities."""
+        """Give up in the worker itself what none of its children needs: signal handlers, further capabilities."""
         for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(each, signal.SIG_DFL)

@@ -145,15 +145,11 @@ def _bind(path: str, target: str) -> None:
     flags = linux.MS_RDONLY | linux.MS_NOSUID | (0 if device else linux.MS_NODEV)
     attributes = ctypes.create_string_buffer(struct.pack("QQQQ", flags, 0, 0, 0), 32)
     try:
-        linux.system_call(
-            linux.MOUNT_SETATTR, "mount_setattr", AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, 32
-        )
+        linux.system_call(linux.MOUNT_SETATTR, "mount_setattr", AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, 32)
     except OSError:  # before Linux 5.12; flags of the host's mount must stay
         kept = os.statvfs(target).f_flag & (linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC | 0x1C00)
         relatime = 1 << 21 if kept & 0x1000 else 0
-        linux.mount(
-            "none", target, None, linux.MS_REMOUNT | linux.MS_BIND | flags | (kept & ~0x1000) | relatime
-        )
+        linux.mount("none", target, None, linux.MS_REMOUNT | linux.MS_BIND | flags | (kept & ~0x1000) | relatime)
 
 
 def mount_scratch(size_mib: int, files: int, owner: int) -> None:

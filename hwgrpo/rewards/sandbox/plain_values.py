@@ -49,11 +49,11 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         RecursionError: it is nested too deeply, or contains itself.
     """
     kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or kind in (bool, str):
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = int(value)
-        return value if -(1 << 53) < value < 1 << 53 else ["int", hex(value)]
+    if isinstance(value, int):
+        number = int(value)
+        return number if -(1 << 53) < number < 1 << 53 else ["int", hex(number)]
     if kind is list:
         return ["list", [encode(each, refer) for each in value]]
     if kind.__name__ in ITEMS and kind in (tuple, set, frozenset, deque):

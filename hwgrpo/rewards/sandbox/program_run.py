@@ -269,7 +269,7 @@ class _Run:
             pipe.write = -1
 
 
-def _reason(status: int, stderr: bytes) -> tuple[str, str]:
+def _reason(status: int, stderr: bytearray) -> tuple[str, str]:
     """Return why a program's process ended, "" for well, and a detail."""
     lines = stderr[-STDERR_BYTES:].decode("utf-8", "replace").strip().splitlines()
     last = lines[-1][:200] if lines else ""
@@ -283,7 +283,7 @@ def _reason(status: int, stderr: bytes) -> tuple[str, str]:
     return ("error" if code else ""), last if code else ""
 
 
-def _frames(content: bytes) -> Iterator[dict[str, Any]]:
+def _frames(content: bytearray) -> Iterator[dict[str, Any]]:
     """Yield the messages of the tests' process, which may have been killed while it wrote one."""
     start = 0
     while start + HEADER <= len(content):

@@ -274,4 +274,3 @@ def _close(workers: list[_Worker], owner: int) -> None:
         for worker in workers:
             worker.close()
         workers.clear()
-

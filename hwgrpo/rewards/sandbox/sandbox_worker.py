@@ -1,8 +1,8 @@
 """The main function of a worker: a process that runs programs, each in a child of its own.
 
 It is a new interpreter without site packages, environment and the trainer's descriptors. It forks: the child, in
-namespaces where the host allows them, runs programs; the parent supervises it, and kills everything when the child or the
-trainer ends. No program runs in either of them.
+namespaces where the host allows them, starts programs; the parent supervises it, and kills everything when the child
+or the trainer ends. No program runs in either of them.
 """
 
 from __future__ import annotations
@@ -80,22 +80,24 @@ def _program_user() -> int | None:
     if os.geteuid():
         return None
     for user in (FIRST_PROGRAM_ID + os.getpid(), NOBODY):
-        if _may_become(user):
+        if _succeeds_as(user, []):
             return user
     return None
 
 
-def _may_become(user: int) -> bool:
+def _succeeds_as(user: int, paths: list[str]) -> bool:
+    """Return whether this process may become a user, which can reach these paths."""
     child = os.fork()
     if child == 0:
         code = 1
-        try:
+        with contextlib.suppress(OSError):
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
+            for each in paths:
+                os.stat(each)
             code = 0
-        finally:
-            os._exit(code)
+        os._exit(code)
     return os.waitpid(child, 0)[1] == 0
 
 
@@ -150,41 +152,22 @@ def _open_runner(
         namespaces.mount_view(setup["folder"])
     reads_all = False
     if user is not None and "namespaces" not in parts:
-        reads_all = not _can_read(user, readable)
+        reads_all = not _succeeds_as(user, readable)
         if reads_all and "landlock" not in parts:
             reads_all = False
             missing.append("modules that are not imported yet: the user of programs cannot read Python's folder")
     tasks = 0 if user is not None or "namespaces" in parts else _tasks_of(os.geteuid())
-    for attempt in ("seccomp", ""):
+    while True:
         confinement = Confinement(limits, tuple(parts), user, readable, tasks, reads_all)
         confinement.prepare()
         runner = Runner(confinement, setup["folder"])
         result = runner.run_script(PROBE, "")
         if not result["reason"]:
-            break
-        if attempt and attempt in parts and setup["level"] != attempt:
-            parts.remove(attempt)
-            missing.append(f"seccomp ({result['detail']})")
-            continue
-        raise OSError(f"a program that prints a number ended with {result['reason']}: {result['detail']}")
-    return runner, {"parts": parts, "missing": missing}
-
-
-def _can_read(user: int, paths: list[str]) -> bool:
-    """Return whether a user can read these folders."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-            for each in paths:
-                os.stat(each)
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
+            return runner, {"parts": parts, "missing": missing}
+        if setup["level"] == "seccomp" or "seccomp" not in parts:
+            raise OSError(f"a program that prints a number ended with {result['reason']}: {result['detail']}")
+        parts.remove("seccomp")
+        missing.append(f"seccomp ({result['detail']})")
 
 
 def _tasks_of(user: int) -> int:
@@ -207,5 +190,3 @@ def _serve(runner: Runner, request: dict[str, Any]) -> list[dict[str, Any]]:
         if runs[-1]["reason"] in ("timeout", "output", "memory"):
             break
     return runs
-
-

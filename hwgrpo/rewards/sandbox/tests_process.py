@@ -75,7 +75,7 @@ class Program:
         if not self.ended:
             with contextlib.suppress(EOFError, ValueError, RecursionError, OSError):
                 return receive(REPLIES)
-        self._end()
+        return self._end()
 
     def _end(self) -> NoReturn:
         self.ended = True
@@ -162,7 +162,7 @@ def run_tests(tests: Mapping[str, Any]) -> NoReturn:
     """Run the tests in order, report each to the worker, and exit.
 
     Args:
-        tests: either {"setup": source, "asserts": list of sources}, or {"function": name, "cases": [arguments, expected]}.
+        tests: {"setup": source, "asserts": sources}, or {"function": name, "cases": list of [arguments, expected]}.
     """
     try:
         program = Program()
