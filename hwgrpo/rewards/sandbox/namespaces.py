@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import socket
 import struct
 import sys
 import sysconfig
-from pathlib import Path
 
 from hwgrpo.rewards.sandbox import linux_calls as linux
 
@@ -63,10 +60,15 @@ def enter_namespaces(program_id: int | None) -> int:
         if mapper is not None:
             mapper.close()
     # without the privilege to map two users: programs have this process's
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    _write("/proc/self/setgroups", "deny")
     for name, number in zip(("uid_map", "gid_map"), here, strict=True):
-        Path(f"/proc/self/{name}").write_text(f"{INNER_ID} {number} 1", encoding="ascii")
+        _write(f"/proc/self/{name}", f"{INNER_ID} {number} 1")
     return INNER_ID
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
 
 
 class _Mapper:
@@ -83,8 +85,7 @@ class _Mapper:
                 os.close(self._ask)
                 if os.read(asked, 1):
                     for name in ("uid_map", "gid_map"):
-                        lines = f"0 0 1\n{INNER_ID} {program_id} 1\n"
-                        Path(f"/proc/{parent}/{name}").write_text(lines, encoding="ascii")
+                        _write(f"/proc/{parent}/{name}", f"0 0 1\n{INNER_ID} {program_id} 1\n")
                     os.write(tell, b".")
                     code = 0
             finally:
@@ -129,8 +130,6 @@ def mount_view(root: str) -> None:
     linux.mount(
         "none", "/", None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
     )
-    with contextlib.suppress(OSError):
-        socket.sethostname("sandbox")
 
 
 def _bind(path: str, target: str) -> None:

@@ -5,12 +5,11 @@ Neither pickle nor marshal: what the program's process sends cannot run code, or
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 HEADER = 8
@@ -30,8 +29,8 @@ PAIRS: dict[str, Callable[[list[Any]], Any]] = {
 TEXTS: dict[str, Callable[[str], Any]] = {
     "float": float,
     "complex": complex,
-    "Decimal": Decimal,
-    "Fraction": Fraction,
+    "Decimal": lambda text: importlib.import_module("decimal").Decimal(text),
+    "Fraction": lambda text: importlib.import_module("fractions").Fraction(text),
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
     "int": lambda text: int(text, 16),
@@ -64,7 +63,7 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return [kind.__name__, value.hex()]
     if isinstance(value, float):
         return ["float", float.__repr__(value)]
-    if kind in (complex, Decimal, Fraction):
+    if kind is complex or (kind.__module__, kind.__name__) in (("decimal", "Decimal"), ("fractions", "Fraction")):
         return [kind.__name__, str(value)]
     return ["ref", refer(value)]
 

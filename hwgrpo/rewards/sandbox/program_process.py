@@ -21,6 +21,7 @@ MEMORY_CODE = 77
 """Exit code of a program that ran out of memory."""
 REQUESTS, REPLIES = 3, 4
 """File descriptors of the tests' process."""
+_HIDDEN: list[ModuleType] = []
 MUTABLE = (list, dict, set)
 
 
@@ -98,8 +99,8 @@ def _new_module(name: str) -> ModuleType:
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = sys.modules[name] = module
     sys.argv = [NAME]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "hwgrpo"]:
-        del sys.modules[name]
+    hidden = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "hwgrpo"]
+    _HIDDEN.extend(hidden)  # freeing them would copy the memory that they share with the worker
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - the program's
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)  # noqa: SIM115

@@ -69,12 +69,14 @@ class Runner:
         reason, detail = (reason, "") if reason else _reason(run.ended.get(main, 0), stderr.content)
         return {"stdout": stdout.content.decode("utf-8", "replace"), "reason": reason, "detail": detail}
 
-    def run_functions(self, source: str, tests: Mapping[str, Any]) -> dict[str, Any]:
+    def run_functions(self, source: str, pipe: int, size: int) -> dict[str, Any]:
         """Run a program, and tests that call its functions.
 
         Args:
             source: of the program.
-            tests: as for `tests_process.run_tests`.
+            pipe: descriptor from which the tests are moved to their process when the program has its own: neither the
+                program's process nor its parent ever has them in memory.
+            size: bytes of the tests, JSON as for `tests_process.run_tests`.
 
         Returns:
             `outcomes` of the tests that ended: passed, failed, error, memory; `reason` and `detail` of the run's end.
@@ -86,10 +88,11 @@ class Runner:
                 [self._null, stdout.write, stderr.write, asks[0], replies[1]],
                 lambda: program_process.serve_functions(source),
             )
+            tests = _move_to_memory(pipe, size)
             main = run.start(
-                [self._null, self._null, self._null, verdicts.write, asks[1], replies[0]],
-                lambda: tests_process.run_tests(tests),
+                [tests, self._null, self._null, verdicts.write, asks[1], replies[0]], tests_process.run_tests
             )
+            os.close(tests)
             reason = run.watch(main)
         results = list(_frames(verdicts.content))
         outcomes = [each["outcome"] for each in results if each["outcome"] != "ended"]
@@ -267,6 +270,18 @@ class _Run:
         self._links = []
         for pipe in self._pipes:
             pipe.write = -1
+
+
+def _move_to_memory(pipe: int, size: int) -> int:
+    """Move bytes from a pipe to a file in memory without reading them; return its descriptor."""
+    file = os.memfd_create("tests")
+    while size:
+        moved = os.splice(pipe, file, size)
+        if not moved:
+            raise EOFError("the trainer ended")
+        size -= moved
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _reason(status: int, stderr: bytearray) -> tuple[str, str]:

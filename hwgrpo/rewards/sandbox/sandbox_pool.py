@@ -82,8 +82,12 @@ class _Worker:
         return self._requests if self._outgoing else None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message, as much of it as the pipe takes now."""
-        self._outgoing = memoryview(frame_message(json.dumps(message).encode()))
+        """Send a message, as much of it as the pipe takes now; tests follow it, for a process that has nothing else."""
+        tests = b""
+        if "tests" in message:
+            tests = json.dumps(message["tests"]).encode()
+            message = {"tests_bytes": len(tests), **{key: message[key] for key in message if key != "tests"}}
+        self._outgoing = memoryview(frame_message(json.dumps(message).encode()) + tests)
         self.flush()
 
     def flush(self) -> None:

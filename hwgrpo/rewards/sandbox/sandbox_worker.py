@@ -28,13 +28,8 @@ FIRST_PROGRAM_ID = 1_879_048_192
 """First user of programs where the trainer is root: above all that systemd or a distribution assigns."""
 NOBODY = 65534
 OPEN_FILES = 256
-PRELOADED = (
-    *("bisect", "builtins", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
-    *("functools", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "queue", "random", "re"),
-    *("statistics", "string", "threading", "time", "traceback", "typing", "zlib", "array", "cmath", "textwrap"),
-    *("hashlib", "struct", "tempfile", "unicodedata", "numbers", "calendar", "contextlib", "types", "abc"),
-)
-"""Modules that programs often import, imported once before all of them."""
+PRELOADED = ("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "re", "string", "typing")
+"""Modules that programs often import, imported once before all of them. Others would make every fork slower."""
 PROBE = "import os; os.getpid(); print(open('file', 'w').write('x'))"
 
 
@@ -69,10 +64,28 @@ def main(requests: int, replies: int, life: int) -> None:
     gc.collect()
     gc.freeze()
     send(replies, {"ready": runner[1]})
-    with contextlib.suppress(EOFError):
-        while True:
+    while _serve_in_child(runner[0], requests, replies):
+        pass
+
+
+def _serve_in_child(runner: Runner, requests: int, replies: int) -> bool:
+    """Serve one request in a child; return whether there may be another.
+
+    Programs are forks of that child. This process never has a program, its output or its tests in memory, so that none
+    of them can be found there by a later program.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            adopt_orphans()
             request = receive(requests)
-            send(replies, {"number": request["number"], "runs": _serve(runner[0], request)})
+            send(replies, {"number": request["number"], "runs": _serve(runner, request, requests)})
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _program_user() -> int | None:
@@ -180,10 +193,10 @@ def _tasks_of(user: int) -> int:
     return 2 * count + 64
 
 
-def _serve(runner: Runner, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Make the runs of a program, with each of its inputs until one is too slow, or with its tests."""
-    if "tests" in request:
-        return [runner.run_functions(request["source"], request["tests"])]
+def _serve(runner: Runner, request: dict[str, Any], requests: int) -> list[dict[str, Any]]:
+    """Make the runs of a program, with each of its inputs until one is too slow, or with the tests in the pipe."""
+    if "tests_bytes" in request:
+        return [runner.run_functions(request["source"], requests, request["tests_bytes"])]
     runs = []
     for text in request["inputs"]:
         runs.append(runner.run_script(request["source"], text))

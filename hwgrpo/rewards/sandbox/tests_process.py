@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import importlib
+import json
 import math
 import os
 import sys
@@ -158,12 +159,12 @@ class _Solution(ModuleType):
         return self._program.get(name)
 
 
-def run_tests(tests: Mapping[str, Any]) -> NoReturn:
-    """Run the tests in order, report each to the worker, and exit.
+def run_tests() -> NoReturn:
+    """Run the tests that standard input has, report each to the worker, and exit.
 
-    Args:
-        tests: {"setup": source, "asserts": sources}, or {"function": name, "cases": list of [arguments, expected]}.
+    They are {"setup": source, "asserts": sources}, or {"function": name, "cases": list of [arguments, expected]}, in JSON.
     """
+    tests = json.loads(sys.stdin.buffer.read())
     try:
         program = Program()
     except ProgramEnded:
