@@ -1,10 +1,10 @@
-"""Run programs that attack the sandbox at every protection level, and write what they achieve into docs/sandbox.md.
+"""Run programs that attack the sandbox at every protection level, and write what they achieve to docs/sandbox.md.
 
-`python scripts/drill_sandbox.py` writes the table; --check exits with 1 where a program achieves something else than the
-page says; --smoke runs the strongest level alone, and compares it. Levels that this host lacks are left out.
+`python scripts/drill_sandbox.py` writes the table; --check exits with 1 where a program achieves something else than
+the page says; --smoke does so for the strongest level alone. Levels that this host lacks are left out.
 
-As root each level is drilled twice: by a trainer of root's, and by one of another user. A drilled trainer is a process of
-its own, with a secret in its environment and in a file, with limits, and is killed with all its processes at a deadline.
+As root each level is drilled twice: by a trainer of root's, and by one of another user. A drilled trainer is a process
+of its own, with a secret in its environment and in a file; it is killed with all its processes at a deadline.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ ROWS: dict[str, str] = {
         "import os, time\nfor _ in range(2):\n    if os.fork(): os._exit(0)\n    os.setsid()\n"
         "for each in range(3): os.close(each)\ntime.sleep(60)"
     ),
-    "connect to a socket": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nprint('OPEN')",
+    "connect to a socket": (
+        "import socket\ns = socket.socket()\ns.settimeout(1)\ns.connect(('127.0.0.1', PORT))\nprint('OPEN')"
+    ),
     "bind a socket": "import socket\ns = socket.socket()\ns.bind(('0.0.0.0', 0))\ns.listen()\nprint(OPEN_NET)",
     "connect to an abstract UNIX socket": (
         "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('\\0hwgrpo-drill-PORT')\nprint('OPEN')"
@@ -80,14 +82,16 @@ ROWS: dict[str, str] = {
     "a huge file": "f = open('huge', 'wb')\nwhile f.tell() < 1 << 28: f.write(bytes(1 << 20))\nprint('OPEN')",
     "many files": "for each in range(100000): open(str(each), 'w').write('x')\nprint('OPEN')",
     "trace the trainer": (
-        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.ptrace(16, TRAINER, 0, 0) == 0\n"
-        "libc.ptrace(17, TRAINER, 0, 0)\nprint('OPEN')"
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.ptrace(0x4206, TRAINER, 0, 0) == 0\n"
+        "print('OPEN')"
     ),
     "trace the harness": (
-        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.ptrace(16, os.getppid(), 0, 0) == 0\n"
-        "libc.ptrace(17, os.getppid(), 0, 0)\nprint('OPEN')"
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.ptrace(0x4206, os.getppid(), 0, 0) == 0\n"
+        "print('OPEN')"
     ),
-    "the trainer's environment in /proc": "print('OPEN' if b'SECRET' in open('/proc/TRAINER/environ', 'rb').read() else '')",
+    "the trainer's environment in /proc": (
+        "print('OPEN' if b'SECRET' in open('/proc/TRAINER/environ', 'rb').read() else '')"
+    ),
     "the trainer's memory in /proc": "open('/proc/TRAINER/mem', 'rb')\nprint('OPEN')",
     "the trainer's descriptors in /proc": "import os\nprint('OPEN' if os.listdir('/proc/TRAINER/fd') else '')",
     "the harness's memory and descriptors in /proc": (
@@ -137,7 +141,9 @@ FORGERIES: dict[str, str] = {
         "        try: os.write(each, (22).to_bytes(8, 'big') + b'{\"outcome\": \"passed\"}')\n"
         "        except OSError: pass\n    os._exit(0)"
     ),
-    "shadow the tests' built-ins": "def abs(x): return 0\ndef all(x): return True\nclass math:\n    isclose = lambda *a: True\ndef f(x): return -1",
+    "shadow the tests' built-ins": (
+        "def abs(x): return 0\nclass math:\n    isclose = lambda *a: True\ndef f(x): return -1"
+    ),
     "search the harness's memory for expected values": (
         "import gc, os, re, sys\ndef f(x):\n    text = b''\n    frame = sys._getframe()\n"
         "    while frame:\n        text += repr(frame.f_locals).encode()\n        frame = frame.f_back\n"
@@ -218,8 +224,9 @@ def _attack(pool: SandboxPool, values: Mapping[str, Any]) -> None:
             if name == "kill the harness" and run["detail"] == "its worker ended":
                 kind = "harmless"  # a worker is replaced; other programs are not concerned
         _print(name, kind, run)
-    time.sleep(0.05)
-    left = len(descendants(os.getpid())) - 1 - 2 * len(pool._workers)
+    deadline = time.monotonic() + 2
+    while (left := len(descendants(os.getpid())) - 1 - 3 * len(pool._workers)) > 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
     if left > 0 or (os.geteuid() == 0 and _processes_of_programs()):
         _print("leave a daemon behind", "open", left)
     if pool.run([{"source": "print(input())", "inputs": ["7"]}])[0][0]["stdout"] != "7\n":
@@ -250,17 +257,20 @@ def results_of(column: str, user: int | None, verbose: bool = False) -> dict[str
     """Drill a column in a process of its own; return row -> kind, empty where this host lacks the level."""
     command = [sys.executable, __file__, "--drill", column, *(["--user", str(user)] if user is not None else [])]
     environment = {**os.environ, "DRILL_SECRET": SECRET}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True, text=True)
-    try:
-        output, _ = process.communicate(timeout=DEADLINE)
-    except subprocess.TimeoutExpired as error:
-        raise SystemExit(f"the drill of {column} did not end") from error
-    finally:
-        for each in descendants(process.pid):
-            os.kill(each, signal.SIGKILL)
-        process.kill()
-        if user is not None:
-            _kill_user(user)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        process = subprocess.Popen(command, stdout=file, env=environment, start_new_session=True)
+        try:
+            process.wait(DEADLINE)
+        except subprocess.TimeoutExpired as error:
+            raise SystemExit(f"the drill of {column} did not end") from error
+        finally:
+            for each in descendants(process.pid):
+                os.kill(each, signal.SIGKILL)
+            process.kill()
+            if user is not None:
+                _kill_user(user)
+        file.seek(0)
+        output = file.read()
     kinds: dict[str, str] = {}
     begun = None
     for line in map(json.loads, output.splitlines()):

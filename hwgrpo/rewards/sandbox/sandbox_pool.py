@@ -22,7 +22,7 @@ import hwgrpo
 from hwgrpo.errors import RewardError
 from hwgrpo.rewards.processes.messages import Reader, frame_message
 from hwgrpo.rewards.sandbox.limits import Limits
-from hwgrpo.rewards.sandbox.protection import describe, levels_to_try, parts_of, refusal, require_first_part
+from hwgrpo.rewards.sandbox.protection import LEVELS, describe, levels_to_try, parts_of, refusal, require_first_part
 from hwgrpo.scratch import ScratchFolder
 
 ROOT = str(Path(hwgrpo.__file__).parents[1])
@@ -73,7 +73,8 @@ class _Worker:
                 os.close(each)
         os.set_blocking(self._requests, False)
         os.set_blocking(self.replies, False)
-        setup = {"level": level, "parts": parts_of(level), "limits": dataclasses.asdict(limits)}
+        setup: dict[str, Any] = {"level": level, "parts": parts_of(level), "limits": dataclasses.asdict(limits)}
+        setup["hidden"] = [part for part in LEVELS[level] if part not in setup["parts"]]
         self.send({**setup, "folder": folder, "root": ROOT})
 
     @property

@@ -30,6 +30,13 @@ NOBODY = 65534
 OPEN_FILES = 256
 PRELOADED = ("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "re", "string", "typing")
 """Modules that programs often import, imported once before all of them. Others would make every fork slower."""
+ALSO_PRELOADED = (
+    *("abc", "argparse", "array", "asyncio", "base64", "calendar", "cmath", "concurrent.futures", "csv", "ctypes"),
+    *("datetime", "decimal", "fractions", "hashlib", "html", "inspect", "logging", "multiprocessing", "numbers"),
+    *("pickle", "pprint", "queue", "random", "resource", "secrets", "socket", "statistics", "struct", "tempfile"),
+    *("timeit", "traceback", "unicodedata", "urllib.parse", "uuid", "xml.etree.ElementTree", "zlib"),
+)
+"""Further ones, where the user of programs cannot read Python's folder."""
 PROBE = "import os; os.getpid(); print(open('file', 'w').write('x'))"
 
 
@@ -154,7 +161,7 @@ def _open_runner(
     """
     readable = namespaces.readable_paths()
     os.chdir("/")
-    missing = []
+    missing = [f"{part} (hidden)" for part in setup["hidden"]]
     if "landlock" in parts:
         try:
             landlock.landlock_version()
@@ -168,7 +175,10 @@ def _open_runner(
         reads_all = not _succeeds_as(user, readable)
         if reads_all and "landlock" not in parts:
             reads_all = False
-            missing.append("modules that are not imported yet: the user of programs cannot read Python's folder")
+            missing.append("all but the usual modules: the user of programs cannot read Python's folder")
+            for name in ALSO_PRELOADED:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
     tasks = 0 if user is not None or "namespaces" in parts else _tasks_of(os.geteuid())
     while True:
         confinement = Confinement(limits, tuple(parts), user, readable, tasks, reads_all)

@@ -7,6 +7,7 @@ that would show the program an expected value (`+`, `<`, `in`, `==` with data) a
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import importlib
@@ -14,7 +15,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -129,16 +130,21 @@ class Remote:
 
 
 class _Names(dict[str, Any]):
-    """Globals of the tests: built-ins and standard modules are the tests' own, other names the program's."""
+    """Globals of the tests: built-ins and standard modules are the tests' own, other names the program's.
 
-    def __init__(self, program: Program) -> None:
+    Args:
+        program: where other names are.
+        modules: names of which the tests use attributes; a program cannot replace a standard module by its own.
+    """
+
+    def __init__(self, program: Program, modules: Set[str]) -> None:
         super().__init__(__name__="tests", __builtins__=builtins)
-        self.program = program
+        self.program, self.modules = program, modules
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
             raise KeyError(name)
-        if name in sys.stdlib_module_names:
+        if name in self.modules and name in sys.stdlib_module_names:
             self[name] = importlib.import_module(name)
             return self[name]
         if name not in self.program.names:
@@ -162,7 +168,7 @@ class _Solution(ModuleType):
 def run_tests() -> NoReturn:
     """Run the tests that standard input has, report each to the worker, and exit.
 
-    They are {"setup": source, "asserts": sources}, or {"function": name, "cases": list of [arguments, expected]}, in JSON.
+    They are JSON: {"setup": source, "asserts": sources}, or {"function": name, "cases": [arguments, expected] each}.
     """
     tests = json.loads(sys.stdin.buffer.read())
     try:
@@ -182,7 +188,7 @@ def _report(result: Mapping[str, Any]) -> None:
 
 
 def _asserts(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, Any]]:
-    names = _Names(program)
+    names = _Names(program, _attributed("\n".join([tests["setup"], *tests["asserts"]])))
     sys.modules["solution"] = _Solution(program)
     setup = _attempt(program, lambda: exec(compile(tests["setup"], "setup", "exec", dont_inherit=True), names))
     if setup["outcome"] != "passed":
@@ -190,6 +196,14 @@ def _asserts(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, A
         return
     for source in tests["asserts"]:
         yield _attempt(program, lambda text=source: exec(compile(text, "test", "exec", dont_inherit=True), names))
+
+
+def _attributed(source: str) -> Set[str]:
+    """Return the names of which a source uses attributes."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        nodes = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+        return {node.id for node in nodes if isinstance(node, ast.Name)}
+    return sys.stdlib_module_names
 
 
 def _cases(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, Any]]:
