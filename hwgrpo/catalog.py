@@ -166,7 +166,7 @@ LOGGERS = Registry(
     },
     group="hwgrpo.loggers",
 )
-METRICS = Registry("observe.metrics", {})
+METRICS = Registry("observe.metrics", {"code": "hwgrpo.rewards.sandbox.code_reward:reason_shares"})
 """Functions `(prompts, completions, rewards, advantages_S) -> {name: values_S}`."""
 
 SERVICES = ("wandb", "trackio", "swanlab")

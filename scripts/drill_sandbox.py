@@ -82,12 +82,10 @@ ROWS: dict[str, str] = {
     "a huge file": "f = open('huge', 'wb')\nwhile f.tell() < 1 << 28: f.write(bytes(1 << 20))\nprint('OPEN')",
     "many files": "for each in range(100000): open(str(each), 'w').write('x')\nprint('OPEN')",
     "trace the trainer": (
-        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.ptrace(0x4206, TRAINER, 0, 0) == 0\n"
-        "print('OPEN')"
+        "import ctypes, os\nassert ctypes.CDLL(None).ptrace(0x4206, TRAINER, 0, 0) == 0\nprint('OPEN')"
     ),
     "trace the harness": (
-        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nassert libc.ptrace(0x4206, os.getppid(), 0, 0) == 0\n"
-        "print('OPEN')"
+        "import ctypes, os\nassert ctypes.CDLL(None).ptrace(0x4206, os.getppid(), 0, 0) == 0\nprint('OPEN')"
     ),
     "the trainer's environment in /proc": (
         "print('OPEN' if b'SECRET' in open('/proc/TRAINER/environ', 'rb').read() else '')"
@@ -382,7 +380,7 @@ def main() -> int:
     text = PAGE.read_text(encoding="utf-8")
     if not args.check and not args.smoke:
         before, _, rest = text.partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{page_table(found)}{END}{rest.partition(END)[2]}", encoding="utf-8")
+        PAGE.write_text(f"{before}{BEGIN}\n\n{page_table(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
         return 0
     expected = read_table(text)
     wrong = []

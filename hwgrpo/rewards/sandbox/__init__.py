@@ -10,6 +10,7 @@ program_run.py       one run: its processes, its deadline, its output
 program_process.py   the process of the program
 tests_process.py     the process of asserts, which calls the program's functions in the other process
 plain_values.py      the values that the two processes exchange
+scratch_files.py     size and removal of the files that a program left
 confinement.py       what a child gives up before it runs a program: user, capabilities, resources
 namespaces.py        Linux namespaces, with a view of the few files that Python reads
 landlock.py          Landlock: file access below a few folders only

@@ -11,7 +11,7 @@ from hwgrpo.errors import ConfigError, DataError, choice_error, quoted
 from hwgrpo.rewards.sandbox.limits import Limits
 from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
 from hwgrpo.rewards.sandbox.unit_tests import UnitTests, extract_program, read_tests, same_output
-from hwgrpo.values import Completions, Prompt, PromptBatch
+from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 SCORES = ("share", "all")
 REASONS = ("passed", "failed", "error", "timeout", "memory", "output", "killed", "no_code")
@@ -94,6 +94,14 @@ def check_arguments(
 
 
 setattr(code, "check_arguments", check_arguments)  # noqa: B010 - a function's attribute has no type
+
+
+def reason_shares(
+    prompts: PromptBatch, completions: Completions, rewards: Rewards, advantages: Any
+) -> dict[str, list[float]]:
+    """Return 1 or 0 per response for each reason, a metric of `observe.metrics`: its mean is the reason's share."""
+    reasons = [each.get("code_reason") for each in rewards.extras] or [None] * len(completions)
+    return {f"code/{reason}": [float(each == reason) for each in reasons] for reason in REASONS}
 
 
 def judge(tests: UnitTests, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
