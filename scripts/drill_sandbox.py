@@ -254,8 +254,9 @@ def _processes_of_programs() -> list[str]:
 def results_of(column: str, user: int | None, verbose: bool = False) -> dict[str, str]:
     """Drill a column in a process of its own; return row -> kind, empty where this host lacks the level."""
     command = [sys.executable, __file__, "--drill", column, *(["--user", str(user)] if user is not None else [])]
-    environment = {**os.environ, "DRILL_SECRET": SECRET}
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file, tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o1777)
+        environment = {**os.environ, "DRILL_SECRET": SECRET, "TMPDIR": folder}  # a killed trainer leaves its files
         process = subprocess.Popen(command, stdout=file, env=environment, start_new_session=True)
         try:
             process.wait(DEADLINE)
