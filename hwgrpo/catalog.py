@@ -122,6 +122,7 @@ REWARDS = Registry(
         "served_reward_model": "hwgrpo.rewards.services.served_reward_model:ServedRewardModel",
         "judge": "hwgrpo.rewards.services.judge:Judge",
         "http": "hwgrpo.rewards.services.http_reward:HttpReward",
+        "code": "hwgrpo.rewards.sandbox.code_reward:code",
     },
 )
 TASKS = Registry(
@@ -184,7 +185,7 @@ LOGGERS = Registry(
     },
     group="hwgrpo.loggers",
 )
-METRICS = Registry("observe.metrics", {})
+METRICS = Registry("observe.metrics", {"code": "hwgrpo.rewards.sandbox.code_reward:reason_shares"})
 """Functions `(prompts, completions, rewards, advantages_S) -> {name: values_S}`."""
 
 SERVICES = ("wandb", "trackio", "swanlab")

@@ -5,7 +5,7 @@
 #   bash scripts/benchmarks.sh --smoke [RUN...]   tiny sizes, minutes; results go to a temporary folder, which it names
 #   bash scripts/benchmarks.sh --list             the runs, the page of each and its command
 # Of a page, only the text between <!-- RUN --> and <!-- end of RUN --> is replaced; families.py writes its page in
-# full, and startup has none. Check the sentences around a new table: their figures are not replaced. A run that
+# full, and sandbox and startup have none. Check the sentences around a new table: their figures are not replaced. A run that
 # fails leaves its table unchanged, and the other runs go ahead. The exit code is 1 if one failed.
 #   PYTHON=...        the interpreter (default .venv/bin/python)
 #   TRL_PYTHON=...    an interpreter that has TRL (default PYTHON)
@@ -31,6 +31,7 @@ memory memory_cpu.md python benchmarks/memory.py --output benchmarks/results/mem
 memory_lora memory_cpu.md python benchmarks/memory.py --rows lora --output benchmarks/results/memory_lora_cpu.json
 memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --freed-at-once --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json
 overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
+sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
 strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"
 

@@ -19,11 +19,22 @@ from hwgrpo.config.fields import (
     own_function,
     setting,
 )
+from hwgrpo.rewards.sandbox.protection import CHOICES
+from hwgrpo.user_code import names_a_file
 
 ADAPTERS = on("model.lora.rank", " above 0")
 """Condition that a run trains adapters."""
 STEPS = (*one_of("algorithm.advantage.name", "process"), *own_function("algorithm.advantage.name"))
 """Condition that the advantage estimator reads rewards of steps."""
+_PROGRAMS = (
+    Use(
+        "reward.functions",
+        (),
+        " with code",
+        lambda functions: any(each.name == "code" or names_a_file(each.name) for each in functions),
+    ),
+)
+"""Condition that a reward runs programs: code, or a function of the user's with an argument `sandbox_level`."""
 _OWN_SERVER = off("rollout.server.url")
 _DIFFICULTY = tuple(
     Use(f"data.difficulty.{key}", (), " set", lambda threshold: threshold is not None)
@@ -58,6 +69,13 @@ class LoraConfig:
     base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[ADAPTERS])
     """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
     it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
+
+
+@dataclass
+class SandboxConfig:
+    level: str = choice("auto", CHOICES, used_by=[_PROGRAMS])
+    """Protection from programs that reward code runs (docs/sandbox.md). namespaces: own network, processes, users and
+    files; seccomp: few system calls; auto: the first of them that this host allows; none: limits on resources alone."""
 
 
 @dataclass

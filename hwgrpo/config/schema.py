@@ -37,6 +37,7 @@ from hwgrpo.config.optional_settings import (
     ObserveConfig,
     ProcessConfig,
     RolloutServerConfig,
+    SandboxConfig,
 )
 from hwgrpo.config.shipped_files import preset_names
 
@@ -279,6 +280,7 @@ class RewardConfig:
     """Reward functions, summed by weight. An entry may be just a name."""
     shuffle: bool = False
     """Permute rewards within a batch, or with filter_groups a group: a control run, in which nothing can be learned."""
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
 
 @dataclass

@@ -20,4 +20,5 @@ response_steps.py    the steps of a response: where they end in its text and its
 step_totals.py       the weighted sums of their rewards
 failure_policy.py    one function's values for a batch, with the policies for its failures applied
 processes/           functions in separate processes, which are killed on a timeout
+sandbox/             code: unit tests of programs that a model wrote, in a sandbox
 """

@@ -21,7 +21,7 @@ SIGNATURES = (
 def make_reward_function(
     name: str, call: Callable[..., Any], kwargs: Mapping[str, Any], context: Mapping[str, Any], key: str
 ) -> RewardFunction:
-    """Detect a function's form and check its arguments from the config.
+    """Detect a function's form and check its arguments from the config, also by its own `check_arguments`.
 
     Args:
         name: name in metrics and messages.
@@ -68,6 +68,9 @@ def make_reward_function(
     absent = sorted(required - set(trainer_arguments) - set(kwargs))
     if absent and form != "trl":  # in TRL's form they are data columns
         raise ConfigError(f"{key}: {name} needs {', '.join(absent)}; set {key}.kwargs.{absent[0]}")
+    check_arguments = getattr(call, "check_arguments", None)
+    if check_arguments is not None:
+        check_arguments(**kwargs)
     is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
     return RewardFunction(
         name, form, frozenset(named), required, open_ended, frozenset(kwargs), is_async, call=call, kwargs=kwargs

@@ -3,6 +3,7 @@
 loop.py              prompts -> generate -> rewards -> advantages -> update -> new weights -> observe
 setup.py             the parts of a run, from its settings
 shared_setup.py      the parts that training and evaluation share
+reward_setup.py      the reward functions, checked against data and estimator
 run_parts.py         the parts, as the loop finds them
 run_record.py        the records that a run makes of itself: settings, machine, kernels
 length_check.py      whether the longest sequence fits the model's positions

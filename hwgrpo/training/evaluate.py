@@ -24,7 +24,8 @@ from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
-from hwgrpo.training.shared_setup import build_engine, build_rewards, load_policy, prepare_process
+from hwgrpo.training.reward_setup import build_rewards
+from hwgrpo.training.shared_setup import build_engine, load_policy, prepare_process
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import PromptBatch, Sampling
 

@@ -14,10 +14,7 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
-from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
-from hwgrpo.data.prompts import PromptDataset
-from hwgrpo.data.reward_check import COMPARING
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
@@ -26,8 +23,6 @@ from hwgrpo.models.lora import apply_lora, initialize_dora, uses_lora, without_w
 from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.to_device import move_to_device
-from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rewards.gates import check_gates
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -193,42 +188,3 @@ def build_engine(
         gate=gate,
     )
     return engine_kind(config).make(parts)
-
-
-def build_rewards(
-    config: Config,
-    dataset: PromptDataset,
-    validation: PromptDataset | None = None,
-    rank: int = 0,
-    tokenizer: Any = None,
-    device: Device | None = None,
-) -> RewardPipeline:
-    """Load the reward functions and check that the data has the columns they read.
-
-    Args:
-        config: the run's settings.
-        dataset: the prompts whose responses are scored.
-        validation: the validation prompts.
-        rank: this process's rank, for functions that draw random numbers.
-        tokenizer: finds the tokens of steps, where the advantage estimator reads their rewards.
-        device: this process's device, for rewards with models of their own; None: the CPU.
-
-    Raises:
-        ConfigError: a function cannot be loaded, or reads a column that the data lacks.
-        DataError: a prompt has no ground truth, and a reward that compares with it would stop the run.
-    """
-    for function in config.reward.functions:
-        if function.name in COMPARING and function.on_error == "raise":
-            for data in filter(None, (dataset, validation)):
-                data.require_ground_truth(f"reward {function.name}")
-    context = {"max_response_tokens": config.rollout.max_response_tokens}
-    inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
-    reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)
-    check_gates(config.reward.functions, config.algorithm.advantage.name, reads)
-    steps = None
-    if takes(config.algorithm.advantage, "steps"):
-        from hwgrpo.rewards.response_steps import StepFinder
-
-        steps = StepFinder(config.algorithm.process, tokenizer)
-    place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
-    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place)

@@ -34,8 +34,9 @@ from hwgrpo.training.policy.auto_settings import (
     layout_note,
 )
 from hwgrpo.training.policy.layouts import Layout
+from hwgrpo.training.reward_setup import build_rewards
 from hwgrpo.training.sequence_checks import check_sequence_parallel
-from hwgrpo.training.shared_setup import build_rewards, choose_kernels
+from hwgrpo.training.shared_setup import choose_kernels
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
 

@@ -234,4 +234,48 @@ FAULTS = (
         "pass",
         "rewards/test_services.py -k in_no_message",
     ),
+    Fault(
+        "no seccomp filter",
+        "rewards/sandbox/confinement.py",
+        'if "seccomp" in self.parts:',
+        "if False:",
+        "rewards/test_sandbox.py -k system_call",
+    ),
+    Fault(
+        "programs in the host's network",
+        "rewards/sandbox/namespaces.py",
+        '    "net": linux.CLONE_NEWNET,\n',
+        "",
+        "rewards/test_sandbox.py -k namespaces_of_its_own",
+    ),
+    Fault(
+        "no limit on the output of programs",
+        "rewards/sandbox/program_run.py",
+        "> self._most:",
+        "< 0:",
+        "rewards/test_sandbox.py -k how_it_ended",
+    ),
+    Fault(
+        "programs asked whether they equal the expected value",
+        "rewards/sandbox/tests_process.py",
+        "return isinstance(other, Remote) and ",
+        "return ",
+        "rewards/test_code_reward.py -k forge",
+    ),
+    Fault(
+        "tests in the memory of programs",
+        "rewards/sandbox/program_run.py",
+        "        with _Run(self) as run:\n            stdout, stderr, verdicts",
+        "        tests_text, again = os.read(pipe, size), os.pipe()\n        os.write(again[1], tests_text)\n"
+        "        pipe = again[0]\n"
+        "        with _Run(self) as run:\n            stdout, stderr, verdicts",
+        "rewards/test_sandbox.py -k in_no_memory",
+    ),
+    Fault(
+        "a level below the one asked for",
+        "rewards/sandbox/protection.py",
+        'AUTOMATIC = ("namespaces", "seccomp")',
+        'AUTOMATIC = ("namespaces", "seccomp", "none")',
+        "rewards/test_sandbox.py -k remedies",
+    ),
 )

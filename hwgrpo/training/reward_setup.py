@@ -1,0 +1,53 @@
+"""The reward functions of a run, checked against its data and its advantage estimator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hwgrpo_backends.device import Device
+
+from hwgrpo.algorithms.token_advantages import takes
+from hwgrpo.config import Config
+from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.data.reward_check import COMPARING
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rewards.gates import check_gates
+
+
+def build_rewards(
+    config: Config,
+    dataset: PromptDataset,
+    validation: PromptDataset | None = None,
+    rank: int = 0,
+    tokenizer: Any = None,
+    device: Device | None = None,
+) -> RewardPipeline:
+    """Load the reward functions and check that the data has the columns they read.
+
+    Args:
+        config: the run's settings.
+        dataset: the prompts whose responses are scored.
+        validation: the validation prompts.
+        rank: this process's rank, for functions that draw random numbers.
+        tokenizer: finds the tokens of steps, where the advantage estimator reads their rewards.
+        device: this process's device, for rewards with models of their own; None: the CPU.
+
+    Raises:
+        ConfigError: a function cannot be loaded, or reads a column that the data lacks.
+        DataError: a prompt has no ground truth, and a reward that compares with it would stop the run.
+    """
+    for function in config.reward.functions:
+        if function.name in COMPARING and function.on_error == "raise":
+            for data in filter(None, (dataset, validation)):
+                data.require_ground_truth(f"reward {function.name}")
+    context = {"max_response_tokens": config.rollout.max_response_tokens, "sandbox_level": config.reward.sandbox.level}
+    inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
+    reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)
+    check_gates(config.reward.functions, config.algorithm.advantage.name, reads)
+    steps = None
+    if takes(config.algorithm.advantage, "steps"):
+        from hwgrpo.rewards.response_steps import StepFinder
+
+        steps = StepFinder(config.algorithm.process, tokenizer)
+    place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
+    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place)

@@ -1,0 +1,238 @@
+"""The sandbox: what a program can reach and use at each level, and how its runs end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.rewards.processes.descendants import descendants
+from hwgrpo.rewards.sandbox.limits import Limits
+from hwgrpo.rewards.sandbox.protection import HIDDEN, LEVELS
+from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
+from hwgrpo.rewards.sandbox.seccomp_filter import MACHINES, seccomp_program
+
+REPO = Path(__file__).parents[2]
+SHORT = Limits(seconds=1.5, memory_mib=256, output_kib=64)
+
+
+@pytest.fixture(scope="module", params=list(LEVELS))
+def pool(request):
+    """A pool of each level that this host allows."""
+    try:
+        opened = SandboxPool(request.param, SHORT, 2)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def strongest():
+    """A pool of the strongest level."""
+    opened = SandboxPool("auto", SHORT, 2)
+    yield opened
+    opened.close()
+
+
+def script(source, *inputs):
+    return {"source": source, "inputs": list(inputs or ("",))}
+
+
+def functions(source, *asserts, setup=""):
+    return {"source": source, "tests": {"setup": setup, "asserts": list(asserts)}}
+
+
+def test_programs_get_their_input_and_their_output_comes_back_in_order(pool):
+    jobs = [script(f"print(int(input()) * {each})", "2", "3") for each in range(6)]
+    outputs = [[run["stdout"] for run in runs] for runs in pool.run(jobs)]
+    assert outputs == [[f"{2 * each}\n", f"{3 * each}\n"] for each in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("while True: pass", "timeout"),
+        ("import time\ntime.sleep(100)", "timeout"),
+        ("x = [0] * (1 << 30)", "memory"),
+        ("while True: print('x' * 4000)", "output"),
+        ("raise ValueError('wrong')", "error"),
+        ("import sys\nsys.exit(3)", "error"),
+        ("import sys\nsys.exit(0)", ""),
+        ("import os\nos.abort()", "killed"),
+        ("this is no Python", "error"),
+    ],
+)
+def test_a_run_says_how_it_ended(strongest, source, reason):
+    (run,) = strongest.run([script(source)])[0]
+    assert run["reason"] == reason
+    assert ("ValueError: wrong" in run["detail"]) == ("ValueError" in source)
+
+
+def test_a_program_that_is_too_slow_does_not_run_with_its_other_inputs(strongest):
+    assert [run["reason"] for run in strongest.run([script("while True: pass", "1", "2", "3")])[0]] == ["timeout"]
+
+
+def test_programs_see_neither_files_nor_modules_of_the_program_before(pool):
+    leaves = "open('left', 'w').write('x')\nimport os, math\nos.mkdir('deep'); math.pi = 3\nprint('left')"
+    looks = "import os, math\nprint(os.listdir('.'), math.pi > 3.1)"
+    results = pool.run([script(source) for _ in range(4) for source in (leaves, looks)])
+    assert {runs[0]["stdout"] for runs in results} == {"left\n", "[] True\n"}
+
+
+def test_folders_nested_deeper_than_a_path_can_be_are_removed(pool):
+    nested = (
+        "import os\nfor _ in range(900):\n    os.mkdir('folder'); os.chdir('folder')\nos.chmod('.', 0)\nprint('done')"
+    )
+    assert pool.run([script(nested)])[0][0]["stdout"] == "done\n"
+    assert [runs[0]["stdout"] for runs in pool.run([script("import os; print(os.listdir('.'))")] * 4)] == ["[]\n"] * 4
+
+
+def test_calls_arrive_with_the_values_of_their_arguments_and_return_theirs(pool):
+    source = """
+import collections, fractions
+def same(*values, **named): return (*values, named)
+def double(numbers): numbers[:] = [2 * each for each in numbers]
+def fails(): raise KeyError('absent')
+class Point:
+    def __init__(self, x): self.x = x
+    def moved(self, by): return Point(self.x + by)
+    def __eq__(self, other): return self.x == other.x
+def points(): return [Point(1), Point(2)]
+def numbers():
+    yield from (1, 2, 3)
+"""
+    values = "1, -2**80, 1.5, float('inf'), 'é', b'\\0', None, True, [1, (2,)], {1: {2}}, 1j, Fraction(1, 3)"
+    asserts = [
+        f"from fractions import Fraction\nassert same({values}, a=[1]) == ({values}, {{'a': [1]}})",
+        "numbers_ = [1, 2]\ndouble(numbers_)\nassert numbers_ == [2, 4]",
+        "try: fails()\nexcept KeyError as error: assert 'absent' in str(error)\nelse: assert False",
+        "assert points()[0].moved(1) == points()[1] and points()[0] != points()[1]",
+        "assert list(numbers()) == [1, 2, 3]",
+        "from solution import double as other\nassert other([1]) is None",
+        "assert math.isclose(same(1.0)[0], 1)",
+        "assert same(1)[0] == 2",
+        "assert absent(1)",
+        "assert same(print)",
+    ]
+    (run,) = pool.run([functions(source, *asserts)])[0]
+    assert run["outcomes"] == ["passed"] * 7 + ["failed", "error", "error"], run
+
+
+def test_tests_that_ended_count_when_a_later_one_does_not_end(strongest):
+    source = "def f(x):\n    while x: pass\n    return 0"
+    (run,) = strongest.run([functions(source, "assert f(0) == 0", "assert f(1) == 0", "assert f(0) == 0")])[0]
+    assert (run["outcomes"], run["reason"]) == (["passed"], "timeout")
+
+
+def test_tests_are_in_no_memory_that_a_program_inherits(pool):
+    # the frames of the processes that it is a fork of, and what an earlier program of the worker was tested by
+    source = """
+import gc, sys
+def f():
+    frame, texts = sys._getframe(), []
+    while frame:
+        texts.append(repr(frame.f_locals)); frame = frame.f_back
+    return any(''.join(reversed('eulav-detcepxe')) in each for each in [*texts, repr(gc.get_objects())])
+"""
+    jobs = [functions(source, "'expected-value'; assert f() is False") for _ in range(4)]
+    assert [runs[0]["outcomes"] for runs in pool.run(jobs)] == [["passed"]] * 4
+
+
+def test_a_program_without_a_process_of_its_own_left_costs_its_worker_alone(pool, soon):
+    for each in descendants(os.getpid()):
+        os.kill(each, signal.SIGKILL)
+    before = pool.replaced
+    first = pool.run([script("print(1)")] * 4)
+    assert [runs[0]["stdout"] for runs in pool.run([script("print(1)")] * 4)] == ["1\n"] * 4
+    assert all(runs[0]["stdout"] == "1\n" or runs[0]["reason"] == "killed" for runs in first)
+    assert pool.replaced > before
+
+
+def test_no_process_and_no_file_is_left_when_a_pool_is_closed(tmp_path, monkeypatch, soon):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(descendants(os.getpid()))
+    pool = SandboxPool("none", SHORT, 2)
+    daemon = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 99)\n    time.sleep(99)"
+    pool.run([script(daemon)] * 2)
+    own = set(descendants(os.getpid())) - before
+    assert own
+    assert any(tmp_path.iterdir())
+    pool.close()
+    soon(lambda: not own & set(descendants(os.getpid())))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"])
+def test_a_worker_has_namespaces_of_its_own(strongest, kind):
+    if "namespaces" not in strongest.parts:
+        pytest.skip("this host allows no namespaces")
+    strongest.run([script("")])
+    workers = [each for each in descendants(os.getpid()) if _namespace(each, "user") != _namespace(os.getpid(), "user")]
+    assert workers
+    children = [each for worker in workers for each in descendants(worker)] or workers
+    assert _namespace(os.getpid(), kind) not in {_namespace(each, kind) for each in children}
+
+
+def _namespace(process, kind):
+    try:
+        return os.readlink(f"/proc/{process}/ns/{kind}")
+    except FileNotFoundError:
+        return None
+
+
+def test_every_system_call_that_is_not_listed_fails_at_level_seccomp():
+    source = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+done = []
+for number in (41, 42, 49, 50, 56, 57, 59, 101, 157, 165, 272, 310, 321, 425, 434, 438, 448, 460):
+    ctypes.set_errno(0)
+    if libc.syscall(number, 0, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() not in (1, 38): done.append(number)
+print(done)
+"""
+    if os.uname().machine != "x86_64":
+        pytest.skip("the numbers of x86_64")
+    pool = SandboxPool("seccomp", SHORT, 1)
+    (run,) = pool.run([script(source)])[0]
+    pool.close()
+    assert run["stdout"] == "[]\n", run
+
+
+@pytest.mark.parametrize("machine", list(MACHINES))
+def test_the_filter_fits_the_kernels_limit_and_holds_the_process_number(machine):
+    program, places = seccomp_program(machine)
+    assert len(program) % 8 == 0
+    assert len(program) // 8 <= 4096
+    assert {program[each : each + 4] for each in places} == {b"\xff" * 4}
+    assert len(places) >= 4
+
+
+def test_a_host_without_the_level_asked_for_gets_the_reason_and_remedies(monkeypatch):
+    monkeypatch.setenv(HIDDEN, "namespaces")
+    with pytest.raises(ConfigError, match=r"reward.sandbox.level=namespaces: this host does not allow it .*=none"):
+        SandboxPool("namespaces", SHORT, 1)
+    pool = SandboxPool("auto", SHORT, 1)
+    assert pool.level == "seccomp"
+    pool.close()
+    monkeypatch.setenv(HIDDEN, "namespaces,seccomp")
+    with pytest.raises(ConfigError, match=r"level=auto: .*seccomp: .*reward.sandbox.level=none"):
+        SandboxPool("auto", SHORT, 1)
+
+
+def test_what_a_host_lacks_of_a_level_is_said(monkeypatch):
+    monkeypatch.setenv(HIDDEN, "landlock")
+    pool = SandboxPool("seccomp", SHORT, 1)
+    assert pool.parts == ("seccomp",)
+    assert "missing: landlock" in pool.description
+    pool.close()
+
+
+def test_the_table_of_what_programs_achieve_is_current():
+    done = subprocess.run(
+        [sys.executable, "scripts/drill_sandbox.py", "--check"], cwd=REPO, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
