@@ -202,8 +202,8 @@ FAULTS = (
     Fault(
         "more retries than allowed",
         "rewards/services/concurrent_requests.py",
-        "limits.retries",
-        "(limits.retries + 1)",
+        "if attempt == limits.retries:",
+        "if attempt == limits.retries + 1:",
         "rewards/test_services.py -k stays",
     ),
     Fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -120,7 +121,7 @@ class _Calls:
         """Return the result of one request; raise `ServiceError` after the last attempt."""
         request, limits = self._requests[number], self._connection
         identity = json.dumps([request.path, request.body], sort_keys=True).encode()
-        for attempt in range(limits.retries + 1):
+        for attempt in itertools.count():
             self._pause(self._rate.reserve(time.monotonic()))
             server = self._servers[(number + attempt) % len(self._servers)]
             asked = 0.0
