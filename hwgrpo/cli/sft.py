@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import run_steps
-    from hwgrpo.training.supervised.setup import build_supervised
     from hwgrpo.training.supervised.steps import supervised_step, validate_examples
+    from hwgrpo.training.supervised.supervised_setup import build_supervised
 
     notes = resolve_strategy(planned, host.backend, host.world_size, Device(host.backend, host.local_rank))
     config.trainer = dataclasses.replace(planned.trainer, epochs_per_batch=config.trainer.epochs_per_batch)
@@ -127,7 +127,7 @@ def _print_plan(config: Config, notes: list[str], *, is_main: bool) -> int:
     """Print what the run would train on; the model is not loaded. Return 0."""
     from hwgrpo.config.derived import planned_steps
     from hwgrpo.data.prompts import template_note
-    from hwgrpo.training.supervised.setup import example_notes, open_examples
+    from hwgrpo.training.supervised.supervised_setup import example_notes, open_examples
 
     data = open_examples(config)
     longest = max(len(each) for each in data.training.token_ids)

@@ -21,8 +21,9 @@ from tests.docs.pages import blocks, code, page, section, table
 
 PAGE = page("rewards.md")
 MOST_TOKENS = 10
-FUNCTIONS = sorted(name for name in REWARDS.names() if not inspect.isclass(REWARDS.load(name)))
-"""The others are on reward-models.md."""
+ELSEWHERE = {"code": "sandbox.md"}
+FUNCTIONS = sorted(n for n in REWARDS.names() if n not in ELSEWHERE and not inspect.isclass(REWARDS.load(n)))
+"""Those that are classes are on reward-models.md."""
 
 
 def score(name: str, response: str, ground_truth: Any, arguments: dict[str, Any]) -> float:

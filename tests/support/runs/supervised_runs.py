@@ -12,7 +12,7 @@ from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, run_steps
 from hwgrpo.training.run_parts import TrainingRun
-from hwgrpo.training.supervised.setup import build_supervised
+from hwgrpo.training.supervised.supervised_setup import build_supervised
 from hwgrpo.training.supervised.steps import supervised_step, validate_examples
 
 SMALL = (
