@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,5 +77,6 @@ def test_the_published_datasets_are_on_the_page_with_their_splits_and_rewards():
 
 def test_the_conversion_of_own_files_on_the_page_makes_a_validation_split(shell):
     [block] = [block for block in blocks() if "hwgrpo data convert" in block]
+    shutil.rmtree(shell.folder / "data/questions", ignore_errors=True)  # of the whole walk-through
     assert "2 rows, none bad" in shell(block)
     assert (shell.folder / "data/questions/validation.parquet").is_file()
