@@ -28,6 +28,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.processes.descendants import adopt_orphans, descendants, end_descendants
 from hwgrpo.rewards.sandbox import linux_calls as linux
 from hwgrpo.rewards.sandbox.limits import Limits
+from hwgrpo.rewards.sandbox.program_run import kill_user
 from hwgrpo.rewards.sandbox.protection import HIDDEN
 from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
 from hwgrpo.rewards.sandbox.sandbox_worker import FIRST_PROGRAM_ID
@@ -267,7 +268,7 @@ def results_of(column: str, user: int | None, verbose: bool = False) -> dict[str
                 os.kill(each, signal.SIGKILL)
             process.kill()
             if user is not None:
-                _kill_user(user)
+                kill_user(user)
         file.seek(0)
         output = file.read()
     kinds: dict[str, str] = {}
@@ -285,18 +286,6 @@ def results_of(column: str, user: int | None, verbose: bool = False) -> dict[str
     elif process.returncode:
         raise SystemExit(f"the drill of {column} ended with {process.returncode}")
     return kinds
-
-
-def _kill_user(user: int) -> None:
-    """Kill all processes of a user whom only a drill has."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setresuid(user, user, user)
-            os.kill(-1, signal.SIGKILL)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
 
 
 def become(user: int) -> None:

@@ -18,8 +18,8 @@ HELP = "convert published datasets or your files for training, or inspect data f
 INSPECT_HELP = "show a data file as the trainer reads it: columns, lengths, duplicates, bad rows, rewards"
 OWN_HELP = "convert files of your own, whose columns you name"
 OWN_DESCRIPTION = (
-    "Convert files of your own. The name of a file tells its split, as in train.jsonl and test.jsonl; where it tells "
-    "none, the split is train."
+    "Convert files of your own. The split of a file is that in its name, as in train.jsonl and test.jsonl; where it "
+    "has none, the split is train."
 )
 CONVERSION = (
     "The rows get the schema that verl uses: data_source, prompt, ability, reward_model, extra_info. Rows that cannot "

@@ -20,7 +20,7 @@ KEY = "FILE"
 
 
 def open_files(names: Sequence[str]) -> Copy:
-    """Read files. The name of a file tells its split, which is "train" where it names none.
+    """Read files. The split of a file is that in its name; "train" where it has none.
 
     Raises:
         DataError: a file is missing or cannot be read.

@@ -194,7 +194,7 @@ def function_to_complete(row: Row) -> Example:
 
 
 def function_with_asserts(row: Row) -> Example:
-    """Read a task in words and `test_list`, asserts that also tell the model the function's name."""
+    """Read a task in prose and `test_list`, asserts from which the model also learns the function's name."""
     tests: dict[str, Any] = {"test_list": _texts(row, "test_list")}
     if not tests["test_list"]:
         raise DataError("'test_list' is empty")

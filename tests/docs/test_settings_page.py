@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,10 @@ def test_every_figure_of_a_recipe_is_the_recipes():
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "bash"), ids=lambda block: block.splitlines()[0])
-def test_a_block_runs_and_prints_what_the_page_shows(block: str, capsys: pytest.CaptureFixture[str]):
+def test_a_block_runs_and_prints_what_the_page_shows(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)  # which has no runs of this recipe
     for line in block.replace("\\\n", " ").splitlines():
         assert main(shlex.split(line)[1:]) == 0
     printed = capsys.readouterr().out

@@ -33,7 +33,7 @@ SHAPES = {
     "text in the box": ("boxed with text", "boxed equation"),
     "the answer's tag": ("think and answer",),
 }  # fmt: skip
-"""What tells answers apart -> styles of the corpus."""
+"""What distinguishes answers -> styles of the corpus."""
 Scores = Callable[[Answered], float]
 
 

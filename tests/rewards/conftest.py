@@ -113,3 +113,12 @@ def soon():
             time.sleep(0.02)
 
     return wait
+
+
+@pytest.fixture
+def one_thread():
+    """Compute with one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

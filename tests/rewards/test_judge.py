@@ -200,7 +200,7 @@ def test_deep_and_broken_json_has_no_object(text):
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, expected",
     [
         ({"model": ""}, ["model=''", "must be a text"]),
         ({"template": "{prompt}"}, ["template='{prompt}'", "has no {response}"]),
@@ -224,9 +224,9 @@ def test_deep_and_broken_json_has_no_object(text):
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named(reward_config, change, told):
+def test_a_wrong_argument_is_named(reward_config, change, expected):
     kwargs = {"url": "http://localhost:1", "model": "grader", **change}
     with pytest.raises(ConfigError) as error:
         RewardPipeline(reward_config({"name": "judge", "kwargs": kwargs}))
-    for words in ["reward.functions[0]", *told]:
+    for words in ["reward.functions[0]", *expected]:
         assert words in str(error.value)

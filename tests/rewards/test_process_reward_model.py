@@ -13,16 +13,10 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.response_steps import StepFinder
 from tests.support.models.reward_models import SEPARATOR, character_tokenizer, save_reward_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GROUPS = [["first\nsecond\n", "only one"], ["a\n\nlonger third step\nb\nc"]]
 STEPS = [[["first", "second"], ["only one"]], [["a", "longer third step", "b", "c"]]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -131,7 +125,7 @@ def test_a_text_that_is_too_long_is_a_failure(tmp_path, scored):
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, expected",
     [
         ({"finder": False}, ["reduce=null", "algorithm.advantage.name=process", "min, product, mean, last"]),
         ({"delimiter": "."}, ["delimiter='.'", "algorithm.process finds the steps"]),
@@ -145,11 +139,11 @@ def test_a_text_that_is_too_long_is_a_failure(tmp_path, scored):
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named(tmp_path, scored, change, told):
+def test_a_wrong_argument_is_named(tmp_path, scored, change, expected):
     save_reward_model(tmp_path, "decoder of tokens", labels=2)
     with pytest.raises(ConfigError) as error:
         scored(tmp_path, **change)
-    for words in ["reward.functions[0]", *told]:
+    for words in ["reward.functions[0]", *expected]:
         assert words in str(error.value)
 
 

@@ -7,16 +7,10 @@ from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.combine import RewardPipeline
 from tests.support.models.reward_models import CHAT_TEMPLATE, character_tokenizer, save_reward_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GROUPS = [["4", "the answer is 4", "no"], ["x" * 40, "7\n7"]]
 MESSAGES = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"})
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -145,7 +139,7 @@ def test_weights_that_are_offloaded_are_on_the_device_while_it_scores(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, expected",
     [
         ({"folder": "/nowhere/at/all"}, ["path='/nowhere/at/all'", "is not a folder"]),
         ({"folder": ""}, ["path=''", "must be a text"]),
@@ -160,11 +154,11 @@ def test_weights_that_are_offloaded_are_on_the_device_while_it_scores(tmp_path, 
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named(tmp_path, scored, change, told):
+def test_a_wrong_argument_is_named(tmp_path, scored, change, expected):
     save_reward_model(tmp_path, "decoder")
     with pytest.raises(ConfigError) as error:
         scored(**{"folder": tmp_path, **change})
-    for words in ["reward.functions[0]", *told]:
+    for words in ["reward.functions[0]", *expected]:
         assert words in str(error.value)
 
 

@@ -110,7 +110,7 @@ def test_a_reply_without_a_score_is_a_failure(scored, reply):
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, expected",
     [
         ({"api": "tgi"}, ["api='tgi'", "sglang_classify"]),
         ({"label": -1}, ["label=-1"]),
@@ -121,9 +121,9 @@ def test_a_reply_without_a_score_is_a_failure(scored, reply):
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named(reward_config, change, told):
+def test_a_wrong_argument_is_named(reward_config, change, expected):
     kwargs = {"url": "http://localhost:1", **change}
     with pytest.raises(ConfigError) as error:
         RewardPipeline(reward_config({"name": "served_reward_model", "kwargs": kwargs}))
-    for words in ["reward.functions[0]", *told]:
+    for words in ["reward.functions[0]", *expected]:
         assert words in str(error.value)

@@ -267,7 +267,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(scored, monkeyp
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, expected",
     [
         ({"url": "example.com"}, ["url='example.com'", "http:// or https://"]),
         ({"url": "http://ada:pw-of-ada@host/"}, ["credentials", "api_key_variable"]),
@@ -287,10 +287,10 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(scored, monkeyp
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named_and_no_secret_shown(reward_config, change, told):
+def test_a_wrong_argument_is_named_and_no_secret_shown(reward_config, change, expected):
     with pytest.raises(ConfigError) as error:
         RewardPipeline(reward_config({"name": "http", "kwargs": {"url": "http://localhost:1", **change}}))
-    for words in told:
+    for words in expected:
         assert words in str(error.value)
     assert "1234567890abcdef" not in str(error.value)
     assert "pw-of-ada" not in str(error.value)

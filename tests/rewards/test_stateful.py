@@ -48,7 +48,7 @@ def test_an_object_may_be_called_per_sample(make_batch, reward_config, reward_fi
 
 
 @pytest.mark.parametrize(
-    "settings, told",
+    "settings, expected",
     [
         ({"name": "Each"}, ["needs factor", "kwargs.factor"]),
         ({"name": "Each", "kwargs": {"factr": 1}}, ["'factr'", "Did you mean 'factor'"]),
@@ -58,9 +58,9 @@ def test_an_object_may_be_called_per_sample(make_batch, reward_config, reward_fi
         ({"name": "Each", "kwargs": {"factor": 1}, "workers": 1}, ["has state", "timeout and workers"]),
     ],
 )
-def test_what_is_wrong_with_a_class_is_named(reward_config, reward_file, settings, told):
+def test_what_is_wrong_with_a_class_is_named(reward_config, reward_file, settings, expected):
     path = reward_file(COUNTING)
     with pytest.raises(ConfigError) as error:
         RewardPipeline(reward_config({**settings, "name": f"{path}:{settings['name']}"}))
-    for words in ["reward.functions[0]", *told]:
+    for words in ["reward.functions[0]", *expected]:
         assert words in str(error.value)

@@ -47,10 +47,12 @@ class PlacedModel:
         self.model = None
 
 
-def check_placement(checks: Kwargs, place: str, offload: bool, tokens_per_batch: int) -> None:
-    """Raise `ConfigError` if a setting of the placement is wrong."""
+def check_placement(checks: Kwargs, place: str, offload: bool, tokens_per_batch: int, max_length: int | None) -> None:
+    """Raise `ConfigError` if a setting of the placement, or a limit of batches and texts, is wrong."""
     checks.choice("place", place, PLACES)
     checks.boolean("offload", offload)
     checks.number("tokens_per_batch", tokens_per_batch, at_least=1, whole=True)
+    if max_length is not None:
+        checks.number("max_length", max_length, at_least=1, whole=True)
     if offload and place == "cpu":
         raise checks.error("offload", offload, "has no effect with place=cpu: remove one of the two")

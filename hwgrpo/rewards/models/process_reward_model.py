@@ -83,12 +83,10 @@ class ProcessRewardModel:
         trust_remote_code: bool = False,
     ) -> None:
         checks = Kwargs(key)
-        check_placement(checks, place, offload, tokens_per_batch)
+        check_placement(checks, place, offload, tokens_per_batch, max_length)
         checks.choice("kind", kind, KINDS)
         if reduce is not None:
             checks.choice("reduce", reduce, REDUCTIONS)
-        if max_length is not None:
-            checks.number("max_length", max_length, at_least=1, whole=True)
         if step_format.count("{step}") != 1 or separator not in step_format:
             raise checks.error("step_format", step_format, f"must have {{step}} once, and the separator {separator!r}")
         self._ends = _step_ends(checks, steps, delimiter, reduce)

@@ -54,10 +54,8 @@ class RewardModel:
         trust_remote_code: bool = False,
     ) -> None:
         checks = Kwargs(key)
-        check_placement(checks, place, offload, tokens_per_batch)
+        check_placement(checks, place, offload, tokens_per_batch, max_length)
         checks.choice("too_long", too_long, TOO_LONG)
-        if max_length is not None:
-            checks.number("max_length", max_length, at_least=1, whole=True)
         pretrained = Pretrained(checks, path, revision, trust_remote_code)
         config = pretrained.config()
         self._label = _label_number(checks, config, path, label)

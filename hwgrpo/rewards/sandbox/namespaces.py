@@ -76,7 +76,7 @@ class _Mapper:
 
     def __init__(self, program_id: int) -> None:
         asked, self._ask = os.pipe()
-        self._told, tell = os.pipe()
+        self._done, report = os.pipe()
         parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:
@@ -86,22 +86,22 @@ class _Mapper:
                 if os.read(asked, 1):
                     for name in ("uid_map", "gid_map"):
                         _write(f"/proc/{parent}/{name}", f"0 0 1\n{INNER_ID} {program_id} 1\n")
-                    os.write(tell, b".")
+                    os.write(report, b".")
                     code = 0
             finally:
                 os._exit(code)
         os.close(asked)
-        os.close(tell)
+        os.close(report)
 
     def write_maps(self) -> bool:
         """Let the child write the maps; return whether it was allowed to."""
         os.write(self._ask, b".")
-        return os.read(self._told, 1) == b"."
+        return os.read(self._done, 1) == b"."
 
     def close(self) -> None:
         """Wait for the child's end, which follows the end of the pipe."""
         os.close(self._ask)
-        os.close(self._told)
+        os.close(self._done)
         os.waitpid(self._child, 0)
 
 

@@ -19,7 +19,7 @@ def backoff(attempt: int, first: float, longest: float, request: bytes) -> float
         attempt: number of the attempt that failed, from 0.
         first: seconds after the first one.
         longest: most seconds.
-        request: what tells requests apart.
+        request: identifies the request.
     """
     digest = hashlib.sha256(b"%d:" % attempt + request).digest()
     return min(longest, first * 2.0**attempt) * (0.5 + 0.5 * int.from_bytes(digest[:4]) / 2**32)

@@ -58,7 +58,7 @@ def language(
 ) -> float:
     """Return the share of the response's letters that belong to the scripts of a language, 0 to 1.
 
-    Two languages of one script cannot be told apart.
+    Two languages of one script count as the same.
 
     Args:
         solution_str: the response.
