@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,13 +21,18 @@ REPO = Path(__file__).parents[2]
 SHORT = Limits(seconds=1.5, memory_mib=256, output_kib=64)
 
 
+def host_has_namespaces():
+    command = ["unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--fork"]
+    mounting = ["mount", "-t", "tmpfs", "none", "/tmp"]
+    return shutil.which("unshare") and subprocess.run([*command, *mounting], capture_output=True).returncode == 0
+
+
 @pytest.fixture(scope="module", params=list(LEVELS))
 def pool(request):
-    """A pool of each level that this host allows."""
-    try:
-        opened = SandboxPool(request.param, SHORT, 2)
-    except ConfigError as error:
-        pytest.skip(str(error))
+    """A pool of each level; that of namespaces where util-linux can make them, too."""
+    if request.param == "namespaces" and not host_has_namespaces():
+        pytest.skip("this host allows no namespaces")
+    opened = SandboxPool(request.param, SHORT, 2)
     yield opened
     opened.close()
 
@@ -180,8 +186,9 @@ def test_no_process_and_no_file_is_left_when_a_pool_is_closed(tmp_path, monkeypa
 
 @pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"])
 def test_a_worker_has_namespaces_of_its_own(strongest, kind):
-    if "namespaces" not in strongest.parts:
+    if not host_has_namespaces():
         pytest.skip("this host allows no namespaces")
+    assert "namespaces" in strongest.parts
     strongest.run([script("")])
     workers = [each for each in descendants(os.getpid()) if _namespace(each, "user") != _namespace(os.getpid(), "user")]
     assert workers
