@@ -10,6 +10,7 @@ async_functions.py   async functions
 randomness.py        random numbers of reward functions
 failures.py          exceptions of failed calls
 stateful.py          rewards that are classes, whose objects are made once per run
+reward_metrics.py    their metrics, over ranks, and running totals
 checked_kwargs.py    checks of the kwargs of the rewards below
 conversation.py      prompts of the rewards below, as chat messages and as text
 models/              reward models in the trainer's process

@@ -15,6 +15,7 @@ from hwgrpo.rewards.gates import gated_sum
 from hwgrpo.rewards.processes.reward_process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import split_name
+from hwgrpo.rewards.reward_metrics import RewardMetrics
 from hwgrpo.rewards.step_totals import StepTotals
 from hwgrpo.values import Completions, PromptBatch, Rewards
 
@@ -62,6 +63,7 @@ class RewardPipeline:
             name = name if seen[name] == 1 else f"{name}_{seen[name]}"
             functions.append(open_reward(entry, context or {}, key, name, folder, services))
         self.functions: tuple[Reward, ...] = tuple(functions)
+        self.metrics = RewardMetrics(self.functions)
         self._columns_known = columns is not None
         if columns is not None:
             self._check_columns(columns)

@@ -13,6 +13,7 @@ from hwgrpo.training.greedy_baseline import sample_greedy, with_greedy_rewards
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.moving_reference import move_reference
 from hwgrpo.training.out_of_memory import explain_out_of_memory
+from hwgrpo.training.reward_setup import reward_metrics
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run, TrainingRun
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
@@ -110,6 +111,7 @@ def train_step(run: Run, step: int) -> None:
     if run.metrics:
         measured = raise_on_all_ranks(run.strategy, lambda: run.metrics.measure(*samples))
         values |= over_ranks(run.strategy.gather_objects(measured), values | updated)
+    values |= reward_metrics(run.rewards, run.strategy)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
     flops = run.strategy.sum([run.update.flops])[0]
@@ -135,4 +137,4 @@ def validate_now(run: Run, step: int) -> None:
             run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy, step
         )
     raise_if_moved(run.lock, run.strategy)
-    run.observer.validation(step, values | run.watch.take())
+    run.observer.validation(step, values | run.watch.take() | reward_metrics(run.rewards, run.strategy))

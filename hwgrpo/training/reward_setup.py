@@ -1,4 +1,4 @@
-"""The reward functions of a run, checked against its data and its advantage estimator."""
+"""The reward functions of a run, checked against its data and its advantage estimator; their metrics over ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.reward_check import COMPARING
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.gates import check_gates
+from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
 
 def build_rewards(
@@ -51,3 +52,14 @@ def build_rewards(
         steps = StepFinder(config.algorithm.process, tokenizer)
     place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
     return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place)
+
+
+def reward_metrics(rewards: RewardPipeline, strategy: Strategy) -> dict[str, float]:
+    """Return the metrics of rewards with state since the last call, over ranks; all ranks call this together.
+
+    Raises:
+        RunError: as `RewardMetrics.read` does; on all ranks.
+    """
+    if not rewards.metrics:
+        return {}
+    return rewards.metrics.over_ranks(strategy.gather_objects(raise_on_all_ranks(strategy, rewards.metrics.read)))

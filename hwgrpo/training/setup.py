@@ -137,6 +137,7 @@ def _build(
     update = make_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
         notes += restore(folder.checkpoint, update, source, strategy, device)
+        data.rewards.metrics.restore(folder.checkpoint.manifest["state"].get("rewards", {}))
         notes += restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
     else:
         seed_rank(device, config, strategy.rank)
@@ -296,6 +297,7 @@ def _saver(
             "skipped_in_a_row": update.skipped_in_a_row,
             "coefficients": update.coefficients.state(),
             "guard": guard.state(),
+            "rewards": data.rewards.metrics.state(),
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,

@@ -13,9 +13,9 @@ from tests.support.runs import runs, supervised_runs
 
 PAGE = page("metrics.md")
 ROWS = table(PAGE, "metric", "logged")
-PARTS = {"<function>": ".+", "<kind>": "(errors|nans|timeouts)", "<source>": ".+", "<n>": r"\d+"}
+PARTS = {"<function>": ".+", "<kind>": "(errors|nans|timeouts)", "<source>": ".+", "<n>": r"\d+", "<metric>": ".+"}
 FAMILIES = (
-    "actor|clip_ratio|critic|filter_groups|perf|prompt_length|response|response_length|reward_failures|rewards|rollout|rollout_corr|"
+    "actor|clip_ratio|critic|filter_groups|perf|prompt_length|response|response_length|reward|reward_failures|rewards|rollout|rollout_corr|"
     "timing_s|training|val|val-aux|val-core"
 )
 OFF_POLICY = ("trainer.prompts_per_update=2",)

@@ -4,6 +4,27 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "a reward's counts of one rank alone",
+        "rewards/reward_metrics.py",
+        'metrics[f"reward/{function}/{name}"] = sum(values)',
+        'metrics[f"reward/{function}/{name}"] = values[0]',
+        "rewards/test_reward_metrics.py -k summed",
+    ),
+    Fault(
+        "a reward's totals lost by a resume",
+        "training/setup.py",
+        "data.rewards.metrics.restore(",
+        "dict(",
+        "rewards/test_reward_metrics.py -k resumes",
+    ),
+    Fault(
+        "tokens of a judge's invalid replies not counted",
+        "rewards/services/judge.py",
+        "                self._count(**{field: tokens})\n",
+        "",
+        "rewards/test_judge.py -k tokens_and_cost",
+    ),
+    Fault(
         "a reward that is no plain number believed to be one",
         "rewards/failure_policy.py",
         "if type(result) is float",

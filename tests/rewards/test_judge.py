@@ -116,6 +116,37 @@ def test_a_reply_that_is_no_chat_completion_is_a_failure(scored, reply):
         scored(server, [["good"]], retries=0)
 
 
+def counted(server, reward_config, batch, **kwargs):
+    """Return what the judge counts for each of two scorings of a batch."""
+    entry = {"name": "judge", "kwargs": {"url": server.url, "model": "grader", "backoff": 0.01, **kwargs}}
+    with RewardPipeline(reward_config({**entry, "on_error": "mask_sample"})) as rewards:
+        seen = []
+        for _ in range(2):
+            rewards.score(*batch)
+            seen.append(rewards.metrics.read()["judge"]["counts"])
+    return seen
+
+
+def test_requests_tokens_and_cost_of_all_replies_are_counted(reward_config, make_batch):
+    def answer(asked, number):
+        return said("hm", 5, 7) if "bad" in asked.body["messages"][0]["content"] else grade(asked, number)
+
+    prices = {"prompt_price": 2.0, "completion_price": 10.0}
+    with rewards_by(answer) as server:
+        batch = make_batch([["good", "good", "bad"]])
+        seen = counted(server, reward_config, batch, retries=1, **prices)
+    tokens = {"prompt_tokens": 20.0, "completion_tokens": 17.0}  # a valid reply, and two of a response without a score
+    expected = {"requests": 2.0, "cache_hits": 0.0, **tokens, "cost": pytest.approx(210e-6)}
+    assert seen == [expected, expected]
+
+
+def test_replies_from_the_cache_are_counted_as_such_and_cost_nothing(reward_config, make_batch, tmp_path):
+    with rewards_by(grade) as server:
+        first, second = counted(server, reward_config, make_batch(GROUPS), cache=str(tmp_path / "cache"))
+    assert (first["requests"], first["cache_hits"], first["prompt_tokens"]) == (3.0, 0.0, 30.0)
+    assert second == {"requests": 0.0, "cache_hits": 3.0, "prompt_tokens": 0.0, "completion_tokens": 0.0}
+
+
 def test_replies_are_read_from_the_cache_by_later_runs(scored, tmp_path):
     folder = str(tmp_path / "cache")
     with rewards_by(grade) as server:

@@ -74,6 +74,10 @@ def test_a_run_trains_with_the_example(models, number):
         records = list(read_lines(models / "run" / "completions.jsonl"))
         assert records[0]["extras"]["judge_prompt_tokens"] == 20
         assert list((models / "judge-cache").rglob("*.json"))
+        lines = [line for line in read_lines(models / "run" / "metrics.jsonl") if "reward/judge/requests" in line]
+        requests = [line["reward/judge/requests"] for line in lines]
+        assert sum(requests) == lines[-1]["reward/judge/total_requests"] == len(server.asked)
+        assert lines[-1]["reward/judge/total_prompt_tokens"] == 20 * sum(requests) > 0
 
 
 def test_every_reward_by_a_model_or_a_service_has_an_example_and_a_row():

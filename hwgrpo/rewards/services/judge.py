@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,6 +108,8 @@ class Judge:
         connected = Connection.of(type(self), key, connection)
         self._service = Service(connected, key, RateLimit(requests_per_minute))
         self._cache = None if cache is None else ReplyCache(cache, key)
+        self._counts = collections.Counter[str]()
+        self._counting = threading.Lock()  # replies are read in threads
 
     def __call__(self, batch: PromptBatch, completions: Completions) -> list[Any]:
         """Return a dict per response with score and cost, [S]; an exception stands for one without a score."""
@@ -121,6 +125,7 @@ class Judge:
             bodies[names[-1]] = body
         results: dict[str, Any] = {name: self._cached(name) for name in bodies}
         missing = [name for name, found in results.items() if found is None]
+        self._count(requests=len(missing), cache_hits=len(bodies) - len(missing))
         replies = self._service.call_all([Request(PATH, bodies[name], self._asked(name)) for name in missing])
         results.update(zip(missing, replies, strict=True))
         paid = set(missing)
@@ -131,6 +136,27 @@ class Judge:
             paid.discard(name)  # equal responses share one reply, which is paid for once
         return rewards
 
+    def counts(self) -> dict[str, float]:
+        """Return requests, replies from the cache, tokens and, with a price, their cost since the last call.
+
+        Tokens of replies without a valid score count, too. Further attempts of a request are the same request.
+        """
+        with self._counting:
+            counts, self._counts = self._counts, collections.Counter[str]()
+        names = ("requests", "cache_hits", "prompt_tokens", "completion_tokens")
+        numbers = {name: float(counts[name]) for name in names}
+        cost = self._cost(counts["prompt_tokens"], counts["completion_tokens"])
+        return numbers if cost is None else {**numbers, "cost": cost}
+
+    def _count(self, **numbers: int) -> None:
+        with self._counting:
+            self._counts.update(numbers)
+
+    def _cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
+        if self._prices is None:
+            return None
+        return (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
+
     def _reward(self, score: float, reply: Reply, *, paid: bool) -> dict[str, Any]:
         prompt_tokens, completion_tokens = (reply.prompt_tokens, reply.completion_tokens) if paid else (0, 0)
         reward = {
@@ -139,8 +165,8 @@ class Judge:
             f"{self._name}_completion_tokens": completion_tokens,
             f"{self._name}_reply": reply.text,
         }
-        if self._prices is not None:
-            cost = (prompt_tokens * self._prices[0] + completion_tokens * self._prices[1]) / 1e6
+        cost = self._cost(prompt_tokens, completion_tokens)
+        if cost is not None:
             reward[f"{self._name}_cost"] = cost
         return reward
 
@@ -161,7 +187,9 @@ class Judge:
             for place, field in enumerate(("prompt_tokens", "completion_tokens")):
                 usage = answer.get("usage") if isinstance(answer, Mapping) else None
                 count = usage.get(field) if isinstance(usage, Mapping) else None
-                spent[place] += count if isinstance(count, int) else 0
+                tokens = count if isinstance(count, int) else 0
+                spent[place] += tokens
+                self._count(**{field: tokens})
             try:
                 text = answer["choices"][0]["message"]["content"]
             except (KeyError, IndexError, TypeError) as error:
