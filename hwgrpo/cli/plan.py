@@ -201,7 +201,7 @@ def text(plan: ScalePlan, place: str) -> str:
         "",
         f"estimated memory of a device ({first.name})",
         *_components(first.memory),
-        *([f"  {plan.padding}"] if plan.padding else []),
+        *(f"  {note}" for note in filter(None, (*plan.uncounted, plan.padding))),
         "",
         *_table(plan.chips),
     ]
@@ -216,6 +216,7 @@ def _components(memory: Memory) -> list[str]:
     phases = (
         ("always", memory.always),
         ("rollout", memory.rollout),
+        ("rewards", memory.rewards),
         ("update", memory.update),
         ("optimizer", memory.step),
         ("host", memory.host),
@@ -225,7 +226,8 @@ def _components(memory: Memory) -> list[str]:
     for phase, parts in phases:
         for number, (name, size) in enumerate(parts.items()):
             lines.append(f"  {phase if number == 0 else '':<11}{name:<42}{_size(size):>12}")
-    when = "rollout" if memory.rollout_peak > memory.update_peak else "update"
+    peaks = {"update": memory.update_peak, "rollout": memory.rollout_peak, "rewards": memory.rewards_peak}
+    when = max(peaks, key=lambda phase: peaks[phase])
     return [*lines, f"  {'peak':<11}{'always and the largest of the others: ' + when:<42}{_size(memory.peak):>12}"]
 
 
@@ -257,8 +259,8 @@ def _assumptions(plan: ScalePlan) -> list[str]:
         f"Assumed: matrix products at {rates.mfu:.0%} of the peak (--mfu), decoding at {rates.mbu:.0%} of the memory "
         f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s between devices (--link) and {rates.host_link / 1e9:g} GB/s to "
         f"their host (--host-link), {cluster.usable:.0%} of memory usable (--usable), responses of the maximum length. "
-        "Not included: rewards and other host work, overlap of communication and computation, allocator fragmentation, "
-        "buffers of collectives, library workspaces. No figure was measured on such a chip."
+        "Not included: the time of rewards and other host work, overlap of communication and computation, allocator "
+        "fragmentation, buffers of collectives, library workspaces. No figure was measured on such a chip."
     )
     lines = textwrap.wrap(assumed, 112)
     if plan.rollout_bytes:

@@ -5,6 +5,7 @@ reward_probe.py       the reward functions tested on one row
 scale_plan.py         a run on devices that need not be here: memory and time per chip
 alternatives.py       settings, strategies and devices with which a run fits
 memory.py             bytes on a device and its host
+reward_model_memory.py  those of reward models
 planned_sharding.py   how a run's strategy, or another, shards state
 strategy_choice.py    `trainer.strategy=auto`
 engine_choice.py      `rollout.engine=auto`

@@ -27,6 +27,7 @@ from hwgrpo.paths import with_absolute_paths
 from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import config_sharding, replicated_strategy
+from hwgrpo.planning.reward_model_memory import uncounted_reward_models
 from hwgrpo.planning.reward_probe import try_rewards
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
@@ -113,7 +114,10 @@ def make_plan(
         *_item("data", _data_lines(config, training, validation)),
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
-        *_item("memory", [*_memory_lines(memory), *([padding] if padding else []), *rollout_notes]),
+        *_item(
+            "memory",
+            [*_memory_lines(memory), *uncounted_reward_models(config), *filter(None, (padding,)), *rollout_notes],
+        ),
         *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
         *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
     ]
@@ -207,6 +211,7 @@ def _memory_lines(memory: Memory) -> list[str]:
     parts = (
         ("", memory.always),
         ("rollout: ", memory.rollout),
+        ("rewards: ", memory.rewards),
         ("update: ", memory.update),
         ("optimizer: ", memory.step),
         ("in the host's memory: ", memory.host),

@@ -77,7 +77,7 @@ def engine_room(config: Config, backend: Backend, world_size: int, device: Devic
     return EngineRoom(
         total,
         USABLE,
-        held=sum(alone.always.values()) if work.sleeps else alone.update_peak,
+        held=sum(alone.always.values()) if work.sleeps else max(alone.update_peak, alone.rewards_peak),
         needed=sum(together.rollout.values()) if work.sleeps else together.update_peak - alone.update_peak,
         sleeps=work.sleeps,
     )

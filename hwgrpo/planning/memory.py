@@ -22,6 +22,7 @@ from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_se
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.planning.reward_model_memory import add_reward_models
 from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
 from hwgrpo.training.strategies.host_gradients import CHUNK
@@ -83,7 +84,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by component. Rollout, update and AdamW's step take turns."""
+    """Bytes on one device, by component. Rollout, scoring by reward models, update and AdamW's step take turns."""
 
     always: dict[str, int]
     rollout: dict[str, int]
@@ -93,6 +94,8 @@ class Memory:
     """Bytes in the host's memory instead, per device; for rank 0 where a name says so."""
     loading: dict[str, int] = field(default_factory=dict)
     """Bytes while the model is being sharded, if it is; not in the peaks below, which are those of a running step."""
+    rewards: dict[str, int] = field(default_factory=dict)
+    """Bytes while reward models score."""
 
     @property
     def rollout_peak(self) -> int:
@@ -105,9 +108,14 @@ class Memory:
         return sum(self.always.values()) + max(sum(self.update.values()), sum(self.step.values()))
 
     @property
+    def rewards_peak(self) -> int:
+        """Peak while reward models score."""
+        return sum(self.always.values()) + sum(self.rewards.values())
+
+    @property
     def peak(self) -> int:
         """Peak of a step."""
-        return max(self.rollout_peak, self.update_peak)
+        return max(self.rollout_peak, self.rewards_peak, self.update_peak)
 
 
 def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding = UNSHARDED) -> Memory:
@@ -263,7 +271,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         (rollout if frees else always).update(_beside(config, shape, work, rollout_dtype))
     if frees and adapters:
         host["weights of the engine, asleep"] = rollout[ENGINE]
-    return Memory(always, rollout, update, step, {} if host is always else host, loading)
+    rewards = add_reward_models(config, work.prompts, always, host)
+    return Memory(always, rollout, update, step, {} if host is always else host, loading, rewards)
 
 
 def compiles_products() -> bool:

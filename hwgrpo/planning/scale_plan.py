@@ -21,6 +21,7 @@ from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import replicated_strategy, resolve_auto, sharding_of, variant_settings
+from hwgrpo.planning.reward_model_memory import uncounted_reward_models
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.training.optional_checks import assumed_selections
@@ -94,6 +95,8 @@ class ScalePlan:
     """Why more devices do not reduce the state per device of the first chip, if so."""
     rollout_bytes: int
     """Bytes of weights and cache on separate rollout devices; else 0."""
+    uncounted: tuple[str, ...] = ()
+    """Reward models whose memory is not known, as lines."""
 
     @property
     def strategy(self) -> str:
@@ -116,6 +119,7 @@ class ScalePlan:
             "rollout": "separate" if c.separate else "colocated" if self.work.beside else "local",
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
+            "not_counted": list(self.uncounted),
             "layout": self.layout,
             "sequence_parallel_size": 1 if self.shards_layers else self.shared_by,
             "tensor_parallel_size": self.shared_by if self.shards_layers else 1,
@@ -127,10 +131,12 @@ class ScalePlan:
                     "memory": chip.limit,
                     "peak": chip.memory.peak,
                     "rollout_peak": chip.memory.rollout_peak,
+                    "rewards_peak": chip.memory.rewards_peak,
                     "update_peak": chip.memory.update_peak,
                     "components": {
                         "always": chip.memory.always,
                         "rollout": chip.memory.rollout,
+                        "rewards": chip.memory.rewards,
                         "update": chip.memory.update,
                         "optimizer": chip.memory.step,
                         "host": chip.memory.host,
@@ -287,6 +293,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         padding=results[0].sharding.padding_note(planner.shape.sharded_units),
         chips=results,
         rollout_bytes=planner.rollout_bytes(work, cluster.devices) if work.is_elsewhere else 0,
+        uncounted=tuple(uncounted_reward_models(config)),
     )
 
 

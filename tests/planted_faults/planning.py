@@ -4,6 +4,27 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "a reward model on the host counted on the device",
+        "planning/reward_model_memory.py",
+        "(host if on_host or offloads else always)[part]",
+        "always[part]",
+        "planning/test_reward_model_memory.py -k where_they_are",
+    ),
+    Fault(
+        "an offloaded reward model not counted while it scores",
+        "planning/reward_model_memory.py",
+        'each[f"{part}, while it scores"] = size.weights',
+        'each[f"{part}, while it scores"] = 0',
+        "planning/test_reward_model_memory.py -k where_they_are",
+    ),
+    Fault(
+        "a batch of a reward model left out of the peak",
+        "planning/memory.py",
+        "max(self.rollout_peak, self.rewards_peak, self.update_peak)",
+        "max(self.rollout_peak, self.update_peak)",
+        "planning/test_reward_model_memory.py -k can_be_the_peak",
+    ),
+    Fault(
         "plans imported by every run",
         "planning/strategy_choice.py",
         "from hwgrpo.rollout.engine_kind import engine_kind",
@@ -13,8 +34,8 @@ FAULTS = (
     Fault(
         "the share of an engine that stays awake planned without updates",
         "planning/engine_share.py",
-        "if work.sleeps else alone.update_peak",
-        "if True else alone.update_peak",
+        "if work.sleeps else max(alone.update_peak,",
+        "if True else max(alone.update_peak,",
         "planning/test_engine_share.py",
     ),
     Fault(

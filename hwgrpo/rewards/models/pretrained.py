@@ -90,6 +90,24 @@ class Pretrained:
             )
         return model.eval().requires_grad_(False)
 
+    def without_weights(self, kind: str, config: Any) -> Any:
+        """Return the model of a configuration on the meta device.
+
+        Args:
+            kind: name of the auto class.
+            config: from `config`.
+
+        Raises:
+            ConfigError: the class has no such model, or its code may not be run.
+        """
+        import transformers
+
+        trusted = self._options["trust_remote_code"]
+        with torch.device("meta"):
+            return self._read(
+                "model", lambda: getattr(transformers, kind).from_config(config, trust_remote_code=trusted)
+            )
+
     def _read(self, what: str, read: Any) -> Any:
         try:
             return read()
