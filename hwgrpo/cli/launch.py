@@ -1,10 +1,11 @@
-"""`hwgrpo launch RECIPE key=value ...`: the command for torchrun, or a Slurm script, printed or run."""
+"""`hwgrpo launch [COMMAND] RECIPE key=value ...`: the command for torchrun, or a Slurm script, printed or run."""
 
 from __future__ import annotations
 
 import argparse
 import getpass
 import hashlib
+import importlib
 import json
 import os
 import shlex
@@ -13,9 +14,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hwgrpo.cli import train as train_command
 from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hwgrpo.config import Config
 
 HELP = "print or run the command that starts a recipe on several devices, nodes or a Slurm cluster"
+COMMANDS = ("train", "sft")
+"""Commands that it starts; the first one if none is named. Each is a module of this package with
+`add_flags(parser)`, its own options, and `launched_config(args)`, its settings without its data and secrets."""
 PORTS = range(10000, 30000)
 """Ports for the rendezvous of several nodes, below the range of ephemeral ports."""
 MAX_RESTARTS = 3
@@ -41,7 +44,11 @@ WHY_NEW_STORE = "# each start has its own store: a reused one has the addresses 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
+    parser.add_argument(
+        "recipe",
+        help="recipe YAML, or the name of a shipped recipe (tiny_sort), which is trained with GRPO; or "
+        f"{' or '.join(COMMANDS)}, followed by the recipe",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
     parser.add_argument(
         "--devices", type=int, metavar="D", help="devices per node, one process each (default: all of this host)"
@@ -74,17 +81,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--print", action="store_true", dest="shown", help="print it (the default)")
     action.add_argument("--run", action="store_true", dest="started", help="run it, or submit it to Slurm")
-    train_command.add_flags(parser)
+    for name in COMMANDS:
+        _module(name).add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or run the command; return the exit code."""
     visible = _visible(args.visible)
-    from hwgrpo.config import load_config
+    name = args.recipe if args.recipe in COMMANDS else COMMANDS[0]
+    if args.recipe in COMMANDS:
+        args.recipe, args.overrides = next(iter(args.overrides), None), args.overrides[1:]
+    module, options = _module(name), _options(args, name)
     from hwgrpo.config.validate import check_world_size
 
-    # data and secrets are on the training host, which may be another one
-    config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
+    config = module.launched_config(args)
     plans = args.dry_run or args.print_config
     backend, found = _backend(config), 1
     if not args.slurm and (args.started or not (args.devices or visible)):
@@ -96,12 +106,12 @@ def run(args: argparse.Namespace) -> int:
     check_world_size(config, devices * args.nodes)
     if plans:
         os.environ.update(_torchrun_variables(devices, args.nodes))
-        return train_command.run(args)
+        return module.run(args)
     restarts = _restarts(args.max_restarts, config)
     variables = _variables(backend, visible, devices, os.environ)
     variables |= dict([NEW_STORE] if args.nodes > 1 else [])
     variables |= dict([SHUTDOWN_TIMEOUT] if args.nodes * devices > 1 else [])
-    train = ["train", args.recipe, *args.overrides, *["--allow-finished"] * args.allow_finished]
+    train = [name, *filter(None, (args.recipe,)), *args.overrides, *options]
     if args.slurm:
         cpus = args.cpus or CPUS_PER_DEVICE * devices
         script = slurm_script(train, backend, devices, args.nodes, restarts, cpus, args.sbatch or ())
@@ -116,6 +126,30 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"')
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return _show([*lines, " ".join([*assigned, _tool(arguments[0]), shlex.join(arguments[1:])])])
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"hwgrpo.cli.{name.replace('-', '_')}")
+
+
+def _options(args: argparse.Namespace, command: str) -> list[str]:
+    """Return the options of the command to start that are set.
+
+    Raises:
+        ConfigError: one is of another command.
+    """
+    words: list[str] = []
+    for name in COMMANDS:
+        flags = argparse.ArgumentParser(add_help=False)
+        _module(name).add_flags(flags)
+        for key, default in vars(flags.parse_args([])).items():
+            option, value = f"--{key.replace('_', '-')}", getattr(args, key)
+            if value == default:
+                continue
+            if name not in (command, COMMANDS[0]):  # all commands have the options of the first
+                raise ConfigError(f"{option} is an option of `hwgrpo launch {name} RECIPE`, not of {command}")
+            words += [option, *([] if value is True else [str(value)])]
+    return words
 
 
 def command(
@@ -186,8 +220,9 @@ def slurm_script(
     # administrators name devices in Slurm; these are the usual names
     kind = backend.device_type if backend.plugin else "gpu"
     wanted = () if backend.is_host else (f"--gres={kind}:{devices}",)
+    named = next((word for word in train[1:] if "=" not in word and not word.startswith("-")), train[0])
     header = [
-        f"--job-name=hwgrpo-{Path(train[1]).stem}",
+        f"--job-name=hwgrpo-{Path(named).stem}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={cpus}",

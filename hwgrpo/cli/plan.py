@@ -23,6 +23,7 @@ HELP = "estimate memory and step time of a recipe on chips, with none of them pr
 DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
 """Chips shown without `--chip` where the recipe names no backend."""
 COLUMN = 10
+NO_ROLLOUT = "none: sft trains on given responses"
 PHASES = ("prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync")
 
 
@@ -36,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         metavar="NAME",
         help="single, ddp, fsdp2, zero1, zero2, zero3; fsdp2+offload, zero3+offload (default: the recipe's)",
+    )
+    parser.add_argument(
+        "--for",
+        choices=("train", "sft"),
+        default="train",
+        dest="planned",
+        help="the command of the run: sft has no rollout and no reference model (default train)",
     )
     parser.add_argument(
         "--rollout",
@@ -80,9 +88,16 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"--{option.replace('_', '-')} {value}: use a number above 0{' and at most 1' if most == 1 else ''}"
             )
+    supervised = args.planned == "sft"
+    if supervised and (args.rollout or args.rollout_devices):
+        raise ConfigError("--rollout and --rollout-devices have no effect with --for sft, which samples nothing")
     from hwgrpo.config import load_config
+    from hwgrpo.config.supervised import supervised_settings
 
-    config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
+    used = supervised_settings if supervised else lambda config: config
+    config = used(
+        load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True, used=used)
+    )
     if args.rollout in ("local", "colocated"):
         config.rollout.engine = {"local": "local", "colocated": "vllm"}[args.rollout]
         config.rollout.tensor_parallel_size = 1
@@ -96,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
     rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     rates |= {name: 1e9 * getattr(args, name) for name in ("link", "host_link") if getattr(args, name) is not None}
     separate = args.rollout == "separate" or not (engine_kind(config).samples_with_policy or shares_device(config))
+    separate &= not supervised
     if args.rollout_devices and not separate:
         raise ConfigError(
             f"--rollout-devices {args.rollout_devices} needs rollout on separate devices; add --rollout separate"
@@ -106,11 +122,16 @@ def run(args: argparse.Namespace) -> int:
         strategy=args.strategy,
         separate=separate,
         samplers=args.rollout_devices or 0,
+        supervised=supervised,
         usable=USABLE if args.usable is None else args.usable,
         rates=Rates(**rates),
     )
     plan = plan_at_scale(config, cluster, chips)
-    print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan, _place(config, separate=separate)))
+    print(
+        json.dumps(plan.to_json(), indent=1)
+        if args.json
+        else text(plan, NO_ROLLOUT if supervised else _place(config, separate=separate))
+    )
     return 0
 
 
@@ -208,7 +229,8 @@ def text(plan: ScalePlan, place: str) -> str:
     misfits = [chip for chip in plan.chips if chip.instead]
     if misfits:
         lines += ["", "configurations that fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
-        lines.append("  to save more: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0")
+        sampling = "" if cluster.supervised else "rollout.max_sequences, "
+        lines.append(f"  to save more: trainer.tokens_per_micro_batch, {sampling}model.lora.rank above 0")
     return "\n".join([*lines, "", *_assumptions(plan)])
 
 

@@ -12,6 +12,9 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.text import hide_secrets
 
 if TYPE_CHECKING:
+    from hwgrpo_backends.device import Device
+
+    from hwgrpo.cli.backend_selection import Host
     from hwgrpo.config import Config
 
 HELP = "fine-tune a language model on responses (SFT) with a recipe of train, or on a run's own correct responses"
@@ -33,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="key=value",
         help=f"settings that override the recipe; without trainer.output_dir the folder is the recipe's with {SUFFIX}",
     )
+    add_flags(parser)
+    train_command.add_flags(parser)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that only this command has, and `hwgrpo launch`."""
     parser.add_argument("--from-run", metavar="RUN", help="train on the responses in RUN/completions.jsonl")
     parser.add_argument(
         "--keep",
@@ -40,7 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --from-run, the responses to train on: correct (reward>0.5, the default) or e.g. 'reward>=0.8'; "
         "each pair of prompt and response counts once",
     )
-    train_command.add_flags(parser)
+
+
+def launched_config(args: argparse.Namespace) -> Config:
+    """Return the settings for `hwgrpo launch`: data and secrets may be on another host."""
+    from hwgrpo.config.supervised import supervised_settings
+
+    return supervised_settings(_config(args, is_here=False))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,10 +83,11 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.supervised.steps import supervised_step, validate_examples
     from hwgrpo.training.supervised.supervised_setup import build_supervised
 
-    notes = resolve_strategy(planned, host.backend, host.world_size, Device(host.backend, host.local_rank))
+    device = Device(host.backend, host.local_rank)
+    notes = resolve_strategy(planned, host.backend, host.world_size, device, supervised=True)
     config.trainer = dataclasses.replace(planned.trainer, epochs_per_batch=config.trainer.epochs_per_batch)
     if args.dry_run:
-        return _print_plan(planned, notes, is_main=host.rank == 0)
+        return _print_plan(planned, host, device, notes)
     try:
         ranks = host.local_rank, host.local_world_size
         run = build_supervised(config, host.backend, *ranks, allow_finished=args.allow_finished, notes=notes)
@@ -87,8 +103,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config(args: argparse.Namespace) -> Config:
+def _config(args: argparse.Namespace, *, is_here: bool = True) -> Config:
     """Return the run's settings.
+
+    Args:
+        args: of the command.
+        is_here: the run's data and secrets are on this host.
 
     Raises:
         ConfigError: neither a recipe nor a run is named, or the run has logged no responses.
@@ -114,7 +134,8 @@ def _config(args: argparse.Namespace) -> Config:
     config = load_config(
         recipe,
         overrides,
-        variables_may_be_missing=args.print_config,
+        data_may_be_missing=not is_here,
+        variables_may_be_missing=args.print_config or not is_here,
         imported=("data", "trainer") if args.from_run else (),
         used=supervised_settings,
     )
@@ -123,23 +144,26 @@ def _config(args: argparse.Namespace) -> Config:
     return config
 
 
-def _print_plan(config: Config, notes: list[str], *, is_main: bool) -> int:
-    """Print what the run would train on; the model is not loaded. Return 0."""
+def _print_plan(config: Config, host: Host, device: Device, notes: list[str]) -> int:
+    """Print what the run would train on and its memory; the model is not loaded. Return 0."""
     from hwgrpo.config.derived import planned_steps
     from hwgrpo.data.prompts import template_note
+    from hwgrpo.planning.dry_run import supervised_memory
     from hwgrpo.training.supervised.supervised_setup import example_notes, open_examples
 
     data = open_examples(config)
+    memory = supervised_memory(config, host.backend, host.world_size, device, data)
     longest = max(len(each) for each in data.training.token_ids)
     lines = [
         f"model      {config.model.path}, strategy {config.trainer.strategy}",
         f"data       {data.training.name}: {len(data.training):,} examples, longest prompt {longest} tokens",
         f"validation {f'{len(data.validation):,} examples' if data.validation is not None else 'none'}",
+        *(f"{'' if number else 'memory':<11}{line}" for number, line in enumerate(memory)),
         f"output     {config.trainer.output_dir}",
         *notes,
         *filter(None, (template_note("training", data.training),)),
         *example_notes(config, data, planned_steps(config, len(data.training))),
     ]
-    if is_main:
+    if host.rank == 0:
         print("\n".join(lines))
     return 0

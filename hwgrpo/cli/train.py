@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from hwgrpo.text import hide_secrets
+
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
 
 HELP = "train a language model with GRPO from a recipe"
 
@@ -17,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the options, which `hwgrpo launch` has too."""
+    """Declare the options, which other training commands and `hwgrpo launch` have too."""
     parser.add_argument("--print-config", action="store_true", help="print every setting of the run and stop")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything that can be checked here, print the plan and stop"
@@ -27,6 +31,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit with 0 where output_dir has a finished run of other settings or data (default: 2)",
     )
+
+
+def launched_config(args: argparse.Namespace) -> Config:
+    """Return the settings for `hwgrpo launch`: data and secrets may be on another host."""
+    from hwgrpo.config import load_config
+    from hwgrpo.errors import ConfigError
+
+    if args.recipe is None:
+        raise ConfigError("name a recipe: hwgrpo launch train RECIPE")
+    return load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
 
 
 def run(args: argparse.Namespace) -> int:

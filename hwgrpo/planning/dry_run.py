@@ -40,7 +40,7 @@ from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
 from hwgrpo.training.run_folder import reason_against_folder
-from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
+from hwgrpo.training.startup_checks import Data, Prompts, check_start, missing_requirements, open_data
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,36 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
             return data, try_rewards(rewards, data.training, tokenizer)
 
 
+def supervised_memory(config: Config, backend: Backend, world_size: int, device: Device, data: Prompts) -> list[str]:
+    """Return the lines on the memory of a supervised run, which `hwgrpo sft --dry-run` prints.
+
+    Args:
+        config: from `supervised_settings`.
+        backend: the device family.
+        world_size: processes of the run.
+        device: this process's device.
+        data: the examples.
+
+    Raises:
+        ConfigError: as `check_start` does.
+    """
+    settings, _ = planned_settings(config.model)
+    start = check_start(config, backend, settings, device=device, data=data)
+    longest = data.training.longest
+    work = planned_work(config, backend, world_size, start.dtype, start.layout, prompt_tokens=longest, supervised=True)
+    sharding = config_sharding(config, world_size)
+    return _memory_lines(estimate(config, model_shape(config.model, settings), work, sharding))
+
+
 def planned_work(
-    config: Config, backend: Backend, world_size: int, dtype: torch.dtype, layout: Layout, *, prompt_tokens: int
+    config: Config,
+    backend: Backend,
+    world_size: int,
+    dtype: torch.dtype,
+    layout: Layout,
+    *,
+    prompt_tokens: int,
+    supervised: bool = False,
 ) -> Work:
     """Return the work of one of `world_size` devices in a step.
 
@@ -159,6 +187,7 @@ def planned_work(
         dtype: compute dtype.
         layout: layout of micro-batches.
         prompt_tokens: length of the longest prompt.
+        supervised: responses are given.
     """
     return Work(
         dtype=dtype,
@@ -169,10 +198,11 @@ def planned_work(
         micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
-        samples=engine_kind(config).samples_with_policy,
-        beside=shares_device(config),
-        sleeps=sleeps(config, on_host=backend.is_host),
-        sent_copies=count_host_copies(config, config.rollout.engine),
+        samples=not supervised and engine_kind(config).samples_with_policy,
+        beside=not supervised and shares_device(config),
+        sleeps=not supervised and sleeps(config, on_host=backend.is_host),
+        sent_copies=0 if supervised else count_host_copies(config, config.rollout.engine),
+        supervised=supervised,
     )
 
 

@@ -76,10 +76,17 @@ class Work:
     sent_copies: int = 0
     """Copies of the weights for a rollout server in rank 0's host memory."""
 
+    supervised: bool = False
+    """Responses are given, one to each prompt: nothing samples."""
+
     @property
     def is_elsewhere(self) -> bool:
         """Whether responses are sampled on other devices."""
-        return not (self.samples or self.beside)
+        return not (self.samples or self.beside or self.supervised)
+
+    def responses(self, config: Config) -> int:
+        """Return the responses to each prompt."""
+        return 1 if self.supervised else config.rollout.n
 
 
 @dataclass(frozen=True)
@@ -409,7 +416,7 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int, int]:
 
     Devices that share sequences compute the micro-batches of all of them, each some of the tokens.
     """
-    n, prompt = config.rollout.n, work.prompt_tokens
+    n, prompt = work.responses(config), work.prompt_tokens
     response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
     shared_by = ranks_per_sequence(config)
     prompts = max(1, work.prompts * shared_by * prompts_per_update(config) // config.trainer.prompts_per_step)
@@ -447,7 +454,7 @@ def cache_bytes(
 
 def _keys_per_token(config: Config, work: Work) -> float:
     """Return the keys that branched attention reads per token of a row, with a copy of the prompt's per response."""
-    n, response = config.rollout.n, config.rollout.max_response_tokens - 1
+    n, response = work.responses(config), config.rollout.max_response_tokens - 1
     return n * (work.prompt_tokens + response) / (work.prompt_tokens + n * response)
 
 

@@ -47,6 +47,8 @@ class Cluster:
     """Rollout runs on separate devices, by another engine."""
     samplers: int = 0
     """Number of rollout devices; 0: as few as fit weights and cache."""
+    supervised: bool = False
+    """The run is one of `hwgrpo sft`, which samples nothing."""
     usable: float = USABLE
     rates: Rates = field(default_factory=Rates)
 
@@ -116,7 +118,13 @@ class ScalePlan:
             "nodes": c.nodes,
             "strategy": self.strategy,
             "padding": self.padding,
-            "rollout": "separate" if c.separate else "colocated" if self.work.beside else "local",
+            "rollout": "none"
+            if c.supervised
+            else "separate"
+            if c.separate
+            else "colocated"
+            if self.work.beside
+            else "local",
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "not_counted": list(self.uncounted),
@@ -154,10 +162,16 @@ class ScalePlan:
 
 
 class Planner:
-    """Plans one configuration on any devices."""
+    """Plans one configuration on any devices.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: the run's settings.
+        supervised: the run is one of `hwgrpo sft`, and the settings are `supervised_settings`.
+    """
+
+    def __init__(self, config: Config, *, supervised: bool = False) -> None:
         self.config = config
+        self.supervised = supervised
         self.settings, _ = planned_settings(config.model)
         self.shape = model_shape(config.model, self.settings)
         self.frozen = forward_work(config.model, self.settings)
@@ -177,8 +191,9 @@ class Planner:
         """Return the work of one device."""
         dtype, _ = assumed_selections(self.config, backend, self.settings)
         longest = self.config.data.max_prompt_tokens
-        work = planned_work(self.config, backend, devices, dtype, self.layout(backend), prompt_tokens=longest)
-        if not separate or work.is_elsewhere:
+        layout, supervised = self.layout(backend), self.supervised
+        work = planned_work(self.config, backend, devices, dtype, layout, prompt_tokens=longest, supervised=supervised)
+        if not separate or work.is_elsewhere or supervised:
             return work
         # rollout by a server with default settings
         return replace(work, samples=False, beside=False, sent_copies=count_host_copies(self.config, "vllm_server"))
@@ -240,13 +255,15 @@ class Planner:
             return planner.memory(backend, each.devices, settings, separate=each.separate).peak <= room
 
         config = replace(self.config, trainer=trainer)
-        return first_alternative(config, devices, fits, on_host=backend.is_host, separate=is_separate)
+        return first_alternative(
+            config, devices, fits, on_host=backend.is_host, separate=is_separate or self.supervised
+        )
 
     def _with(self, config: Config) -> Planner:
         """Return a planner of the same model with other settings."""
         quantize = config.model.quantize
         if quantize not in self._by_quantize:
-            self._by_quantize[quantize] = Planner(config)
+            self._by_quantize[quantize] = Planner(config, supervised=self.supervised)
         planner = copy(self._by_quantize[quantize])
         planner.config = config
         return planner
@@ -276,7 +293,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
             check_strategy(config)
         except ConfigError as error:
             raise ConfigError(f"--strategy {cluster.strategy}: {error}") from None
-    planner = Planner(config)
+    planner = Planner(config, supervised=cluster.supervised)
     for _, backend in chips:
         planner.check(backend)
     backend = chips[0][1]

@@ -79,7 +79,7 @@ def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, 
         work: the device's work.
         rescored: old log-probs need a separate pass.
     """
-    n, prompt, response = config.rollout.n, work.prompt_tokens, config.rollout.max_response_tokens
+    n, prompt, response = work.responses(config), work.prompt_tokens, config.rollout.max_response_tokens
     forward_share = FORWARD / (FORWARD + BACKWARD)
     per_token, per_head = forward_share * frozen.per_token, forward_share * frozen.per_response_token
     prompts, tokens = _computed(config, work)
@@ -108,7 +108,7 @@ def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, 
 
 def _computed(config: Config, work: Work) -> tuple[int, int]:
     """Return the prompts and the tokens that a device computes in a pass over its batch."""
-    n, response = config.rollout.n, config.rollout.max_response_tokens
+    n, response = work.responses(config), config.rollout.max_response_tokens
     prompts = work.prompts * (1 if work.shares_prompt else n)  # a prompt that a layout computes once counts once
     return prompts, prompts * work.prompt_tokens + work.prompts * n * (response - 1)
 
@@ -150,6 +150,7 @@ def step_seconds(
     t = config.trainer
     rescored = t.epochs_per_batch > 1 or prompts_per_update(config) != t.prompts_per_step
     rescored |= config.algorithm.kl.in_reward or takes(config.algorithm.advantage, "token_probs")
+    rescored &= not work.supervised
     flops = chip.flops.get(str(work.dtype).removeprefix("torch."))
     matrix = None if flops is None else flops * rates.mfu
     memory = None if chip.bandwidth is None else chip.bandwidth * rates.mbu
@@ -159,7 +160,7 @@ def step_seconds(
     size = rollout_dtype_of(config, work.dtype).itemsize
     state = shape.parameters * size
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
-    copied = samplers or size != 4 or not sharding.keeps_full_parameters
+    copied = not work.supervised and (samplers or size != 4 or not sharding.keeps_full_parameters)
     held = sharding.stored_elements(shape.sharded_units, sharding.parameters)
     sync = 0.0 if not copied else None if memory is None else 4 * held / memory
     if sync is not None and copied:
@@ -183,7 +184,7 @@ def step_seconds(
         training += updates
     references = bool(config.algorithm.kl.coef) and not has_exact_kl(config)
     scoring = t.prompts_per_step // prompts_per_update(config) * (references + rescored)
-    generations = [config]
+    generations = [] if work.supervised else [config]
     if takes(config.algorithm.advantage, "greedy_S"):  # one greedy response to each prompt, after the others
         generations.append(replace(config, rollout=replace(config.rollout, n=1)))
     decode: float | None = 0.0

@@ -23,7 +23,9 @@ from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
 
 
-def resolve_strategy(config: Config, backend: Backend, world_size: int, device: Device | None) -> list[str]:
+def resolve_strategy(
+    config: Config, backend: Backend, world_size: int, device: Device | None, *, supervised: bool = False
+) -> list[str]:
     """Replace `trainer.strategy=auto`, and `auto` of the strategy's own settings, by values that checkpoints keep.
 
     Args:
@@ -31,6 +33,7 @@ def resolve_strategy(config: Config, backend: Backend, world_size: int, device: 
         backend: the device family.
         world_size: processes of the run.
         device: this process's device; None: it is not here.
+        supervised: the run samples nothing.
 
     Returns:
         Notes for the user on the memory that it needs, where a device has its own.
@@ -46,7 +49,7 @@ def resolve_strategy(config: Config, backend: Backend, world_size: int, device: 
         trainer = fastest
     else:
         try:
-            trainer, note = _by_plan(config, trainer, backend, world_size, total)
+            trainer, note = _by_plan(config, trainer, backend, world_size, total, supervised=supervised)
         except Exception as error:  # a model of unknown sizes may still train
             note = (
                 f"warning: {_named(trainer, fastest)} (auto), whose memory cannot be estimated: "
@@ -98,12 +101,12 @@ def saved_settings(config: Config) -> Mapping[str, Any]:
 
 
 def _by_plan(
-    config: Config, trainer: TrainerConfig, backend: Backend, devices: int, total: int
+    config: Config, trainer: TrainerConfig, backend: Backend, devices: int, total: int, *, supervised: bool
 ) -> tuple[TrainerConfig, str]:
     """Return the settings whose plan fits into a device of `total` bytes, and a note."""
     from hwgrpo.planning.scale_plan import USABLE, Planner
 
-    planner = Planner(config)
+    planner = Planner(config, supervised=supervised)
     room = int(USABLE * total)
     separate = not (engine_kind(config).samples_with_policy or shares_device(config))
 

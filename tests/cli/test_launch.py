@@ -264,3 +264,47 @@ def test_a_variable_that_leaves_too_few_devices_is_told(capsys, monkeypatch):
 def test_a_restart_that_would_begin_anew_is_told(capsys):
     assert main(["launch", "tiny_sort", "--devices", "2", "trainer.save_every=0"]) == 0
     assert "a restart begins at step 0" in capsys.readouterr().err
+
+
+def test_other_commands_are_started_with_their_options(capsys, tmp_path):
+    assert printed(capsys, "train", "tiny_sort", "optim.lr=1e-4") == ["hwgrpo train tiny_sort optim.lr=1e-4"]
+    sft = ("sft", "tiny_sort", "data.train=elsewhere.jsonl", "--allow-finished")
+    assert printed(capsys, *sft) == ["hwgrpo sft tiny_sort data.train=elsewhere.jsonl --allow-finished"]
+    _, line = printed(capsys, *sft, "--devices", "4", "backend.name=cpu")
+    assert shlex.split(line) == [
+        PATIENT,
+        *("torchrun", "--nproc-per-node", "4", "--max-restarts", "3", "--standalone", "-m", "hwgrpo"),
+        *("sft", "tiny_sort", "data.train=elsewhere.jsonl", "backend.name=cpu", "--allow-finished"),
+    ]
+    runs.run(tmp_path / "run", "trainer.max_steps=1", "trainer.validate_every=0")
+    own = ("--from-run", str(tmp_path / "run"), "--keep", "reward>=0.8")
+    assert shlex.split(printed(capsys, "sft", *own, "trainer.max_steps=1")[0]) == [
+        *("hwgrpo", "sft", "trainer.max_steps=1", *own)
+    ]
+    script = printed(capsys, "sft", *own, "--slurm", "backend.name=cpu")
+    assert "#SBATCH --job-name=hwgrpo-run" in script
+
+
+def test_a_script_for_slurm_names_the_recipe_of_the_command(capsys):
+    assert "#SBATCH --job-name=hwgrpo-tiny_sort" in printed(capsys, "sft", "tiny_sort", "--slurm", "backend.name=cpu")
+
+
+def test_supervised_training_is_planned_for_all_processes(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    words = ("sft", "tiny_sort", "--devices", "2", "--dry-run", f"trainer.output_dir={tmp_path}/out")
+    assert main(["launch", *words]) == 0
+    assert "strategy ddp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train",), "name a recipe: hwgrpo launch train RECIPE"),
+        (("sft",), "name a recipe (hwgrpo sft RECIPE), or a run with --from-run RUN"),
+        (("tiny_sort", "--from-run", "runs/x"), "--from-run is an option of `hwgrpo launch sft RECIPE`, not of train"),
+        (("sft", "tiny_sort", "--devices", "3"), "cannot be divided among 3 ranks"),
+    ],
+)
+def test_commands_are_launched_with_their_own_arguments_alone(capsys, words, message):
+    assert main(["launch", *words]) == 2
+    assert message in capsys.readouterr().err

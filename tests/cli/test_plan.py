@@ -303,3 +303,37 @@ def test_devices_that_share_sequences_hold_a_part_of_their_activations_and_excha
 )
 def test_the_page_says_whether_devices_are_shared_or_split(words, line):
     assert f"\nrollout    {line}" in said(RECIPE, "--chip", "H100 SXM", *words)
+
+
+def test_supervised_training_has_no_rollout_and_no_reference():
+    words = (RECIPE, "model.lora.rank=0", "algorithm.kl.coef=0.1", "rollout.engine=local")
+    train, sft = chip(*words), chip(*words, "--for", "sft")
+    names = {name for parts in train["components"].values() for name in parts}
+    assert {"reference model", "copy that samples"} <= names
+    assert not any(
+        "reference" in name or "sample" in name or "cache" in name for p in sft["components"].values() for name in p
+    )
+    assert sft["components"]["rollout"] == {}
+    assert sft["components"]["always"]["parameters (fp32)"] == train["components"]["always"]["parameters (fp32)"]
+    assert {stage for stage, seconds in sft["seconds"].items() if seconds} == {"update", "optimizer"}
+    plan = planned(*words, "--for", "sft")
+    assert (plan["rollout"], plan["rollout_bytes"]) == ("none", 0)
+    assert "rollout    none: sft trains on given responses" in said(*words, "--for", "sft")
+
+
+def test_a_supervised_step_has_one_response_to_each_prompt():
+    words = (RECIPE, "--for", "sft")
+    few, many = chip(*words), chip(*words, "rollout.n=16")
+    assert few == many
+    half, full = chip(*words, "trainer.prompts_per_step=64"), chip(*words, "trainer.prompts_per_step=128")
+    assert full["seconds"]["update"] == pytest.approx(2 * half["seconds"]["update"])
+    split = chip(*words, "trainer.prompts_per_step=64", "trainer.prompts_per_update=32")
+    assert split["seconds"]["scoring"] == 0, "no old log-probs"
+
+
+def test_what_would_fit_for_supervised_training_names_no_rollout(capsys):
+    page = said(RECIPE, "--for", "sft", "model.lora.rank=0", "--chip", "small=100,1000,30")
+    assert "configurations that fit" in page
+    assert "rollout" not in page.partition("configurations that fit")[2].partition("Assumed")[0]
+    for option in (("--rollout", "separate"), ("--rollout-devices", "2")):
+        assert "have no effect with --for sft" in refused(capsys, RECIPE, "--for", "sft", *option)

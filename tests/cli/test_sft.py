@@ -44,6 +44,9 @@ def test_a_dry_run_counts_examples_and_passes(hwgrpo, tmp_path):
     assert "data.jsonl: 10 examples, longest prompt 7 tokens" in done.stdout
     assert "5 steps of 64 examples: 32.00 passes over 10" in done.stdout
     assert "runs/tiny_sort-sft" in done.stdout
+    assert re.search(r"^memory     about [\d.]+ MiB per device at the most:$", done.stdout, flags=re.MULTILINE)
+    assert "optimizer states (AdamW)" in done.stdout
+    assert not re.search("rollout: |reference|copy that samples", done.stdout)
     assert not (tmp_path / "runs").exists()
 
 

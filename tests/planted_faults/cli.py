@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "the options of a launched command lost",
+        "cli/launch.py",
+        "words += [option, *([] if value is True else [str(value)])]",
+        "words += []",
+        "cli/test_launch.py -k with_their_options",
+    ),
+    Fault(
+        "another command's options passed on",
+        "cli/launch.py",
+        "if name not in (command, COMMANDS[0]):",
+        "if False:",
+        "cli/test_launch.py -k own_arguments",
+    ),
+    Fault(
         "no device left to the server",
         "cli/launch.py",
         "if args.devices is None and not visible:",
