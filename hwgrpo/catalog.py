@@ -119,6 +119,7 @@ REWARDS = Registry(
         "language": "hwgrpo.rewards.verifiers.language:language",
         "reward_model": "hwgrpo.rewards.models.reward_model:RewardModel",
         "process_reward_model": "hwgrpo.rewards.models.process_reward_model:ProcessRewardModel",
+        "online_reward_model": "hwgrpo.rewards.models.online_reward_model:OnlineRewardModel",
         "served_reward_model": "hwgrpo.rewards.services.served_reward_model:ServedRewardModel",
         "judge": "hwgrpo.rewards.services.judge:Judge",
         "http": "hwgrpo.rewards.services.http_reward:HttpReward",

@@ -50,6 +50,8 @@ def _save_models(run: TrainingRun, status: Status, output: Path) -> dict[str, Pa
             paths["model"] = _save(run, model, output / "final", merge=True)
             if uses_lora(run.config.model.lora):
                 paths["adapter"] = _save(run, model, output / "final-adapter", merge=False)
+        if run.strategy.rank == 0:
+            paths |= run.save_more(output)
     return paths
 
 

@@ -12,6 +12,7 @@ from hwgrpo.training.feed.difficulty_report import report_batch
 from hwgrpo.training.greedy_baseline import sample_greedy, with_greedy_rewards
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.moving_reference import move_reference
+from hwgrpo.training.online_rewards import train_reward_models
 from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.reward_setup import reward_metrics
 from hwgrpo.training.run_folder import raise_if_moved
@@ -104,6 +105,8 @@ def train_step(run: Run, step: int) -> None:
             updated = run.update(batch)
             updated |= run.guard.judge(step, updated)
             move_reference(run.reference, run.update.policy, config.algorithm.kl, step)
+        with watch("reward"):
+            train_reward_models(run.rewards, run.strategy, step)
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)

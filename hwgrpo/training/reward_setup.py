@@ -10,6 +10,7 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.reward_check import COMPARING
+from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.gates import check_gates
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
@@ -41,7 +42,12 @@ def build_rewards(
         if function.name in COMPARING and function.on_error == "raise":
             for data in filter(None, (dataset, validation)):
                 data.require_ground_truth(f"reward {function.name}")
-    context = {"max_response_tokens": config.rollout.max_response_tokens, "sandbox_level": config.reward.sandbox.level}
+    context = {
+        "max_response_tokens": config.rollout.max_response_tokens,
+        "sandbox_level": config.reward.sandbox.level,
+        "policy_path": resolve_model_path(config.model.path),
+        "training_seed": config.trainer.seed,
+    }
     inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
     reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)
     check_gates(config.reward.functions, config.algorithm.advantage.name, reads)

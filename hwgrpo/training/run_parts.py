@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +20,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
+from hwgrpo.training.online_rewards import save_reward_models
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
@@ -63,6 +65,10 @@ class TrainingRun:
         locks = [] if self.lock is None else [self.lock.close]
         close_all(*self._closing(), *locks)
 
+    def save_more(self, output: Path) -> dict[str, Path]:
+        """Save what a completed run has beside its model, on rank 0; return name -> folder."""
+        return {}
+
     def _closing(self) -> list[Callable[[], None]]:
         return [self.observer.close]
 
@@ -83,6 +89,9 @@ class Run(TrainingRun):
     metrics: CustomMetrics
     reported_failures: set[str] = field(default_factory=set)
     """Reward failures reported before: each kind is reported once."""
+
+    def save_more(self, output: Path) -> dict[str, Path]:
+        return save_reward_models(self.rewards, output)
 
     def _closing(self) -> list[Callable[[], None]]:
         return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close]

@@ -43,6 +43,7 @@ from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, ma
 from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.moving_reference import reference_files, restore_reference
+from hwgrpo.training.online_rewards import restore_rewards, reward_files
 from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
@@ -137,7 +138,7 @@ def _build(
     update = make_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
         notes += restore(folder.checkpoint, update, source, strategy, device)
-        data.rewards.metrics.restore(folder.checkpoint.manifest["state"].get("rewards", {}))
+        notes += restore_rewards(data.rewards, folder.checkpoint, strategy)
         notes += restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
     else:
         seed_rank(device, config, strategy.rank)
@@ -311,7 +312,11 @@ def _saver(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=lambda: responses.files() | reference_files(models.reference, strategy, config.algorithm.kl),
+        extra_files=lambda: (
+            responses.files()
+            | reference_files(models.reference, strategy, config.algorithm.kl)
+            | reward_files(data.rewards, strategy.rank)
+        ),
         note=observer.note,
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,

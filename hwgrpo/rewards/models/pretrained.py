@@ -62,12 +62,13 @@ class Pretrained:
         source = self._source if name is None else name
         return self._read("tokenizer", lambda: AutoTokenizer.from_pretrained(source, **self._options))
 
-    def model(self, kind: str, dtype: str) -> Any:
+    def model(self, kind: str, dtype: str, *, head_seed: int | None = None) -> Any:
         """Return the model in evaluation mode on the CPU.
 
         Args:
             kind: name of the auto class, e.g. "AutoModelForSequenceClassification".
             dtype: one of `DTYPES`; auto: as stored.
+            head_seed: seed of the weights of a head with one label that the folder lacks; None: it may lack none.
 
         Raises:
             ConfigError: it cannot be found or read, or lacks weights, which would be random.
@@ -77,11 +78,16 @@ class Pretrained:
         self._checks.choice("dtype", dtype, DTYPES)
         loader = getattr(transformers, kind)
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
-        model, report = self._read(
-            "model",
-            lambda: loader.from_pretrained(self._source, dtype=wanted, output_loading_info=True, **self._options),
-        )
-        if missing := sorted(report["missing_keys"]):
+        options = {"dtype": wanted, "output_loading_info": True, **self._options}
+        if head_seed is not None:
+            options["num_labels"] = 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(head_seed or 0)
+            model, report = self._read("model", lambda: loader.from_pretrained(self._source, **options))
+        missing = sorted(report["missing_keys"])
+        if head_seed is not None:
+            missing = [each for each in missing if each.startswith(f"{model.base_model_prefix}.")]
+        if missing:
             raise self._checks.error(
                 "path",
                 self.path,

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from hwgrpo.rewards.checked_kwargs import Kwargs
-from hwgrpo.rewards.models.padded_batches import batches, padded, unused_id
+from hwgrpo.rewards.models.padded_batches import batches
 from hwgrpo.rewards.models.placement import PlacedModel, check_placement
 from hwgrpo.rewards.models.pretrained import Pretrained, longest_input
 from hwgrpo.rewards.models.scored_text import TOO_LONG, ScoredText, TooLong
+from hwgrpo.rewards.models.sequence_logits import padding_id, sequence_logits
 from hwgrpo.values import Completions, PromptBatch
 
 
@@ -64,7 +65,7 @@ class RewardModel:
             raise checks.error("chat_template", True, "needs a tokenizer with a chat template: remove it")
         self._text = ScoredText(tokenizer, chat_template, max_length or longest_input(config, tokenizer), too_long)
         model = pretrained.model("AutoModelForSequenceClassification", dtype)
-        self._pad = model.config.get_text_config().pad_token_id
+        self._pad = padding_id(model)
         self._placed = PlacedModel(model, device, place, offload)
         self._tokens = tokens_per_batch
 
@@ -81,7 +82,7 @@ class RewardModel:
         with self._placed.loaded() as model:
             for chosen in batches([len(rows[sample]) for sample in samples], self._tokens):
                 members = [samples[each] for each in chosen]
-                logits = self._logits(model, [rows[sample] for sample in members])
+                logits = sequence_logits(model, [rows[each] for each in members], self._pad, self._placed.device)
                 for sample, value in zip(members, logits[:, self._label].tolist(), strict=True):
                     scores[sample] = value
         return scores
@@ -89,20 +90,6 @@ class RewardModel:
     def close(self) -> None:
         """Free the model."""
         self._placed.close()
-
-    def _logits(self, model: Any, rows: list[list[int]]) -> torch.Tensor:
-        """Return the logits of a batch, [B, labels] fp32 on the CPU."""
-        pad = self._pad
-        if pad is None:
-            # Decoders read the last token that is not padding: with an id that no row has, it is the row's last token,
-            # as it is for a row by itself.
-            config = model.config.get_text_config()
-            config.pad_token_id = pad = unused_id(rows, config.vocab_size)
-            if pad is None and len(rows) > 1:  # a very small vocabulary
-                return torch.cat([self._logits(model, [row]) for row in rows])
-        ids, mask = padded(rows, pad or 0)
-        output = model(input_ids=ids.to(self._placed.device), attention_mask=mask.to(self._placed.device))
-        return output.logits.float().cpu()
 
 
 def _label_number(checks: Kwargs, config: Any, path: str, label: int | str | None) -> int:

@@ -1,0 +1,332 @@
+"""`online_reward_model`: a reward model that is trained during the run on outcomes of a rule.
+
+The rule verifies a share of the responses. Their outcomes are their rewards, and train the model every few steps; it
+scores the other responses. Source: iterative training of the reward model with a replay buffer, as in GRPO
+(Shao et al. 2024, section 4.1.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.rewards.checked_kwargs import Kwargs
+from hwgrpo.rewards.models.outcome_metrics import calibration_error, ranking_accuracy
+from hwgrpo.rewards.models.outcomes import Outcome, ReplayBuffer, from_tensors, to_tensors, verified
+from hwgrpo.rewards.models.padded_batches import batches
+from hwgrpo.rewards.models.placement import PlacedModel, check_placement
+from hwgrpo.rewards.models.pretrained import Pretrained, longest_input
+from hwgrpo.rewards.models.reward_training import LOSSES, RewardTraining
+from hwgrpo.rewards.models.scored_text import TOO_LONG, ScoredText, TooLong
+from hwgrpo.rewards.models.sequence_logits import padding_id, sequence_logits
+from hwgrpo.rewards.processes.messages import is_listed, number_of
+from hwgrpo.rewards.response_steps import StepFinder
+from hwgrpo.rewards.reward_loading import load_function, split_name
+from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.values import Completions, Prompt, PromptBatch
+
+Gather = Callable[[Any], list[Any]]
+"""A value of this rank -> those of all ranks, in their order."""
+DRIFT_ROWS = 64
+"""Most outcomes whose scores before and after a training are compared."""
+
+
+class OnlineRewardModel:
+    """The rule's outcome for verified responses, the trained model's score for the others.
+
+    Each rank has the whole model. All train it on the outcomes of all ranks, in the same order.
+
+    Args:
+        device, steps, key, max_response_tokens, sandbox_level: passed by the trainer.
+        policy_path: folder or hub name of the run's model; passed by the trainer.
+        training_seed: the run's seed; passed by the trainer.
+        verifier: the rule: a registered reward function, or `path/to/file.py:function`.
+        verifier_kwargs: its arguments.
+        path: folder or hub name of the model at the start: a language model, which gets a new head, or a
+            sequence-classification model with one label. None: the run's own model.
+        verify: share of the responses of a group that the rule verifies. Which ones depends on seed and prompt.
+        warmup_steps: first steps in which it verifies all.
+        every: steps between two trainings.
+        loss: classification: outcomes in [0, 1], the score is the probability; mse: any outcomes, the score is the
+            model's output; bradley_terry: pairs of verified responses to a prompt, the score is the model's output, for
+            verified responses, too.
+        history: old outcomes per new one in a training.
+        buffer_size: most old outcomes that are kept.
+        epochs: passes over the outcomes of a training.
+        batch_size: outcomes, or pairs, per update.
+        lr: learning rate of AdamW.
+        place, tokens_per_batch, max_length, too_long, chat_template, revision, trust_remote_code: as for
+            `reward_model`. Weights and optimizer states are fp32.
+
+    Raises:
+        ConfigError: no such model or verifier, or a wrong argument.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        steps: StepFinder | None,
+        key: str,
+        policy_path: str,
+        training_seed: int,
+        max_response_tokens: int,
+        sandbox_level: str,
+        verifier: str,
+        verifier_kwargs: Mapping[str, Any] | None = None,
+        path: str | None = None,
+        verify: float = 0.125,
+        warmup_steps: int = 0,
+        every: int = 1,
+        loss: str = "classification",
+        history: float = 0.1,
+        buffer_size: int = 4096,
+        epochs: int = 1,
+        batch_size: int = 32,
+        lr: float = 1e-5,
+        place: str = "run",
+        tokens_per_batch: int = 16384,
+        max_length: int | None = None,
+        too_long: str = "fail",
+        chat_template: bool | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        checks = Kwargs(key)
+        check_placement(checks, place, False, tokens_per_batch, max_length)
+        checks.choice("too_long", too_long, TOO_LONG)
+        checks.choice("loss", loss, LOSSES)
+        checks.number("verify", verify, above=0)
+        if verify > 1:
+            raise checks.error("verify", verify, "is a share: it must be at most 1")
+        checks.number("history", history, at_least=0)
+        checks.number("lr", lr, above=0)
+        checks.number("warmup_steps", warmup_steps, at_least=0, whole=True)
+        sizes = {"every": every, "buffer_size": buffer_size, "epochs": epochs, "batch_size": batch_size}
+        for name, value in sizes.items():
+            checks.number(name, value, at_least=1, whole=True)
+        checks.text("verifier", verifier)
+        context = {"max_response_tokens": max_response_tokens, "sandbox_level": sandbox_level}
+        call = load_function(verifier, f"{key}.kwargs.verifier")[1]
+        if isinstance(call, type):
+            raise checks.error("verifier", verifier, "has state: name a function")
+        self._verifier = make_reward_function(
+            split_name(verifier)[1], call, verifier_kwargs or {}, context, f"{key}.kwargs.verifier"
+        )
+        pretrained = Pretrained(checks, policy_path if path is None else path, revision, trust_remote_code)
+        tokenizer = pretrained.tokenizer()
+        self._tokenizer = tokenizer
+        limit = max_length or longest_input(pretrained.config(), tokenizer)
+        self._text = ScoredText(tokenizer, chat_template, limit, too_long)
+        model = pretrained.model("AutoModelForSequenceClassification", "float32", head_seed=training_seed)
+        if model.config.num_labels != 1:
+            raise checks.error("path", path, f"has {model.config.num_labels} labels: the model needs one")
+        self._placed = PlacedModel(model.requires_grad_(True), device, place, offload=False)
+        self._pad, self._tokens = padding_id(model), tokens_per_batch
+        self._training = RewardTraining(model, self._logits, loss, lr, batch_size, epochs, tokens_per_batch)
+        self._steps, self._checks, self._loss, self._seed = steps, checks, loss, training_seed
+        self._share, self._warmup, self._every, self._history = verify, warmup_steps, every, history
+        self._buffer = ReplayBuffer(buffer_size)
+        self._own: list[Outcome] = []
+        """This rank's outcomes of the step."""
+        self._new: list[Outcome] = []
+        """All ranks' outcomes since the last training."""
+        self._counts = {"verifier_calls": 0, "validation_verifier_calls": 0}
+        self._metrics: dict[str, float] = {}
+
+    def __call__(self, batch: PromptBatch, completions: Completions, step: int | None = None) -> list[Any]:
+        """Return the reward of each response, or the rewards of its steps, [S]; an exception stands for none.
+
+        Args:
+            batch: G prompts.
+            completions: S responses.
+            step: the training step; None outside of training, where the rule verifies all responses.
+        """
+        if step is None:
+            self._counts["validation_verifier_calls"] += len(completions)
+            return list(self._verified(batch, completions, range(len(completions)), step))
+        texts: list[Sequence[tuple[int, list[int]]] | TooLong] = [
+            self._rows(batch.prompts[index], text)
+            for index, text in zip(completions.prompt_index.tolist(), completions.texts, strict=True)
+        ]
+        scores = self._scores([tokens for rows in texts if not isinstance(rows, TooLong) for _, tokens in rows])
+        found = iter(scores)
+        rewards: list[Any] = []
+        by_text: list[list[float]] = []
+        for rows in texts:
+            by_text.append([] if isinstance(rows, TooLong) else [next(found) for _ in rows])
+            values = self._values(by_text[-1])
+            rewards.append(rows if isinstance(rows, TooLong) else values if self._steps is not None else values[0])
+        chosen, places = self._choose(batch, completions, step)
+        self._counts["verifier_calls"] += len(chosen)
+        for sample, result in zip(chosen, self._verified(batch, completions, chosen, step), strict=True):
+            targets = self._targets(result)
+            rows = texts[sample]
+            if self._loss != "bradley_terry" or targets is None:
+                rewards[sample] = result
+            if targets is None or isinstance(rows, TooLong) or len(targets) != len(rows):
+                continue
+            uid = batch.prompts[int(completions.prompt_index[sample])].uid
+            for (end, tokens), target, score in zip(rows, targets, by_text[sample], strict=True):
+                self._own.append(Outcome(uid, places[sample], end, tuple(tokens), target, score))
+        return rewards
+
+    def learn(self, step: int, gather: Gather) -> None:
+        """Train the model on the outcomes of all ranks, where it is due; all ranks call this after each step.
+
+        Raises:
+            RunError: the loss is not finite.
+        """
+        self._new += sorted(row for rows in gather(self._own) for row in rows)
+        self._own = []
+        if step % self._every or not self._new:
+            return
+        new, self._new = self._new, []
+        watched = (self._buffer.rows or new)[-DRIFT_ROWS:]
+        metrics: dict[str, float | None] = self._agreement(new)
+        before = self._scores([row.tokens for row in watched])
+        metrics["loss"] = self._training.train(
+            self._buffer.mixed(new, self._history, f"{self._seed} {step}"), f"{self._seed} {step}"
+        )
+        self._equalise(gather)
+        after = self._scores([row.tokens for row in watched])
+        moved = zip(self._values(before), self._values(after), strict=True)
+        metrics["drift"] = sum(abs(later - earlier) for earlier, later in moved) / len(watched)
+        metrics["buffer"] = len(self._buffer.rows)
+        self._metrics = {name: value for name, value in metrics.items() if value is not None}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the training since the last call, equal on all ranks; empty if there was none."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def counts(self) -> dict[str, float]:
+        """Return the number of responses that the rule verified on this rank since the last call."""
+        counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
+        return {name: float(count) for name, count in counts.items()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return model, optimizer, outcomes and replay buffer, equal on all ranks, as copies on the CPU."""
+        return self._training.state() | to_tensors(self._buffer.rows, "buffer") | to_tensors(self._new, "new")
+
+    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Restore what `state` returned."""
+        self._training.restore(tensors)
+        self._buffer.rows, self._new = from_tensors(tensors, "buffer"), from_tensors(tensors, "new")
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write model and tokenizer in Hugging Face format, for `reward_model`."""
+        self._placed.model.config.get_text_config().pad_token_id = self._pad
+        self._placed.model.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._verifier.close()
+        self._placed.close()
+
+    def _rows(self, prompt: Prompt, text: str) -> list[tuple[int, list[int]]] | TooLong:
+        """Return (end, tokens) of a response up to the end of each of its steps; of all of it without steps."""
+        ends = [len(text)] if self._steps is None else self._steps.ends(text)
+        try:
+            return [(end, self._text.tokens(prompt, text[:end])) for end in ends]
+        except TooLong as error:
+            return error
+
+    def _choose(self, batch: PromptBatch, completions: Completions, step: int) -> tuple[list[int], list[int]]:
+        """Return the verified responses, and the place of each response in its group."""
+        chosen: list[int] = []
+        places: list[int] = []
+        share = 1.0 if step <= self._warmup else self._share
+        groups = torch.bincount(completions.prompt_index, minlength=len(batch)).tolist()
+        for prompt, size in zip(batch.prompts, groups, strict=True):
+            chosen += [len(places) + place for place in verified(prompt.uid, size, share, self._seed)]
+            places += range(size)
+        return chosen, places
+
+    def _verified(
+        self, batch: PromptBatch, completions: Completions, samples: Sequence[int], step: int | None
+    ) -> Sequence[Any]:
+        """Return what the rule returns for some responses: numbers, lists, dicts, None or exceptions."""
+        if not samples:
+            return []
+        try:
+            results, _ = self._verifier.values(batch, _selected(completions, samples), step)
+        except (ConfigError, RewardError):
+            raise
+        except Exception as error:  # a call for all of them
+            return [error] * len(samples)
+        return results
+
+    def _targets(self, result: Any) -> list[float] | None:
+        """Return the outcomes in a result of the rule, one per step; None for a failure, which is the reward then."""
+        score: Any = result.get("score") if isinstance(result, Mapping) else result
+        listed = list(score) if self._steps is not None and is_listed(score) else [score]
+        numbers = [number for each in listed if (number := number_of(each)) is not None and math.isfinite(number)]
+        if len(numbers) < len(listed):
+            return None
+        if self._loss == "classification" and not all(0 <= number <= 1 for number in numbers):
+            raise self._checks.error(
+                "loss", self._loss, f"needs outcomes from 0 to 1, and {self._verifier.name} returned {score}: use mse"
+            )
+        return numbers
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        return sequence_logits(self._placed.model, rows, self._pad, self._placed.device)[:, 0]
+
+    def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Return the model's output for rows of tokens, without gradients."""
+        scores = [0.0] * len(rows)
+        with torch.no_grad():
+            for chosen in batches([len(row) for row in rows], self._tokens):
+                for row, value in zip(chosen, self._logits([rows[each] for each in chosen]).tolist(), strict=True):
+                    scores[row] = value
+        return scores
+
+    def _values(self, scores: Sequence[float]) -> list[float]:
+        """Return the rewards of outputs of the model."""
+        if self._loss != "classification":
+            return list(scores)
+        return torch.tensor(list(scores), dtype=torch.float64).sigmoid().tolist()
+
+    def _agreement(self, rows: Sequence[Outcome]) -> dict[str, float | None]:
+        """Return how well the scores that the responses got agree with the rule."""
+        scores, targets = [row.score for row in rows], [row.target for row in rows]
+        metrics = {"ranking_accuracy": ranking_accuracy(scores, targets)}
+        if self._loss == "classification":
+            metrics["calibration_error"] = calibration_error(self._values(scores), targets)
+        return metrics
+
+    @torch.no_grad()
+    def _equalise(self, gather: Gather) -> None:
+        """Give all ranks rank 0's weights where theirs differ: some devices add up in no fixed order."""
+        parameters = list(self._placed.model.parameters())
+        sums = [int(parameter.view(torch.int32).sum(dtype=torch.int64)) for parameter in parameters]
+        ranks = gather(sums)
+        for number, parameter in enumerate(parameters):
+            if len({each[number] for each in ranks}) > 1:
+                first = sums == ranks[0]
+                parameter.copy_(gather(parameter.cpu() if first else None)[0])
+
+
+def _selected(completions: Completions, samples: Sequence[int]) -> Completions:
+    """Return some of the responses, ascending, without log-probs of other policies."""
+    index = torch.tensor(list(samples))
+    bounds = completions.offsets.tolist()
+    kept = torch.cat([torch.arange(bounds[sample], bounds[sample + 1]) for sample in samples])
+    return replace(
+        completions,
+        prompt_index=completions.prompt_index[index],
+        tokens=completions.tokens[kept],
+        offsets=torch.nn.functional.pad(completions.lengths[index].cumsum(0), (1, 0)),
+        logprobs=completions.logprobs[kept],
+        finished=completions.finished[index],
+        texts=tuple(completions.texts[sample] for sample in samples),
+        versions=None,
+        floors=None,
+    )

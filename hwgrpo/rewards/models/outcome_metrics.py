@@ -1,0 +1,44 @@
+"""How well scores of a reward model agree with outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def ranking_accuracy(scores: Sequence[float], outcomes: Sequence[float]) -> float | None:
+    """Return the share of pairs of different outcomes whose scores have the same order; equal scores count half.
+
+    With two outcomes this is the area under the ROC curve.
+
+    Args:
+        scores: of the model, [N].
+        outcomes: of the rule, [N].
+
+    Returns:
+        The share; None if all outcomes are equal.
+    """
+    right = pairs = 0.0
+    for first in range(len(scores)):
+        for second in range(first):
+            if outcomes[first] == outcomes[second]:
+                continue
+            pairs += 1
+            higher, lower = (first, second) if outcomes[first] > outcomes[second] else (second, first)
+            right += 0.5 * (scores[higher] >= scores[lower]) + 0.5 * (scores[higher] > scores[lower])
+    return right / pairs if pairs else None
+
+
+def calibration_error(probabilities: Sequence[float], outcomes: Sequence[float], bins: int = 10) -> float:
+    """Return the expected calibration error: |mean probability - mean outcome| of equal bins, weighted by their sizes.
+
+    Source: Guo et al. 2017.
+
+    Args:
+        probabilities: of the model, in [0, 1], [N] with N > 0.
+        outcomes: of the rule, in [0, 1], [N].
+        bins: number of bins.
+    """
+    gaps = [0.0] * bins
+    for probability, outcome in zip(probabilities, outcomes, strict=True):
+        gaps[min(int(probability * bins), bins - 1)] += probability - outcome
+    return sum(map(abs, gaps)) / len(probabilities)
