@@ -4,7 +4,8 @@ verl    (data_source, solution_str, ground_truth, extra_info=None, **kwargs), ca
         returns a number, or a dict with `score` and further fields
 TRL     (prompts, completions, completion_ids, **columns), called once with lists of one item per sample;
         returns a list of numbers or None
-batch   (batch: PromptBatch, completions: Completions, **kwargs), called once;
+batch   (batch: PromptBatch, completions: Completions, **kwargs), called once; a parameter `step` gets the training
+        step, None outside of training;
         returns a list of numbers, None or dicts
 
 A function declares the parameters of its form that it needs; `solution_str`, one of `prompts`/`completions`/
@@ -65,7 +66,8 @@ class Signature:
         Args:
             batch: G prompts.
             completions: S responses.
-            step: the training step, for TRL's `trainer_state.global_step`; None when there is none.
+            step: the training step, for TRL's `trainer_state.global_step` and the batch form's `step`; None when there
+                is none.
 
         Returns:
             verl's form: S calls, one per response; otherwise one.
@@ -74,7 +76,8 @@ class Signature:
         if self.form == "verl":
             return [self.sample_call(*pair) for pair in zip(prompts, completions.texts, strict=True)]
         if self.form == "batch":
-            return [self._accepted({"batch": batch, "completions": completions})]
+            passed = {"step": step} if "step" in self.parameters - self.given else {}
+            return [self._accepted({"batch": batch, "completions": completions, **passed})]
         bounds = completions.offsets.tolist()
         tokens = completions.tokens.tolist()
         # TRL's names come last: there, too, they override data columns of the same name.

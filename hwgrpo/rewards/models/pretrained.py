@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,7 @@ class Pretrained:
         options = {"dtype": wanted, "output_loading_info": True, **self._options}
         if head_seed is not None:
             options["num_labels"] = 1
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _quiet(head_seed is not None):
             torch.manual_seed(head_seed or 0)
             model, report = self._read("model", lambda: loader.from_pretrained(self._source, **options))
         missing = sorted(report["missing_keys"])
@@ -120,6 +122,20 @@ class Pretrained:
         except (OSError, ValueError, ImportError, KeyError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise self._checks.error("path", self.path, f"has no readable {what}: {reason}") from error
+
+
+@contextmanager
+def _quiet(quiet: bool) -> Iterator[None]:
+    """Leave out transformers' report of missing weights, where a new head is wanted."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    if quiet:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def longest_input(config: Any, tokenizer: Any) -> int | None:
