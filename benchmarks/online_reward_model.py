@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table(found))
     if accuracies:
         print(
-            f"\nRanking accuracy of the reward model on outcomes that it was not trained on yet, median of all trainings: "
-            f"{median(accuracies):.2f}"
+            "\nRanking accuracy of the reward model on outcomes that it was not trained on yet, median of all "
+            f"trainings: {median(accuracies):.2f}"
         )
 
 

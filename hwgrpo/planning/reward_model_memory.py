@@ -1,4 +1,4 @@
-"""The memory of `reward_model` and `process_reward_model` in the trainer's process, from their configurations alone."""
+"""The memory of reward models in the trainer's process, from their configurations alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.placement import check_placement
 from hwgrpo.rewards.models.pretrained import DTYPES, Pretrained
@@ -18,6 +19,7 @@ from hwgrpo.rewards.models.process_reward_model import KINDS
 
 AUTO_CLASSES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "reward_model": lambda kwargs: "AutoModelForSequenceClassification",
+    "online_reward_model": lambda kwargs: "AutoModelForSequenceClassification",
     "process_reward_model": lambda kwargs: KINDS.get(kwargs.get("kind", "token_classification"), "AutoModel"),
 }
 """Reward -> its model's auto class. Rewards that are not here load no model that a plan counts."""
@@ -35,6 +37,7 @@ class RewardModelSize:
     """Width of the feed-forward part."""
     longest: int | None
     """Most tokens that it reads; None: not known."""
+    layers: int = 1
 
     @property
     def weights(self) -> int:
@@ -70,15 +73,20 @@ def add_reward_models(config: Config, prompts: int, always: dict[str, int], host
         if isinstance(size, str):
             continue
         part = f"{name} ({str(size.dtype).removeprefix('torch.')})"
+        trained = name.startswith("online")
         on_host = kwargs.get("place") == "cpu" and host is not always
         offloads = kwargs.get("offload", False) and host is not always
-        (host if on_host or offloads else always)[part] = size.weights
+        memory = host if on_host or offloads else always
+        memory[part] = size.weights
+        if trained:
+            memory[f"{name}: gradients and optimizer states"] = 3 * size.weights
         if on_host:
             continue
         longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
         longest = min(longest, kwargs.get("max_length") or size.longest or longest)
         tokens = min(prompts * config.rollout.n * longest, max(longest, kwargs.get("tokens_per_batch", 16384)))
-        each = {f"{name}: activations of {tokens:,} tokens, about": size.activations(tokens, longest)}
+        kept = size.layers if trained else 1
+        each = {f"{name}: activations of {tokens:,} tokens, about": kept * size.activations(tokens, longest)}
         if offloads:
             each[f"{part}, while it scores"] = size.weights
         scoring = max(scoring, each, key=lambda parts: sum(parts.values()))
@@ -96,6 +104,8 @@ def _models(config: Config) -> list[tuple[str, Mapping[str, Any], RewardModelSiz
     for number, entry in enumerate(config.reward.functions):
         if entry.name in AUTO_CLASSES:
             kwargs = dict(entry.kwargs)
+            if entry.name == "online_reward_model":
+                kwargs = {"path": resolve_model_path(config.model.path), **kwargs, "dtype": "float32"}
             found.append((f"{entry.name} {number}", kwargs, _size(f"reward.functions[{number}]", entry.name, kwargs)))
     return found
 
@@ -135,5 +145,6 @@ def _read_size(
         dtype=(getattr(settings, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype),
         hidden=hidden,
         intermediate=getattr(text, "intermediate_size", None) or 4 * hidden,
+        layers=getattr(text, "num_hidden_layers", 1),
         longest=getattr(text, "max_position_embeddings", None),
     )

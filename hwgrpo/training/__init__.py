@@ -18,6 +18,7 @@ code_files.py        Python files of the user's that a run calls
 resume.py            going on from a checkpoint
 rollout_guard.py     measures against a gap between rollout engine and trainer
 moving_reference.py  a reference model that follows the policy
+online_rewards.py    reward models that are trained during the run
 greedy_baseline.py   the greedy responses whose rewards are the baseline of ReMax
 temperature.py       the temperature of the policy's log-probs, where it changes over the run
 interrupt.py         Ctrl-C, SIGTERM, SIGHUP

@@ -30,6 +30,9 @@ WORDS = (
     "model.lora.dropout=0.1",
     "data.validation_max_rows=4",
 )
+ONLINE = (
+    "reward.functions=[{name: online_reward_model, kwargs: {verifier: exact_match, warmup_steps: 1, every: 2, lr: 0.01}}]",
+)
 Kill = tuple[str, float]
 """A place and the number of a line there, or "time" and seconds."""
 
@@ -132,7 +135,7 @@ def test_killed_at_random_points_every_run_ends_as_the_uninterrupted_one(tmp_pat
 @pytest.mark.parametrize(
     ("words", "stale"),
     [
-        (("rollout.max_staleness=1", "algorithm.old_logprobs=interpolated"), "rollout/staleness_max"),
+        (("rollout.max_staleness=1", "algorithm.old_logprobs=interpolated", *ONLINE), "rollout/staleness_max"),
         ((*FILTERED, "trainer.max_steps=5"), "filter_groups/staleness_max"),
     ],
     ids=["prefetched", "filtered"],
@@ -164,10 +167,10 @@ def _child(body) -> int:
 def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Under ddp with filtered groups, which ranks exchange."""
+    """Under ddp with filtered groups, which ranks exchange, and under both with a reward model that is trained."""
     monkeypatch.setattr(saver, "GRACE_S", 0.5)  # what the rank that is left waits for one that is dead
     # a rank that died before the process group was made is waited for so many seconds
-    words = (f"trainer.strategy={strategy}", "trainer.validate_every=0", "trainer.process_group_timeout=15")
+    words = (f"trainer.strategy={strategy}", "trainer.validate_every=0", "trainer.process_group_timeout=15", *ONLINE)
     if strategy == "ddp":
         words += FILTERED
     if strategy == "fsdp2":  # which takes no quantized base

@@ -49,6 +49,16 @@ function rewardFunctionCharts(series) {
   }));
 }
 
+/** One chart per reward model that the run trained; steps between two trainings have no values. */
+function onlineRewardCharts(series) {
+  return Object.keys(series).filter((name) => /^reward\/.+\/ranking_accuracy$/.test(name)).map((name) => {
+    const of = name.slice(7, -17);
+    return { title: `Reward model ${of}`, unit: "on outcomes that are new to it", zero: true, format: formatScore, series: lines(series, [
+      ["ranking accuracy", 1, name], ["calibration error", 2, `reward/${of}/calibration_error`], ["drift", 5, `reward/${of}/drift`],
+    ]) };
+  });
+}
+
 const MOST_REWARD_FUNCTIONS = 9; // more are among all metrics
 
 /** From where on the KL is at its clamp, in words; empty where it never is. */
@@ -101,6 +111,7 @@ function mainCharts(series, steps, klClamp) {
     { title: "KL", unit: "to the reference" + clampNote(firstOf(series, "kl", "actor/kl_loss"), steps, klClamp), series: lines(series, [["KL", 2, "kl", "actor/kl_loss"]]), zero: true,
       missing: "no reference model was kept, algorithm.kl.coef=0" },
     ...rewardFunctionCharts(series),
+    ...onlineRewardCharts(series),
     { title: "Entropy", unit: "nats per token", series: lines(series, [["entropy", 3, "actor/entropy", "entropy"]]), zero: true },
     { title: "Clip ratio", unit: "share of tokens", ...shares, series: lines(series, [
       ["all", 1, "actor/pg_clipfrac", "clip_ratio/region_mean"], ["low", 4, "clip_ratio/low_mean"], ["high", 2, "clip_ratio/high_mean"],
