@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "installed packages not on the path of programs",
+        "rewards/sandbox/sandbox_worker.py",
+        ', *setup["packages"]]',
+        "]",
+        "rewards/test_sandbox.py -k numpy",
+    ),
+    Fault(
+        "a thread of a program's libraries per core",
+        "rewards/sandbox/confinement.py",
+        "        os.environ |= ONE_THREAD\n",
+        "",
+        "rewards/test_sandbox.py -k numpy",
+    ),
+    Fault(
         "a reward's counts of one rank alone",
         "rewards/reward_metrics.py",
         'metrics[f"reward/{function}/{name}"] = sum(values)',
