@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 HELP = "print or run the command that starts a recipe on several devices, nodes or a Slurm cluster"
 COMMANDS = ("train", "sft")
 """Commands that it starts; the first one if none is named. Each is a module of this package with
-`add_flags(parser)`, its own options, and `launched_config(args)`, its settings without its data and secrets."""
+`add_flags(parser)`, its own options, and, where they are not the recipe's, `launched_config(args)`, its settings
+without its data and secrets."""
 PORTS = range(10000, 30000)
 """Ports for the rendezvous of several nodes, below the range of ephemeral ports."""
 MAX_RESTARTS = 3
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     module, options = _module(name), _options(args, name)
     from hwgrpo.config.validate import check_world_size
 
-    config = module.launched_config(args)
+    config = getattr(module, "launched_config", _recipe_config)(args)
     plans = args.dry_run or args.print_config
     backend, found = _backend(config), 1
     if not args.slurm and (args.started or not (args.devices or visible)):
@@ -130,6 +131,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"hwgrpo.cli.{name.replace('-', '_')}")
+
+
+def _recipe_config(args: argparse.Namespace) -> Config:
+    """Return the settings of a recipe: data and secrets are on the training host, which may be another one."""
+    from hwgrpo.config import load_config
+
+    if args.recipe is None:
+        raise ConfigError("name a recipe: hwgrpo launch train RECIPE")
+    return load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
 
 
 def _options(args: argparse.Namespace, command: str) -> list[str]:

@@ -127,11 +127,8 @@ def run(args: argparse.Namespace) -> int:
         rates=Rates(**rates),
     )
     plan = plan_at_scale(config, cluster, chips)
-    print(
-        json.dumps(plan.to_json(), indent=1)
-        if args.json
-        else text(plan, NO_ROLLOUT if supervised else _place(config, separate=separate))
-    )
+    place = NO_ROLLOUT if supervised else _place(config, separate=separate)
+    print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan, place))
     return 0
 
 

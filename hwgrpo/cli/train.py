@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from hwgrpo.text import hide_secrets
-
-if TYPE_CHECKING:
-    from hwgrpo.config import Config
 
 HELP = "train a language model with GRPO from a recipe"
 
@@ -31,16 +27,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit with 0 where output_dir has a finished run of other settings or data (default: 2)",
     )
-
-
-def launched_config(args: argparse.Namespace) -> Config:
-    """Return the settings for `hwgrpo launch`: data and secrets may be on another host."""
-    from hwgrpo.config import load_config
-    from hwgrpo.errors import ConfigError
-
-    if args.recipe is None:
-        raise ConfigError("name a recipe: hwgrpo launch train RECIPE")
-    return load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
 
 
 def run(args: argparse.Namespace) -> int:

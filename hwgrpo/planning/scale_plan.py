@@ -108,7 +108,7 @@ class ScalePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as the JSON document `hwgrpo.plan/1`; bytes and seconds."""
-        c = self.cluster
+        c, shared = self.cluster, "colocated" if self.work.beside else "local"
         return {
             "schema": "hwgrpo.plan/1",
             "model": self.model,
@@ -118,13 +118,7 @@ class ScalePlan:
             "nodes": c.nodes,
             "strategy": self.strategy,
             "padding": self.padding,
-            "rollout": "none"
-            if c.supervised
-            else "separate"
-            if c.separate
-            else "colocated"
-            if self.work.beside
-            else "local",
+            "rollout": "none" if c.supervised else "separate" if c.separate else shared,
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "not_counted": list(self.uncounted),

@@ -13,6 +13,8 @@ from safetensors import safe_open
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hwgrpo.config import Config
+from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.config.optional_settings import KlConfig
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
@@ -43,6 +45,20 @@ def move_reference(reference: Reference | None, policy: PolicyModel, config: KlC
         trained, moved = of_policy[name], of_reference[name_in_reference]
         assert moved.dtype == trained.dtype, f"{name}: small moves are lost in {moved.dtype}"
         moved.lerp_(trained, config.sync_share) if config.sync_share < 1 else moved.copy_(trained)
+
+
+def reference_note(config: Config) -> str | None:
+    """Return a line where the reference is the policy itself in every update, so that the KL is 0."""
+    kl, t = config.algorithm.kl, config.trainer
+    if not kl.coef or (kl.sync_every, kl.sync_share) != (1, 1.0):
+        return None
+    if t.epochs_per_batch > 1 or prompts_per_update(config) != t.prompts_per_step:
+        return None
+    return (
+        f"warning: algorithm.kl.coef={kl.coef:g} has no effect: with algorithm.kl.sync_every=1, sync_share=1 and one "
+        "update per step the reference is the policy itself, and their KL is 0; use a larger sync_every, a sync_share "
+        "below 1, several updates per step (trainer.prompts_per_update, trainer.epochs_per_batch), or kl.coef=0"
+    )
 
 
 def reference_files(

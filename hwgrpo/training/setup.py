@@ -42,7 +42,7 @@ from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
 from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
-from hwgrpo.training.moving_reference import reference_files, restore_reference
+from hwgrpo.training.moving_reference import reference_files, reference_note, restore_reference
 from hwgrpo.training.online_rewards import restore_rewards, reward_files
 from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
@@ -179,7 +179,7 @@ def _build(
             keep_copies(config, folder.path)
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
-    notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models)))
+    notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
     notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)

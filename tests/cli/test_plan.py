@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from hwgrpo.cli.main import main
+from hwgrpo.config import load_config
 
 RECIPE = "qwen3_8b_math"
 CUT = ("--devices", "16", "model.lora.rank=0", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
@@ -310,9 +311,8 @@ def test_supervised_training_has_no_rollout_and_no_reference():
     train, sft = chip(*words), chip(*words, "--for", "sft")
     names = {name for parts in train["components"].values() for name in parts}
     assert {"reference model", "copy that samples"} <= names
-    assert not any(
-        "reference" in name or "sample" in name or "cache" in name for p in sft["components"].values() for name in p
-    )
+    supervised = [name for parts in sft["components"].values() for name in parts]
+    assert [name for name in supervised if any(part in name for part in ("reference", "sample", "cache"))] == []
     assert sft["components"]["rollout"] == {}
     assert sft["components"]["always"]["parameters (fp32)"] == train["components"]["always"]["parameters (fp32)"]
     assert {stage for stage, seconds in sft["seconds"].items() if seconds} == {"update", "optimizer"}
@@ -323,8 +323,11 @@ def test_supervised_training_has_no_rollout_and_no_reference():
 
 def test_a_supervised_step_has_one_response_to_each_prompt():
     words = (RECIPE, "--for", "sft")
-    few, many = chip(*words), chip(*words, "rollout.n=16")
-    assert few == many
+    one = chip(*words, "trainer.tokens_per_micro_batch=1000000", "trainer.prompts_per_step=8")
+    [name] = (name for name in one["components"]["update"] if name.startswith("activations"))
+    settings = load_config(RECIPE, data_may_be_missing=True)
+    each = settings.data.max_prompt_tokens + settings.rollout.max_response_tokens - 1
+    assert f" {8 * each:,} tokens" in name
     half, full = chip(*words, "trainer.prompts_per_step=64"), chip(*words, "trainer.prompts_per_step=128")
     assert full["seconds"]["update"] == pytest.approx(2 * half["seconds"]["update"])
     split = chip(*words, "trainer.prompts_per_step=64", "trainer.prompts_per_update=32")

@@ -108,7 +108,7 @@ def test_where_no_plan_fits_the_run_starts_and_is_told_what_would():
 
 
 def test_a_model_that_cannot_be_planned_is_trained_without_and_the_note_says_why(monkeypatch):
-    def fail(self, config):
+    def fail(self, config, **_):
         raise AttributeError("no hidden_size")
 
     monkeypatch.setattr(Planner, "__init__", fail)

@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "an engine counted for supervised training",
+        "planning/dry_run.py",
+        "samples=not supervised and engine_kind(config)",
+        "samples=engine_kind(config)",
+        "cli/test_plan.py -k supervised",
+    ),
+    Fault(
+        "groups of responses counted for supervised training",
+        "planning/memory.py",
+        "return 1 if self.supervised else config.rollout.n",
+        "return config.rollout.n",
+        "cli/test_plan.py -k supervised",
+    ),
+    Fault(
         "a reward model on the host counted on the device",
         "planning/reward_model_memory.py",
         "(host if on_host or offloads else always)[part]",

@@ -4,6 +4,62 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "an online reward model trained on the rows of one rank",
+        "rewards/models/online_reward_model.py",
+        "for rows in gather(self._own) for row in rows)",
+        "for row in self._own)",
+        "rewards/test_online_reward_model.py -k two_ranks",
+    ),
+    Fault(
+        "responses verified by the place in the batch",
+        "rewards/models/online_reward_model.py",
+        "verified(prompt.uid, size, share, self._seed)",
+        "verified(str(len(places)), size, share, self._seed)",
+        "rewards/test_online_reward_model.py -k 'rules_outcome or steps_have'",
+    ),
+    Fault(
+        "a validation scored by the online reward model",
+        "rewards/models/online_reward_model.py",
+        "if step is None:",
+        "if step == 0:",
+        "rewards/test_online_reward_model.py -k validation",
+    ),
+    Fault(
+        "old outcomes left out of a training",
+        "rewards/models/outcomes.py",
+        "return [*new, *old]",
+        "return [*new]",
+        "rewards/test_online_reward_model.py -k share_of_old",
+    ),
+    Fault(
+        "Bradley-Terry for the rejected response",
+        "rewards/models/reward_losses.py",
+        "gaps_B = chosen_B - rejected_B",
+        "gaps_B = rejected_B - chosen_B",
+        "rewards/test_online_reward_model.py -k 'losses or plain_transformers'",
+    ),
+    Fault(
+        "an online reward model that a resume forgets",
+        "training/online_rewards.py",
+        "model.restore(",
+        "dict(",
+        "rewards/test_online_reward_model.py -k goes_on",
+    ),
+    Fault(
+        "installed packages not on the path of programs",
+        "rewards/sandbox/sandbox_worker.py",
+        ', *setup["packages"]]',
+        "]",
+        "rewards/test_sandbox.py -k numpy",
+    ),
+    Fault(
+        "a thread of a program's libraries per core",
+        "rewards/sandbox/confinement.py",
+        "        os.environ |= ONE_THREAD\n",
+        "",
+        "rewards/test_sandbox.py -k numpy",
+    ),
+    Fault(
         "a reward's counts of one rank alone",
         "rewards/reward_metrics.py",
         'metrics[f"reward/{function}/{name}"] = sum(values)',
@@ -12,8 +68,8 @@ FAULTS = (
     ),
     Fault(
         "a reward's totals lost by a resume",
-        "training/setup.py",
-        "data.rewards.metrics.restore(",
+        "training/online_rewards.py",
+        "rewards.metrics.restore(",
         "dict(",
         "rewards/test_reward_metrics.py -k resumes",
     ),

@@ -4,6 +4,27 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "greedy responses sampled while a source uses the engine",
+        "training/greedy_baseline.py",
+        "with run.responses.exclusive_engine():",
+        "if True:",
+        "training/test_greedy_baseline.py -k lends",
+    ),
+    Fault(
+        "a failure on a greedy response described as any other",
+        "training/greedy_baseline.py",
+        'raise RewardError(f"{ON_GREEDY}: {error}") from error',
+        "raise",
+        "training/test_greedy_baseline.py -k message",
+    ),
+    Fault(
+        "a KL that is always 0 not noted",
+        "training/moving_reference.py",
+        "if not kl.coef or (kl.sync_every, kl.sync_share) != (1, 1.0):",
+        "if True:",
+        "training/test_moving_reference.py -k always_the_policy",
+    ),
+    Fault(
         "the supervised loss divided by all response tokens",
         "training/supervised/example_batch.py",
         "scale_R = (everything / trained)[update_R]",

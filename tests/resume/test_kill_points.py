@@ -31,7 +31,8 @@ WORDS = (
     "data.validation_max_rows=4",
 )
 ONLINE = (
-    "reward.functions=[{name: online_reward_model, kwargs: {verifier: exact_match, warmup_steps: 1, every: 2, lr: 0.01}}]",
+    "reward.functions=[{name: online_reward_model, "
+    "kwargs: {verifier: exact_match, warmup_steps: 1, every: 2, lr: 0.01}}]",
 )
 Kill = tuple[str, float]
 """A place and the number of a line there, or "time" and seconds."""

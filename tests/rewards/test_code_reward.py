@@ -153,6 +153,7 @@ def test_a_row_without_usable_tests_is_refused(score, tests, columns, message):
         ({"workers": 0}, "workers"),
         ({"seconds": 0}, "kwargs.seconds=0 of reward code"),
         ({"memory_mib": 1}, "kwargs.memory_mib=1"),
+        ({"site_packages": "numpy"}, "kwargs.site_packages=.*numpy.* must be true or false"),
         ({"sandbox_level": "strong"}, "reward.sandbox.level"),
     ],
 )
@@ -164,6 +165,12 @@ def test_wrong_arguments_are_refused_when_a_run_starts(reward_config, kwargs, me
 def test_the_level_is_printed_when_a_run_starts(reward_config, capsys):
     RewardPipeline(reward_config({"name": "code", "kwargs": {"workers": 1}}))
     assert "reward.sandbox.level=" in capsys.readouterr().out
+
+
+def test_programs_import_installed_packages_where_that_is_allowed(score):
+    program = "import numpy\ndef total(n): return int(numpy.arange(n).sum())"
+    for allowed, expected in ((True, 1.0), (False, 0.0)):
+        assert score(["assert total(4) == 6"], [program], site_packages=allowed)[0] == [expected]
 
 
 def test_responses_to_several_prompts_are_scored_by_their_own_tests(make_batch, reward_config):

@@ -93,6 +93,38 @@ def test_a_program_that_is_too_slow_does_not_run_with_its_other_inputs(strongest
     assert [run["reason"] for run in strongest.run([script("while True: pass", "1", "2", "3")])[0]] == ["timeout"]
 
 
+NUMPY = """
+import numpy, os
+a = numpy.arange(40000.0).reshape(200, 200)
+print(int((a @ a)[0, 1]), int(numpy.linalg.matrix_rank(a)), os.environ["OPENBLAS_NUM_THREADS"])
+"""
+OF_NUMPY = f"{sum(k * (200 * k + 1) for k in range(200))} 2 1\n"
+"""A product of rows and columns, a rank by LAPACK, and one thread."""
+
+
+@pytest.fixture(scope="module", params=list(LEVELS))
+def with_packages(request):
+    """A pool of each level whose programs may import packages."""
+    if request.param == "namespaces" and not host_has_namespaces():
+        pytest.skip("this host allows no namespaces")
+    opened = SandboxPool(request.param, Limits(seconds=20), 1, site_packages=True)
+    yield opened
+    opened.close()
+
+
+def test_programs_import_numpy_at_each_level_where_packages_are_allowed(with_packages):
+    (run,) = with_packages.run([script(NUMPY)])[0]
+    assert (run["reason"], run["stdout"]) == ("", OF_NUMPY), run
+    asserts = functions("import numpy\ndef total(n): return int(numpy.ones(n).sum())", "assert total(5) == 5")
+    (run,) = with_packages.run([asserts])[0]
+    assert run["outcomes"] == ["passed"], run
+
+
+def test_no_package_is_imported_unless_allowed(pool):
+    (run,) = pool.run([script("import numpy")])[0]
+    assert (run["reason"], "No module named 'numpy'" in run["detail"]) == ("error", True)
+
+
 def test_programs_see_neither_files_nor_modules_of_the_program_before(pool):
     leaves = "open('left', 'w').write('x')\nimport os, math\nos.mkdir('deep'); math.pi = 3\nprint('left')"
     looks = "import os, math\nprint(os.listdir('.'), math.pi > 3.1)"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hwgrpo.config import load_config
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.training import greedy_baseline
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
@@ -90,6 +90,50 @@ def test_failures_on_greedy_responses_are_counted_and_the_group_is_the_baseline(
     lines = steps_of(tmp_path / "run")
     assert all(line["reward_failures/errors/at_random"] == 4 for line in lines)
     assert all(line["critic/advantages/max"] > 0 > line["critic/advantages/min"] for line in lines)
+
+
+def test_the_message_says_that_the_greedy_response_failed(tmp_path: Path, capsys):
+    (tmp_path / "rewards.py").write_text(FAILING)
+    function = {"name": f"{tmp_path}/rewards.py:at_random", "on_error": "mask_sample"}
+    words = (*REMAX, "data.validation_max_rows=8", "observe.progress=plain")
+    runs.run(tmp_path / "run", *words, f"reward.functions={json.dumps([function])}")
+    noted = "4 samples in step 1 (on the greedy response to the prompt, the baseline of the others: reward at_random,"
+    assert noted in capsys.readouterr().out
+    function["on_error"] = "raise"
+    with pytest.raises(RewardError, match="on the greedy response to the prompt, the baseline of the others: rew"):
+        runs.run(tmp_path / "raised", *words, f"reward.functions={json.dumps([function])}")
+
+
+PREFETCHING = """
+from contextlib import contextmanager
+from hwgrpo.training.feed.response_source import OnDemand, on_demand
+
+class Source(OnDemand):
+    exclusive = False
+
+    @contextmanager
+    def exclusive_engine(self):
+        type(self).exclusive = True
+        yield
+        type(self).exclusive = False
+
+def source(parts):
+    made = Source(**vars(on_demand(parts)))
+    generate = parts.engine.generate
+
+    def checked(prompts, sampling):
+        assert Source.exclusive or not sampling.greedy, "the engine is in use"
+        return generate(prompts, sampling)
+
+    parts.engine.generate = checked
+    return made
+"""
+
+
+def test_a_source_that_prefetches_lends_its_engine(tmp_path: Path):
+    (tmp_path / "source.py").write_text(PREFETCHING)
+    assert runs.run(tmp_path / "run", *REMAX, f"rollout.source={tmp_path}/source.py:source") == "completed"
+    assert all("critic/greedy_rewards/mean" in line for line in steps_of(tmp_path / "run"))
 
 
 def test_it_resumes_bit_for_bit(tmp_path: Path):

@@ -180,3 +180,23 @@ def test_a_reference_beside_quantized_weights_follows_the_policy(tmp_path: Path)
 def test_what_cannot_be_moved_is_refused_by_name(overrides, message, tmp_path: Path):
     with pytest.raises(ConfigError, match=re.escape(message)):
         runs.small(tmp_path, *MOVED, *overrides)
+
+
+NO_EFFECT = "warning: algorithm.kl.coef=0.1 has no effect: with algorithm.kl.sync_every=1, sync_share=1 and one update"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "noted"),
+    [
+        ((), True),
+        (("algorithm.kl.sync_every=2",), False),
+        (("algorithm.kl.sync_share=0.5",), False),
+        (("trainer.prompts_per_update=2",), False),
+        (("trainer.epochs_per_batch=2",), False),
+    ],
+)
+def test_a_reference_that_is_always_the_policy_is_noted(overrides, noted, tmp_path: Path, capsys):
+    words = ("algorithm.kl.coef=0.1", "algorithm.kl.sync_every=1", "trainer.max_steps=2", "observe.progress=plain")
+    assert runs.run(tmp_path / "run", *words, *overrides) == "completed"
+    assert (NO_EFFECT in capsys.readouterr().out) == noted
+    assert all(line["actor/kl_loss"] == 0 for line in steps(tmp_path / "run")) == noted

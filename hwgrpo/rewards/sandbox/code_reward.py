@@ -33,6 +33,7 @@ def code(
     workers: int | None = None,
     seconds: float = 6.0,
     memory_mib: int = 1024,
+    site_packages: bool = False,
 ) -> list[dict[str, Any]]:
     """Score the programs in responses by unit tests, in a sandbox.
 
@@ -47,6 +48,7 @@ def code(
         workers: programs that run at the same time, per rank; None: one per core of this process.
         seconds: limit on the time of a run: one input, or all asserts of a row.
         memory_mib: limit on the memory of a run, in MiB.
+        site_packages: programs may import the packages of this Python, e.g. numpy, and read their files.
 
     Returns:
         Per response `score`; `code_reason`: one of `REASONS`; `code_passed` and `code_tests`, numbers of tests;
@@ -56,7 +58,7 @@ def code(
         ConfigError: an argument is out of range, or this host does not allow the level.
         DataError: a row has no tests.
     """
-    pool = _pool(sandbox_level, workers, Limits(seconds=seconds, memory_mib=memory_mib))
+    pool = _pool(sandbox_level, workers, Limits(seconds=seconds, memory_mib=memory_mib), site_packages)
     tests = [_tests_of(prompt, tests_key, entry_point_key) for prompt in batch.prompts]
     of_samples = [tests[index] for index in completions.prompt_index.tolist()]
     programs = [extract_program(text) or (text if plain else None) for text in completions.texts]
@@ -85,12 +87,16 @@ def check_arguments(
     workers: int | None = None,
     seconds: float = 6.0,
     memory_mib: int = 1024,
+    site_packages: bool = False,
     **_: Any,
 ) -> None:
     """Start the sandbox when a run starts, and print its level; arguments and errors as of `code`."""
     if score not in SCORES:
         raise choice_error("kwargs.score of reward code", score, SCORES)
-    print(_pool(sandbox_level, workers, Limits(seconds=seconds, memory_mib=memory_mib)).description, flush=True)
+    print(
+        _pool(sandbox_level, workers, Limits(seconds=seconds, memory_mib=memory_mib), site_packages).description,
+        flush=True,
+    )
 
 
 setattr(code, "check_arguments", check_arguments)  # noqa: B010 - a function's attribute has no type
@@ -153,15 +159,17 @@ def _tests_of(prompt: Prompt, tests_key: str | None, entry_point_key: str) -> Un
         raise DataError(f"{where}: reward code: {error}") from error
 
 
-def _pool(level: str, workers: int | None, limits: Limits) -> SandboxPool:
+def _pool(level: str, workers: int | None, limits: Limits, site_packages: bool) -> SandboxPool:
     """Return the pool with these settings, which lives as long as this process."""
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ConfigError(f"kwargs.workers={quoted(workers)} of reward code must be at least 1, or null")
+    if not isinstance(site_packages, bool):
+        raise ConfigError(f"kwargs.site_packages={quoted(site_packages)} of reward code must be true or false")
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     size = workers or max(1, len(os.sched_getaffinity(0)) // ranks)
-    key = (os.getpid(), level, size, limits)
+    key = (os.getpid(), level, size, limits, site_packages)
     if key not in _pools:
-        _pools[key] = SandboxPool(level, limits, size)
+        _pools[key] = SandboxPool(level, limits, size, site_packages=site_packages)
     return _pools[key]
 
 

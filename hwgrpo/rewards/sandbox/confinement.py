@@ -19,6 +19,8 @@ from hwgrpo.rewards.sandbox.namespaces import DEVICES
 from hwgrpo.rewards.sandbox.seccomp_filter import install_seccomp_filter, seccomp_program
 
 LAST_CAPABILITY = 63
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of programs: NumPy's libraries otherwise start a thread per core, more than the limits allow."""
 FIRST_FREE = 64
 """Descriptors of a child are duplicated to numbers from here on before they get their own."""
 
@@ -70,6 +72,7 @@ class Confinement:
         os.chdir(scratch)
         os.environ.clear()
         os.environ |= {"HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "PATH": "/nowhere"}
+        os.environ |= ONE_THREAD
         self._limit_resources()
         self._change_user()
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import weakref
 from collections import deque
@@ -39,6 +40,12 @@ _BOOT = (
 )
 
 
+def site_packages_folders() -> list[str]:
+    """Return the folders in which this process's Python has its installed packages."""
+    paths = sysconfig.get_paths()
+    return sorted({os.path.realpath(paths[name]) for name in ("purelib", "platlib")})
+
+
 class _Refused(Exception):
     """A worker cannot have the level."""
 
@@ -46,7 +53,7 @@ class _Refused(Exception):
 class _Worker:
     """The trainer's handle of one worker."""
 
-    def __init__(self, level: str, limits: Limits, folder: str) -> None:
+    def __init__(self, level: str, limits: Limits, folder: str, packages: Sequence[str]) -> None:
         self.folder = folder
         self.job: int | None = None
         self.ready: dict[str, Any] | None = None
@@ -75,7 +82,7 @@ class _Worker:
         os.set_blocking(self.replies, False)
         setup: dict[str, Any] = {"level": level, "parts": parts_of(level), "limits": dataclasses.asdict(limits)}
         setup["hidden"] = [part for part in LEVELS[level] if part not in setup["parts"]]
-        self.send({**setup, "folder": folder, "root": ROOT})
+        self.send({**setup, "folder": folder, "root": ROOT, "packages": packages})
 
     @property
     def sending(self) -> int | None:
@@ -137,13 +144,15 @@ class SandboxPool:
         level: a protection level, or auto.
         limits: of each run.
         workers: number of programs that run at the same time.
+        site_packages: programs may import the packages that are installed in this process's Python, e.g. numpy.
 
     Raises:
         ConfigError: this host does not allow the level.
     """
 
-    def __init__(self, level: str, limits: Limits, workers: int) -> None:
+    def __init__(self, level: str, limits: Limits, workers: int, *, site_packages: bool = False) -> None:
         self.limits, self._size = limits, workers
+        self._packages = site_packages_folders() if site_packages else []
         self.replaced = 0
         """Number of workers that ended or hung, and were replaced."""
         self._scratch = ScratchFolder("hwgrpo-sandbox-")
@@ -207,7 +216,7 @@ class SandboxPool:
 
     def _start(self, level: str) -> _Worker:
         self._number += 1
-        worker = _Worker(level, self.limits, f"{self._scratch.path}/{self._number}")
+        worker = _Worker(level, self.limits, f"{self._scratch.path}/{self._number}", self._packages)
         self._workers.append(worker)
         return worker
 

@@ -52,7 +52,7 @@ def main(requests: int, replies: int, life: int) -> None:
     limits = Limits(**setup["limits"])
     for name in PRELOADED:
         importlib.import_module(name)
-    sys.path[:] = [each for each in sys.path if each != setup["root"]]
+    sys.path[:] = [*(each for each in sys.path if each != setup["root"]), *setup["packages"]]
     try:
         adopt_orphans()
         parts = list(setup["parts"])
