@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from hwgrpo.training.shared_setup import load_trainable
 def finish(run: TrainingRun, status: Status) -> None:
     """Save the final model of a completed run, and show the summary.
 
-    With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone. Each folder appears complete or not
-    at all.
+    With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone; a reward model that was trained is
+    `final-NAME/`. Each folder appears complete or not at all.
 
     Raises:
         RunError: memory ran out, the final model cannot be written, or the run's folder was moved.
@@ -47,11 +48,11 @@ def _save_models(run: TrainingRun, status: Status, output: Path) -> dict[str, Pa
     if status == "completed" and run.config.trainer.save_final_model:
         model = _full_model(run)
         if model is not None:
-            paths["model"] = _save(run, model, output / "final", merge=True)
+            paths["model"] = _save_policy(run, model, output / "final", merge=True)
             if uses_lora(run.config.model.lora):
-                paths["adapter"] = _save(run, model, output / "final-adapter", merge=False)
-        if run.strategy.rank == 0:
-            paths |= run.save_more(output)
+                paths["adapter"] = _save_policy(run, model, output / "final-adapter", merge=False)
+        for name, write in run.further_models().items() if run.strategy.rank == 0 else ():
+            paths[name] = _save(run, output / f"final-{name}", write)
     return paths
 
 
@@ -69,12 +70,17 @@ def _full_model(run: TrainingRun) -> Any:
     return model
 
 
-def _save(run: TrainingRun, model: Any, folder: Path, *, merge: bool) -> Path:
+def _save_policy(run: TrainingRun, model: Any, folder: Path, *, merge: bool) -> Path:
+    source = source_folder(run.config.model)
+    return _save(run, folder, lambda partial: save_model(model, run.tokenizer, partial, merge=merge, source=source))
+
+
+def _save(run: TrainingRun, folder: Path, write: Callable[[Path], None]) -> Path:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         discard(partial)
         partial.mkdir()  # without parents: a run's folder that was moved is not recreated
-        save_model(model, run.tokenizer, partial, merge=merge, source=source_folder(run.config.model))
+        write(partial)
         if folder.is_dir():  # nothing else is replaced: it is not the run's
             shutil.rmtree(folder)
         os.replace(partial, folder)

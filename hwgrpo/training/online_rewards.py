@@ -5,33 +5,58 @@ Each rank has all of such a model, and all are equal: rank 0 writes it into `rew
 
 from __future__ import annotations
 
-import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
-from hwgrpo.errors import RunError
+from hwgrpo.algorithms.token_advantages import takes
+from hwgrpo.config import Config
+from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.models.online_reward_model import OnlineRewardModel
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.moving_reference import reference_files
+from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
+NAME = "online_reward_model"
 
-def train_reward_models(rewards: RewardPipeline, strategy: Strategy, step: int) -> None:
+
+def train_reward_models(rewards: RewardPipeline, strategy: Strategy, device: torch.device, step: int) -> None:
     """Train the reward models of a run that are due after a step; all ranks call this together.
+
+    Args:
+        rewards: the run's.
+        strategy: gathers over ranks.
+        device: the run's.
+        step: the finished step.
 
     Raises:
         RunError: a loss is not finite.
     """
+
+    @torch.no_grad()
+    def copy_from_rank_0(model: torch.nn.Module) -> None:
+        for parameter in model.parameters() if strategy.world_size > 1 else ():
+            sent = parameter.detach().to(device)  # where ranks exchange, wherever the model is
+            dist.broadcast(sent, src=0)
+            parameter.copy_(sent)
+
     for model in _models(rewards).values():
-        model.learn(step, strategy.gather_objects)
+        model.learn(step, strategy.gather_objects, copy_from_rank_0)
 
 
-def reward_files(rewards: RewardPipeline, rank: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Return this rank's checkpoint files with trained reward models, as copies."""
-    return {_file(name): model.state() for name, model in _models(rewards).items()} if rank == 0 else {}
+def further_files(
+    config: Config, rewards: RewardPipeline, reference: Reference | None, strategy: Strategy
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return this rank's checkpoint files with a moved reference and trained reward models, as copies."""
+    files = reference_files(reference, strategy, config.algorithm.kl)
+    if strategy.rank == 0:
+        files |= {_file(name): model.state() for name, model in _models(rewards).items()}
+    return files
 
 
 def restore_rewards(rewards: RewardPipeline, checkpoint: Checkpoint, strategy: Strategy) -> list[str]:
@@ -48,8 +73,14 @@ def restore_rewards(rewards: RewardPipeline, checkpoint: Checkpoint, strategy: S
     def load() -> list[str]:
         notes = []
         for name, model in _models(rewards).items():
+            path = checkpoint.folder / _file(name)
             if _file(name) in checkpoint.manifest["files"]:
-                model.restore(checkpoint_files.read_tensors(checkpoint.folder / _file(name)))
+                tensors = checkpoint_files.read_tensors(path)
+                if not model.fits(tensors):
+                    raise CheckpointError(
+                        f"{path} is another model than that of the reward {name}: use the path of the run's start"
+                    )
+                model.restore(tensors)
             else:
                 notes.append(f"{checkpoint.folder} has no reward model {name}: it starts untrained")
         return notes
@@ -57,30 +88,24 @@ def restore_rewards(rewards: RewardPipeline, checkpoint: Checkpoint, strategy: S
     return raise_on_all_ranks(strategy, load)
 
 
-def save_reward_models(rewards: RewardPipeline, output: Path) -> dict[str, Path]:
-    """Write the trained reward models in Hugging Face format; return name -> folder.
+def final_models(rewards: RewardPipeline) -> dict[str, Callable[[Path], None]]:
+    """Return name -> function that writes a trained reward model in Hugging Face format to a folder."""
+    return {name: model.save_pretrained for name, model in _models(rewards).items()}
 
-    Raises:
-        RunError: a folder cannot be written.
-    """
-    folders = {}
-    for name, model in _models(rewards).items():
-        folder = output / f"final-{name}"
-        partial = folder.with_name(f".{folder.name}.partial")
-        try:
-            checkpoint_files.discard(partial)
-            partial.mkdir()
-            model.save_pretrained(partial)
-            if folder.is_dir():
-                shutil.rmtree(folder)
-            os.replace(partial, folder)
-        except OSError as error:
-            raise RunError(
-                f"the reward model could not be written to {folder}: {error}; make room or restore access there, then "
-                "start again: the run's steps are finished and saved"
-            ) from error
-        folders[name] = folder
-    return folders
+
+def final_folders(config: Config) -> list[str]:
+    """Return the names of the folders of a run's trained reward models."""
+    number = sum(entry.name == NAME for entry in config.reward.functions)
+    return [f"final-{NAME}", *(f"final-{NAME}_{each}" for each in range(2, number + 1))][:number]
+
+
+def check_online_rewards(config: Config) -> None:
+    """Raise `ConfigError` if the baseline is a greedy response, which the rule seldom verifies."""
+    if final_folders(config) and takes(config.algorithm.advantage, "greedy_S"):
+        raise ConfigError(
+            f"algorithm.advantage.name={config.algorithm.advantage.name!r} with the reward {NAME}: the baseline would "
+            "be the model's score of a greedy response; use algorithm.advantage.name=rloo, whose baseline is the group"
+        )
 
 
 def _models(rewards: RewardPipeline) -> dict[str, OnlineRewardModel]:

@@ -32,6 +32,7 @@ from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.online_rewards import final_folders
 from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
 from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
@@ -161,6 +162,7 @@ def already_finished(
     models = [output / "final"] if t.save_final_model else []
     if t.save_final_model and uses_lora(config.model.lora):
         models.append(output / "final-adapter")
+    models += [output / name for name in final_folders(config) if t.save_final_model]
     if closing.get("status") != "completed" or not all(model.is_dir() for model in models):
         return None
     checkpoint, notes = _choose_checkpoint(config, output)

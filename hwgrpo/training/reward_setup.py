@@ -13,6 +13,7 @@ from hwgrpo.data.reward_check import COMPARING
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.gates import check_gates
+from hwgrpo.training.online_rewards import check_online_rewards
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
 
@@ -51,6 +52,7 @@ def build_rewards(
     inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
     reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)
     check_gates(config.reward.functions, config.algorithm.advantage.name, reads)
+    check_online_rewards(config)
     steps = None
     if takes(config.algorithm.advantage, "steps"):
         from hwgrpo.rewards.response_steps import StepFinder

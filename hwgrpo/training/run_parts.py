@@ -20,7 +20,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
-from hwgrpo.training.online_rewards import save_reward_models
+from hwgrpo.training.online_rewards import final_models
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
@@ -65,8 +65,8 @@ class TrainingRun:
         locks = [] if self.lock is None else [self.lock.close]
         close_all(*self._closing(), *locks)
 
-    def save_more(self, output: Path) -> dict[str, Path]:
-        """Save what a completed run has beside its model, on rank 0; return name -> folder."""
+    def further_models(self) -> dict[str, Callable[[Path], None]]:
+        """Return name -> function that writes a trained model beside the policy to a folder."""
         return {}
 
     def _closing(self) -> list[Callable[[], None]]:
@@ -90,8 +90,8 @@ class Run(TrainingRun):
     reported_failures: set[str] = field(default_factory=set)
     """Reward failures reported before: each kind is reported once."""
 
-    def save_more(self, output: Path) -> dict[str, Path]:
-        return save_reward_models(self.rewards, output)
+    def further_models(self) -> dict[str, Callable[[Path], None]]:
+        return final_models(self.rewards)
 
     def _closing(self) -> list[Callable[[], None]]:
         return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close]

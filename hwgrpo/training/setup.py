@@ -42,8 +42,8 @@ from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
 from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
-from hwgrpo.training.moving_reference import reference_files, reference_note, restore_reference
-from hwgrpo.training.online_rewards import restore_rewards, reward_files
+from hwgrpo.training.moving_reference import reference_note, restore_reference
+from hwgrpo.training.online_rewards import further_files, restore_rewards
 from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
@@ -312,11 +312,7 @@ def _saver(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=lambda: (
-            responses.files()
-            | reference_files(models.reference, strategy, config.algorithm.kl)
-            | reward_files(data.rewards, strategy.rank)
-        ),
+        extra_files=lambda: responses.files() | further_files(config, data.rewards, models.reference, strategy),
         note=observer.note,
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,

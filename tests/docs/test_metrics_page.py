@@ -24,6 +24,7 @@ RUNS = {
     "off policy": (*OFF_POLICY, "algorithm.kl.coef=0.1"),
     "stale": ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "rollout.group_timeout=1000"),
     "failing": ("reward.functions=[{name: FOLDER/failing.py:failing, on_error: value}, exact_match]",),
+    "online": ("reward.functions=[{name: online_reward_model, kwargs: {verifier: exact_match, verify: 0.5}}]",),
     "filtered": ("algorithm.filter_groups.enable=true", "data.difficulty.hard_threshold=0"),
     **{loss: (*OFF_POLICY, f"algorithm.loss.name={loss}") for loss in ("cispo", "gspo", "sapo", "gpg")},
 }

@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "a reward model on the host counted on the device",
         "planning/reward_model_memory.py",
-        "(host if on_host or offloads else always)[part]",
-        "always[part]",
+        "memory = host if on_host or offloads else always",
+        "memory = always",
         "planning/test_reward_model_memory.py -k where_they_are",
     ),
     Fault(

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hwgrpo.errors import ConfigError, RewardError, RunError
 from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rewards.functions import RewardFunction
+from hwgrpo.rewards.models.online_reward_model import OnlineRewardModel
 from hwgrpo.rewards.models.outcome_metrics import calibration_error, ranking_accuracy
 from hwgrpo.rewards.models.outcomes import Outcome, ReplayBuffer, from_tensors, pairs, to_tensors, verified
 from hwgrpo.rewards.models.reward_losses import bradley_terry, classification, mse
@@ -37,6 +40,13 @@ def raises(solution_str):
 def steps(batch, completions):
     return [[float("0" in step) for step in text.split("\\n")] for text in completions.texts]
 """
+SLOW = """
+import time
+
+def slow(solution_str):
+    time.sleep(60 * (solution_str == "x"))
+    return 1.0
+"""
 GROUPS = [[str(10**n) for n in range(4)] + ["a", "bb", "ccc", "dddd"] for _ in range(3)]
 
 
@@ -56,7 +66,9 @@ def opened(folder, reward_config):
         entry = {"name": "online_reward_model", "kwargs": arguments, **(policies or {})}
         context = {"policy_path": "none", "training_seed": 3, "max_response_tokens": 8, "sandbox_level": "auto"}
         pipeline = RewardPipeline(reward_config(entry), context=context, steps=steps)
-        return pipeline, pipeline.functions[0].call
+        [function] = pipeline.functions
+        assert isinstance(function, RewardFunction)
+        return pipeline, cast("OnlineRewardModel", function.call)
 
     return make
 
@@ -68,6 +80,10 @@ def outcome(number: int, target: float = 0.0, uid: str = "u") -> Outcome:
 def alone(value):
     """Gather over one rank."""
     return [value]
+
+
+def keep(model):
+    """Copy from rank 0 on rank 0."""
 
 
 def test_one_of_eight_is_verified_whatever_rank_has_the_group_and_another_for_another_seed():
@@ -163,7 +179,7 @@ def test_an_update_is_that_of_plain_transformers_with_autograd(folder, opened, m
     reference = AutoModelForSequenceClassification.from_pretrained(folder / "start", num_labels=1, dtype=torch.float64)
     reference.load_state_dict(model._placed.model.state_dict())
     pipeline.score(*make_batch(GROUPS), 1)
-    model.learn(1, alone)
+    model.learn(1, alone, keep)
     tokenizer = AutoTokenizer.from_pretrained(folder / "start")
     scores = [
         reference(input_ids=torch.tensor([tokenizer(f"prompt {prompt}{text}")["input_ids"]])).logits[0, 0]
@@ -203,7 +219,7 @@ def test_the_updates_do_not_depend_on_the_size_of_a_forward_pass(opened, make_ba
     for tokens in (1, 10_000):
         pipeline, model = opened(verify=1.0, tokens_per_batch=tokens, lr=1e-3)
         pipeline.score(*make_batch(GROUPS), 1)
-        model.learn(1, alone)
+        model.learn(1, alone, keep)
         states.append(model.state())
     for name in states[0]:
         if name.startswith("exp_avg."):
@@ -218,7 +234,7 @@ def test_trained_every_k_steps_it_learns_the_rule_and_leaves_global_generators_a
     found = []
     for step in range(1, 21):
         pipeline.score(*make_batch(GROUPS), step)
-        model.learn(step, alone)
+        model.learn(step, alone, keep)
         found.append(model.metrics())
     assert torch.equal(torch.random.get_rng_state(), before)
     assert [bool(each) for each in found] == [False, True] * 10
@@ -236,7 +252,7 @@ def test_two_ranks_train_the_same_model_as_one(opened, make_batch):
     shares = [opened() for _ in range(2)]
     for step in (1, 2):
         whole.score(*make_batch(GROUPS), step)
-        one.learn(step, alone)
+        one.learn(step, alone, keep)
     batch, _ = make_batch(GROUPS)
     for step in (1, 2):
         own = []
@@ -247,8 +263,7 @@ def test_two_ranks_train_the_same_model_as_one(opened, make_batch):
             pipeline.score(part, texts, step)
             own.append(list(model._own))
         for _, model in shares:
-            values = iter([own, *([None] * 9)])
-            model.learn(step, lambda value, values=values: next(values) or [value, value])
+            model.learn(step, lambda _, own=own: own, keep)
     first, second, expected = shares[0][1].state(), shares[1][1].state(), one.state()
     assert first.keys() == expected.keys()
     for name, value in first.items():
@@ -256,30 +271,18 @@ def test_two_ranks_train_the_same_model_as_one(opened, make_batch):
         assert torch.equal(value, expected[name]), name
 
 
-def test_ranks_whose_weights_differ_get_those_of_rank_0(opened):
-    _, model = opened()
-    other = {name: value.clone() for name, value in model.state().items()}
-    weight = next(model._placed.model.parameters())
-    own = weight.detach().clone()
-    sums = [int(p.detach().view(torch.int32).sum(dtype=torch.int64)) for p in model._placed.model.parameters()]
-    replies = iter([[[sums[0] + 1, *sums[1:]], sums], [own + 1.0, None]])
-    model._equalise(lambda value: next(replies))
-    assert torch.equal(weight, own + 1.0)
-    assert all(torch.equal(value, other[name]) for name, value in list(model.state().items())[1:])
-
-
 def test_a_state_restores_the_same_numbers(opened, make_batch):
     pipeline, model = opened(every=2)
     for step in (1, 2, 3):
         pipeline.score(*make_batch(GROUPS), step)
-        model.learn(step, alone)
+        model.learn(step, alone, keep)
     again_pipeline, again = opened(every=2)
     again.restore(model.state())
     for step in (4, 5, 6):
         scores = [each.score(*make_batch(GROUPS), step).total for each in (pipeline, again_pipeline)]
         assert torch.equal(*scores)
         for each in (model, again):
-            each.learn(step, alone)
+            each.learn(step, alone, keep)
     found, expected = again.state(), model.state()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
@@ -304,7 +307,7 @@ def test_an_infinite_loss_ends_the_run(opened, make_batch):
         model._placed.model.score.weight.fill_(1e38)
     pipeline.score(*make_batch(GROUPS), 1)
     with pytest.raises(RunError, match=r"loss of the online reward model is (inf|nan)"):
-        model.learn(1, alone)
+        model.learn(1, alone, keep)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,9 @@ def test_an_infinite_loss_ends_the_run(opened, make_batch):
         ({"every": 0}, r"kwargs.every=0 must be a whole number of at least 1"),
         ({"lr": 0}, r"kwargs.lr=0"),
         ({"history": -1}, r"kwargs.history=-1"),
-        ({"verifier": "reward_model"}, r"kwargs.verifier='reward_model' has state"),
+        ({"verifier": "online_reward_model"}, r"kwargs.verifier='online_reward_model' is this reward itself"),
+        ({"verifier_timeout": 0}, r"kwargs.verifier_timeout=0"),
+        ({"dtype": "float16"}, r"kwargs.dtype.*bfloat16"),
         ({"verifier": "exactmatch"}, r"kwargs.verifier.*did you mean 'exact_match'"),
         ({"verifier_kwargs": {"colour": 1}}, r"kwargs.verifier.*colour"),
     ],
@@ -331,6 +336,26 @@ def test_outcomes_outside_of_0_to_1_need_another_loss(opened, make_batch):
     pipeline, _ = opened("length", verify=1.0)
     with pytest.raises(ConfigError, match=r"kwargs.loss='classification' needs outcomes from 0 to 1.*use mse"):
         pipeline.score(*make_batch(GROUPS), 1)
+
+
+def test_a_verifier_in_processes_of_its_own_is_stopped_by_its_time(folder, opened, make_batch):
+    (folder / "rules.py").write_text(SLOW)
+    pipeline, _ = opened("slow", verify=1.0, verifier_timeout=1.0, verifier_workers=2, policies={"on_timeout": "value"})
+    with pipeline:
+        assert pipeline.score(*make_batch([["a", "x"]]), 1).failures == {"timeouts/online_reward_model": 1}
+
+
+def test_greedy_baselines_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"advantage.name='remax' with the reward online_reward_model.*rloo"):
+        runs.run(tmp_path / "run", *ONLINE, "algorithm.advantage.name=remax")
+
+
+def test_a_checkpoint_of_another_reward_model_is_refused(folder, opened):
+    save_reward_model(folder / "other", "language model", head=16)
+    _, model = opened()
+    _, other = opened(path=str(folder / "other"))
+    assert model.fits(model.state())
+    assert not model.fits(other.state())
 
 
 def test_steps_have_outcomes_and_scores_of_their_own(opened, make_batch):
@@ -349,7 +374,7 @@ def test_steps_have_outcomes_and_scores_of_their_own(opened, make_batch):
     assert [row.target for row in model._own] == expected
     assert [row.end for row in model._own] == Lines().ends(text)
     assert rewards.per_function["online_reward_model"][chosen] == sum(expected)
-    model.learn(1, alone)
+    model.learn(1, alone, keep)
     assert model.metrics()["loss"] > 0
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,11 +27,11 @@ from hwgrpo.rewards.models.reward_training import LOSSES, RewardTraining
 from hwgrpo.rewards.models.scored_text import TOO_LONG, ScoredText, TooLong
 from hwgrpo.rewards.models.sequence_logits import padding_id, sequence_logits
 from hwgrpo.rewards.processes.messages import is_listed, number_of
+from hwgrpo.rewards.processes.reward_process import open_reward
 from hwgrpo.rewards.response_steps import StepFinder
-from hwgrpo.rewards.reward_loading import load_function, split_name
-from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
+DTYPES = ("float32", "bfloat16")
 Gather = Callable[[Any], list[Any]]
 """A value of this rank -> those of all ranks, in their order."""
 DRIFT_ROWS = 64
@@ -48,6 +49,7 @@ class OnlineRewardModel:
         training_seed: the run's seed; passed by the trainer.
         verifier: the rule: a registered reward function, or `path/to/file.py:function`.
         verifier_kwargs: its arguments.
+        verifier_timeout, verifier_workers: as `timeout` and `workers` of a reward function.
         path: folder or hub name of the model at the start: a language model, which gets a new head, or a
             sequence-classification model with one label. None: the run's own model.
         verify: share of the responses of a group that the rule verifies. Which ones depends on seed and prompt.
@@ -61,8 +63,9 @@ class OnlineRewardModel:
         epochs: passes over the outcomes of a training.
         batch_size: outcomes, or pairs, per update.
         lr: learning rate of AdamW.
+        dtype: of matrix products: float32, or bfloat16 by autocast. Weights and optimizer states are fp32.
         place, tokens_per_batch, max_length, too_long, chat_template, revision, trust_remote_code: as for
-            `reward_model`. Weights and optimizer states are fp32.
+            `reward_model`.
 
     Raises:
         ConfigError: no such model or verifier, or a wrong argument.
@@ -79,6 +82,8 @@ class OnlineRewardModel:
         sandbox_level: str,
         verifier: str,
         verifier_kwargs: Mapping[str, Any] | None = None,
+        verifier_timeout: float | None = None,
+        verifier_workers: int = 0,
         path: str | None = None,
         verify: float = 0.125,
         warmup_steps: int = 0,
@@ -89,6 +94,7 @@ class OnlineRewardModel:
         epochs: int = 1,
         batch_size: int = 32,
         lr: float = 1e-5,
+        dtype: str = "float32",
         place: str = "run",
         tokens_per_batch: int = 16384,
         max_length: int | None = None,
@@ -101,6 +107,7 @@ class OnlineRewardModel:
         check_placement(checks, place, False, tokens_per_batch, max_length)
         checks.choice("too_long", too_long, TOO_LONG)
         checks.choice("loss", loss, LOSSES)
+        checks.choice("dtype", dtype, DTYPES)
         checks.number("verify", verify, above=0)
         if verify > 1:
             raise checks.error("verify", verify, "is a share: it must be at most 1")
@@ -112,12 +119,16 @@ class OnlineRewardModel:
             checks.number(name, value, at_least=1, whole=True)
         checks.text("verifier", verifier)
         context = {"max_response_tokens": max_response_tokens, "sandbox_level": sandbox_level}
-        call = load_function(verifier, f"{key}.kwargs.verifier")[1]
-        if isinstance(call, type):
-            raise checks.error("verifier", verifier, "has state: name a function")
-        self._verifier = make_reward_function(
-            split_name(verifier)[1], call, verifier_kwargs or {}, context, f"{key}.kwargs.verifier"
+        if verifier == "online_reward_model":
+            raise checks.error("verifier", verifier, "is this reward itself: name a rule")
+        if verifier_timeout is not None:
+            checks.number("verifier_timeout", verifier_timeout, above=0)
+        checks.number("verifier_workers", verifier_workers, at_least=0, whole=True)
+        rule = SimpleNamespace(
+            name=verifier, kwargs=verifier_kwargs or {}, timeout=verifier_timeout, workers=verifier_workers
         )
+        services = {"device": device, "steps": steps}
+        self._verifier = open_reward(rule, context, f"{key}.kwargs.verifier", services=services)
         pretrained = Pretrained(checks, policy_path if path is None else path, revision, trust_remote_code)
         tokenizer = pretrained.tokenizer()
         self._tokenizer = tokenizer
@@ -127,7 +138,7 @@ class OnlineRewardModel:
         if model.config.num_labels != 1:
             raise checks.error("path", path, f"has {model.config.num_labels} labels: the model needs one")
         self._placed = PlacedModel(model.requires_grad_(True), device, place, offload=False)
-        self._pad, self._tokens = padding_id(model), tokens_per_batch
+        self._pad, self._tokens, self._casts = padding_id(model), tokens_per_batch, dtype == "bfloat16"
         self._training = RewardTraining(model, self._logits, loss, lr, batch_size, epochs, tokens_per_batch)
         self._steps, self._checks, self._loss, self._seed = steps, checks, loss, training_seed
         self._share, self._warmup, self._every, self._history = verify, warmup_steps, every, history
@@ -176,8 +187,13 @@ class OnlineRewardModel:
                 self._own.append(Outcome(uid, places[sample], end, tuple(tokens), target, score))
         return rewards
 
-    def learn(self, step: int, gather: Gather) -> None:
+    def learn(self, step: int, gather: Gather, copy_from_rank_0: Callable[[Any], None]) -> None:
         """Train the model on the outcomes of all ranks, where it is due; all ranks call this after each step.
+
+        Args:
+            step: the finished step.
+            gather: returns the values of all ranks, in their order.
+            copy_from_rank_0: gives all ranks rank 0's weights: some devices add up in no fixed order.
 
         Raises:
             RunError: the loss is not finite.
@@ -193,7 +209,7 @@ class OnlineRewardModel:
         metrics["loss"] = self._training.train(
             self._buffer.mixed(new, self._history, f"{self._seed} {step}"), f"{self._seed} {step}"
         )
-        self._equalise(gather)
+        copy_from_rank_0(self._placed.model)
         after = self._scores([row.tokens for row in watched])
         moved = zip(self._values(before), self._values(after), strict=True)
         metrics["drift"] = sum(abs(later - earlier) for earlier, later in moved) / len(watched)
@@ -213,6 +229,11 @@ class OnlineRewardModel:
     def state(self) -> dict[str, torch.Tensor]:
         """Return model, optimizer, outcomes and replay buffer, equal on all ranks, as copies on the CPU."""
         return self._training.state() | to_tensors(self._buffer.rows, "buffer") | to_tensors(self._new, "new")
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether a state is of a model of these parameters and shapes."""
+        own = {f"model.{name}": parameter.shape for name, parameter in self._placed.model.named_parameters()}
+        return own == {name: value.shape for name, value in tensors.items() if name.startswith("model.")}
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """Restore what `state` returned."""
@@ -277,7 +298,9 @@ class OnlineRewardModel:
         return numbers
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        return sequence_logits(self._placed.model, rows, self._pad, self._placed.device)[:, 0]
+        device = self._placed.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._casts):
+            return sequence_logits(self._placed.model, rows, self._pad, device)[:, 0]
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Return the model's output for rows of tokens, without gradients."""
@@ -301,17 +324,6 @@ class OnlineRewardModel:
         if self._loss == "classification":
             metrics["calibration_error"] = calibration_error(self._values(scores), targets)
         return metrics
-
-    @torch.no_grad()
-    def _equalise(self, gather: Gather) -> None:
-        """Give all ranks rank 0's weights where theirs differ: some devices add up in no fixed order."""
-        parameters = list(self._placed.model.parameters())
-        sums = [int(parameter.view(torch.int32).sum(dtype=torch.int64)) for parameter in parameters]
-        ranks = gather(sums)
-        for number, parameter in enumerate(parameters):
-            if len({each[number] for each in ranks}) > 1:
-                first = sums == ranks[0]
-                parameter.copy_(gather(parameter.cpu() if first else None)[0])
 
 
 def _selected(completions: Completions, samples: Sequence[int]) -> Completions:
