@@ -24,13 +24,19 @@ RUNS = {
     "off policy": (*OFF_POLICY, "algorithm.kl.coef=0.1"),
     "stale": ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "rollout.group_timeout=1000"),
     "failing": ("reward.functions=[{name: FOLDER/failing.py:failing, on_error: value}, exact_match]",),
-    "online": ("reward.functions=[{name: online_reward_model, kwargs: {verifier: exact_match, verify: 0.5}}]",),
     "filtered": ("algorithm.filter_groups.enable=true", "data.difficulty.hard_threshold=0"),
     **{loss: (*OFF_POLICY, f"algorithm.loss.name={loss}") for loss in ("cispo", "gspo", "sapo", "gpg")},
+    "online": (
+        "reward.functions=[{name: online_reward_model, kwargs: {verifier: FOLDER/failing.py:even, verify: 1}}]",
+    ),
 }
 FAILING = """
 def failing(data_source, solution_str, ground_truth, extra_info=None):
     raise ValueError("no score")
+
+
+def even(solution_str):
+    return float(len(solution_str) % 2 == 0)
 """
 
 
@@ -133,7 +139,7 @@ def test_what_depends_on_settings_is_logged_under_those_alone(logged):
 
     for name in ("actor/ppo_kl", "actor/ratio_mean", "actor/pg_clipfrac", "clip_ratio/low_mean", "kl"):
         assert (has("on policy", name), has("off policy", name)) == (False, True)
-    clips = {loss: (has(loss, "actor/pg_clipfrac"), has(loss, "clip_ratio/low_mean")) for loss in list(RUNS)[5:]}
+    clips = {loss: (has(loss, "actor/pg_clipfrac"), has(loss, "clip_ratio/low_mean")) for loss in list(RUNS)[5:-1]}
     assert clips == {"cispo": (True, False), "gspo": (True, True), "sapo": (False, False), "gpg": (False, False)}
     assert not has("gpg", "actor/ratio_mean")
     assert has("stale", "rollout/staleness_max")
