@@ -30,7 +30,7 @@ losses losses_cpu.md python benchmarks/losses.py --output benchmarks/results/los
 memory memory_cpu.md python benchmarks/memory.py --output benchmarks/results/memory_cpu.json
 memory_lora memory_cpu.md python benchmarks/memory.py --rows lora --output benchmarks/results/memory_lora_cpu.json
 memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --freed-at-once --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json
-online_reward_model online_reward_model_cpu.md python benchmarks/online_reward_model.py
+online_reward_model online_reward_model_cpu.md python benchmarks/online_reward_model.py --seeds 5
 overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
 sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
