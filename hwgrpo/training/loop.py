@@ -105,8 +105,7 @@ def train_step(run: Run, step: int) -> None:
             updated = run.update(batch)
             updated |= run.guard.judge(step, updated)
             move_reference(run.reference, run.update.policy, config.algorithm.kl, step)
-        with watch("reward"):
-            train_reward_models(run.rewards, run.strategy, run.device.torch_device, step)
+        train_reward_models(run.rewards, run.strategy, run.device.torch_device, watch, step)
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.models.online_reward_model import OnlineRewardModel
 from hwgrpo.training.checkpoint import checkpoint_files
@@ -25,13 +26,16 @@ from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 NAME = "online_reward_model"
 
 
-def train_reward_models(rewards: RewardPipeline, strategy: Strategy, device: torch.device, step: int) -> None:
+def train_reward_models(
+    rewards: RewardPipeline, strategy: Strategy, device: torch.device, watch: Stopwatch, step: int
+) -> None:
     """Train the reward models of a run that are due after a step; all ranks call this together.
 
     Args:
         rewards: the run's.
         strategy: gathers over ranks.
         device: the run's.
+        watch: times it as part of the stage `reward`.
         step: the finished step.
 
     Raises:
@@ -46,7 +50,8 @@ def train_reward_models(rewards: RewardPipeline, strategy: Strategy, device: tor
             parameter.copy_(sent)
 
     for model in _models(rewards).values():
-        model.learn(step, strategy.gather_objects, copy_from_rank_0)
+        with watch("reward"):
+            model.learn(step, strategy.gather_objects, copy_from_rank_0)
 
 
 def further_files(
