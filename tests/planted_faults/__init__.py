@@ -12,10 +12,28 @@ from tests.planted_faults import (
     rewards,
     rollout,
     training,
+    training_feed,
+    training_strategies,
+    training_update,
 )
 
 FAULTS = tuple(
     fault
-    for folder in (algorithms, cli, config, data, models, observe, outside, planning, rewards, rollout, training)
+    for folder in (
+        algorithms,
+        cli,
+        config,
+        data,
+        models,
+        observe,
+        outside,
+        planning,
+        rewards,
+        rollout,
+        training,
+        training_feed,
+        training_strategies,
+        training_update,
+    )
     for fault in folder.FAULTS
 )
