@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hwgrpo.text import hide_secrets
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config
+    from hwgrpo.training.supervised.supervised_setup import Training
 
 HELP = "fine-tune a language model on responses (SFT) with a recipe of train, or on a run's own correct responses"
 SUFFIX = "-sft"
@@ -21,6 +23,18 @@ SUFFIX = "-sft"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    add_source(parser, "train on the responses in RUN/completions.jsonl", SUFFIX)
+    parser.add_argument(
+        "--keep",
+        metavar="CONDITION",
+        help="with --from-run, the responses to train on: correct (reward>0.5, the default) or e.g. 'reward>=0.8'; "
+        "each pair of prompt and response counts once",
+    )
+    train_command.add_flags(parser)
+
+
+def add_source(parser: argparse.ArgumentParser, from_run: str, suffix: str) -> None:
+    """Declare the arguments of a command that trains on examples: recipe, overrides, and a run instead of a recipe."""
     parser.add_argument(
         "recipe",
         nargs="?",
@@ -31,25 +45,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="key=value",
-        help=f"settings that override the recipe; without trainer.output_dir the folder is the recipe's with {SUFFIX}",
+        help=f"settings that override the recipe; without trainer.output_dir the folder is the recipe's with {suffix}",
     )
-    parser.add_argument("--from-run", metavar="RUN", help="train on the responses in RUN/completions.jsonl")
-    parser.add_argument(
-        "--keep",
-        metavar="CONDITION",
-        help="with --from-run, the responses to train on: correct (reward>0.5, the default) or e.g. 'reward>=0.8'; "
-        "each pair of prompt and response counts once",
-    )
-    train_command.add_flags(parser)
+    parser.add_argument("--from-run", metavar="RUN", help=from_run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code."""
+    if args.keep and not args.from_run:
+        raise ConfigError("--keep is for --from-run; for files set data.keep")
+    config = load_settings(args, "sft", SUFFIX, [f"data.keep={args.keep or 'correct'}"])
+
+    def parts() -> Training:
+        from hwgrpo.training.supervised.supervised_setup import SFT
+
+        return SFT
+
+    return train_on_examples(args, config, parts)
+
+
+def train_on_examples(args: argparse.Namespace, config: Config, parts: Callable[[], Training]) -> int:
+    """Train, or print settings or plan; return the exit code.
+
+    Args:
+        args: with the flags of `train`.
+        config: from `load_settings`.
+        parts: imports what differs between commands, once the device's environment variables are set.
+    """
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.supervised import supervised_settings
     from hwgrpo.config.validate import check_resume
 
-    config = _config(args)
     check_resume(config)
     if args.print_config:
         print(to_yaml(config, shown=True), end="")
@@ -65,30 +91,39 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import run_steps
-    from hwgrpo.training.supervised.steps import supervised_step, validate_examples
     from hwgrpo.training.supervised.supervised_setup import build_supervised
 
+    training = parts()
+    training.check(planned)
     notes = resolve_strategy(planned, host.backend, host.world_size, Device(host.backend, host.local_rank))
     config.trainer = dataclasses.replace(planned.trainer, epochs_per_batch=config.trainer.epochs_per_batch)
     if args.dry_run:
-        return _print_plan(planned, notes, is_main=host.rank == 0)
+        return _print_plan(planned, training, notes, is_main=host.rank == 0)
     try:
         ranks = host.local_rank, host.local_world_size
-        run = build_supervised(config, host.backend, *ranks, allow_finished=args.allow_finished, notes=notes)
+        run = build_supervised(
+            config, host.backend, *ranks, training=training, allow_finished=args.allow_finished, notes=notes
+        )
     except RunFinished as finished:
         if host.rank == 0:
             print(hide_secrets(str(finished)))
         return 0
     try:
-        finish(run, run_steps(run, supervised_step, validate_examples))
+        finish(run, run_steps(run, training.step, training.validate))
     finally:
         run.close()
     run.strategy.close()  # only after success: a failed rank would wait here for ranks that wait for it
     return 0
 
 
-def _config(args: argparse.Namespace) -> Config:
+def load_settings(args: argparse.Namespace, command: str, suffix: str, of_run: Sequence[str] = ()) -> Config:
     """Return the run's settings.
+
+    Args:
+        args: the command's arguments.
+        command: its name, for messages.
+        suffix: appended to the recipe's `trainer.output_dir`.
+        of_run: overrides for the responses of a run.
 
     Raises:
         ConfigError: neither a recipe nor a run is named, or the run has logged no responses.
@@ -106,11 +141,9 @@ def _config(args: argparse.Namespace) -> Config:
             raise ConfigError(f"--from-run {folder}: there is no {responses}, where a run of hwgrpo logs its responses")
         recipe = recipe or str(folder / "config.yaml")
         own = (f"data.train={responses}", "data.prompt_key=prompt", "data.response_key=response")
-        overrides = [*own, f"data.keep={args.keep or 'correct'}", *overrides]
-    elif args.keep:
-        raise ConfigError("--keep is for --from-run; for files set data.keep")
+        overrides = [*own, *of_run, *overrides]
     if recipe is None:
-        raise ConfigError("name a recipe (hwgrpo sft RECIPE), or a run with --from-run RUN")
+        raise ConfigError(f"name a recipe (hwgrpo {command} RECIPE), or a run with --from-run RUN")
     config = load_config(
         recipe,
         overrides,
@@ -119,17 +152,16 @@ def _config(args: argparse.Namespace) -> Config:
         used=supervised_settings,
     )
     if not any(each.startswith("trainer.output_dir=") for each in overrides):
-        config.trainer.output_dir += SUFFIX
+        config.trainer.output_dir += suffix
     return config
 
 
-def _print_plan(config: Config, notes: list[str], *, is_main: bool) -> int:
+def _print_plan(config: Config, training: Training, notes: list[str], *, is_main: bool) -> int:
     """Print what the run would train on; the model is not loaded. Return 0."""
     from hwgrpo.config.derived import planned_steps
     from hwgrpo.data.prompts import template_note
-    from hwgrpo.training.supervised.supervised_setup import example_notes, open_examples
 
-    data = open_examples(config)
+    data = training.open_examples(config)
     longest = max(len(each) for each in data.training.token_ids)
     lines = [
         f"model      {config.model.path}, strategy {config.trainer.strategy}",
@@ -138,7 +170,7 @@ def _print_plan(config: Config, notes: list[str], *, is_main: bool) -> int:
         f"output     {config.trainer.output_dir}",
         *notes,
         *filter(None, (template_note("training", data.training),)),
-        *example_notes(config, data, planned_steps(config, len(data.training))),
+        *training.example_notes(config, data, planned_steps(config, len(data.training))),
     ]
     if is_main:
         print("\n".join(lines))

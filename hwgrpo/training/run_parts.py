@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedTokenizerBase
@@ -51,6 +52,8 @@ class TrainingRun:
     """Peak FLOP/s of a device in the compute dtype; None if unknown."""
     tokenizer: PreTrainedTokenizerBase
     """Saved with the final model."""
+    load_model: Callable[[Config], Any]
+    """Loads the untrained model into host memory, to save shards in."""
     start_step: int
     """Steps finished before this start, 0 in a new run."""
     total_steps: int
