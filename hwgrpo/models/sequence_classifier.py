@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
@@ -27,7 +26,7 @@ ARCHITECTURE = "ForSequenceClassification"
 """End of the name of a saved architecture that has a head already."""
 
 
-def classifier_config(config: ModelConfig, pad_token_id: int | None) -> PreTrainedConfig:
+def classifier_config(config: ModelConfig, pad_token_id: Any) -> PreTrainedConfig:
     """Read the configuration of `model.path` for a model with one score; no weights are loaded.
 
     Args:
@@ -122,10 +121,10 @@ def load_classifier(
 
 
 @torch.no_grad()
-def _initialize(model: nn.Module, names: list[str], seed: int) -> None:
+def _initialize(model: Any, names: list[str], seed: int) -> None:
     """Draw a new head's weights from a generator of their own; its biases are 0."""
     generator = torch.Generator().manual_seed(seed)
-    deviation = float(getattr(model.config.get_text_config(), "initializer_range", None) or 0.02)  # pyright: ignore
+    deviation = float(getattr(model.config.get_text_config(), "initializer_range", None) or 0.02)
     for name in names:
         weight = model.get_parameter(name)
         if weight.ndim < 2:

@@ -4,6 +4,13 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "the margin of preferences added",
+        "rewards/models/reward_losses.py",
+        "else difference - margin",
+        "else difference + margin",
+        "rewards/test_reward_losses.py",
+    ),
+    Fault(
         "a reward that is no plain number believed to be one",
         "rewards/failure_policy.py",
         "if type(result) is float",
