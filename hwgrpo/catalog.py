@@ -192,5 +192,8 @@ METRICS = Registry("observe.metrics", {"code": "hwgrpo.rewards.sandbox.code_rewa
 SERVICES = ("wandb", "trackio", "swanlab")
 """Loggers that need a package, which hwgrpo's extra of the same name installs."""
 
+REWARD_MODEL_LOSSES = ("classification", "mse", "bradley_terry")
+"""Values of `reward_model.loss`: functions of `hwgrpo.rewards.models.reward_losses`."""
+
 OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
 """Values of `data.overlong`, for prompts that are too long."""

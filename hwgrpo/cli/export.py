@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.models.lora import uses_lora
     from hwgrpo.models.saving import save_model, source_folder
     from hwgrpo.training.checkpoint.restore import restore_weights
+    from hwgrpo.training.reward_modelling.reward_model_run import REWARD_MODEL, load_untrained
     from hwgrpo.training.shared_setup import load_trainable
 
     checkpoint = _checkpoint(Path(args.checkpoint))
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
             f"--adapter: {checkpoint.folder} was trained without LoRA, so it has no adapter; omit --adapter"
         )
     tokenizer = load_tokenizer(config.model)
-    model = load_trainable(config)
+    is_scored = checkpoint.manifest["state"].get("command") == REWARD_MODEL.command
+    model = load_untrained(config) if is_scored else load_trainable(config)
     restore_weights(checkpoint, model)
     partial = out.with_name(f".{out.name}.partial")
     try:

@@ -23,6 +23,7 @@ from hwgrpo.text import terminal_lines
 COMMANDS = (
     "train",
     "sft",
+    "reward-model",
     "plan",
     "launch",
     "eval",
@@ -92,7 +93,7 @@ def _run(argv: Sequence[str] | None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     arguments = sys.argv[1:] if argv is None else argv
     for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:  # import one command alone
-        module = importlib.import_module(f"hwgrpo.cli.{name}")
+        module = importlib.import_module(f"hwgrpo.cli.{name.replace('-', '_')}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, epilog=EXIT_CODES)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from hwgrpo.cli.backend_selection import Host
     from hwgrpo.config import Config
+    from hwgrpo.training.supervised.supervised_setup import Training
 
 HELP = "fine-tune a language model on responses (SFT) with a recipe of train, or on a run's own correct responses"
 SUFFIX = "-sft"
@@ -24,18 +26,7 @@ SUFFIX = "-sft"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "recipe",
-        nargs="?",
-        help="recipe YAML, or the name of a shipped recipe (tiny_sort); its rollout, reward and algorithm are not "
-        "used. With --from-run it may be left out: the run's settings",
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key=value",
-        help=f"settings that override the recipe; without trainer.output_dir the folder is the recipe's with {SUFFIX}",
-    )
+    add_source(parser, SUFFIX)
     add_flags(parser)
     train_command.add_flags(parser)
 
@@ -58,13 +49,51 @@ def launched_config(args: argparse.Namespace) -> Config:
     return supervised_settings(_config(args, is_here=False))
 
 
+def add_source(parser: argparse.ArgumentParser, suffix: str) -> None:
+    """Declare the arguments of a command that trains on examples: recipe and overrides."""
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        help="recipe YAML, or the name of a shipped recipe (tiny_sort); its rollout, reward and algorithm are not "
+        "used. With --from-run it may be left out: the run's settings",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help=f"settings that override the recipe; without trainer.output_dir the folder is the recipe's with {suffix}",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code."""
+
+    def parts() -> Training:
+        from hwgrpo.training.supervised.supervised_setup import SFT
+
+        return SFT
+
+    return train_on_examples(args, _config(args), parts)
+
+
+def _config(args: argparse.Namespace, *, is_here: bool = True) -> Config:
+    if args.keep and not args.from_run:
+        raise ConfigError("--keep is for --from-run; for files set data.keep")
+    return load_settings(args, "sft", SUFFIX, [f"data.keep={args.keep or 'correct'}"], is_here=is_here)
+
+
+def train_on_examples(args: argparse.Namespace, config: Config, parts: Callable[[], Training]) -> int:
+    """Train, or print settings or plan; return the exit code.
+
+    Args:
+        args: with the flags of `train`.
+        config: from `load_settings`.
+        parts: imports what differs between commands, once the device's environment variables are set.
+    """
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.supervised import supervised_settings
     from hwgrpo.config.validate import check_resume
 
-    config = _config(args)
     check_resume(config)
     if args.print_config:
         print(to_yaml(config, shown=True), end="")
@@ -80,34 +109,42 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import run_steps
-    from hwgrpo.training.supervised.steps import supervised_step, validate_examples
     from hwgrpo.training.supervised.supervised_setup import build_supervised
 
+    training = parts()
+    training.check(planned)
     device = Device(host.backend, host.local_rank)
     notes = resolve_strategy(planned, host.backend, host.world_size, device, supervised=True)
     config.trainer = dataclasses.replace(planned.trainer, epochs_per_batch=config.trainer.epochs_per_batch)
     if args.dry_run:
-        return _print_plan(planned, host, device, notes)
+        return _print_plan(planned, training, host, device, notes)
     try:
         ranks = host.local_rank, host.local_world_size
-        run = build_supervised(config, host.backend, *ranks, allow_finished=args.allow_finished, notes=notes)
+        run = build_supervised(
+            config, host.backend, *ranks, training=training, allow_finished=args.allow_finished, notes=notes
+        )
     except RunFinished as finished:
         if host.rank == 0:
             print(hide_secrets(str(finished)))
         return 0
     try:
-        finish(run, run_steps(run, supervised_step, validate_examples))
+        finish(run, run_steps(run, training.step, training.validate))
     finally:
         run.close()
     run.strategy.close()  # only after success: a failed rank would wait here for ranks that wait for it
     return 0
 
 
-def _config(args: argparse.Namespace, *, is_here: bool = True) -> Config:
+def load_settings(
+    args: argparse.Namespace, command: str, suffix: str, of_run: Sequence[str] = (), *, is_here: bool = True
+) -> Config:
     """Return the run's settings.
 
     Args:
-        args: of the command.
+        args: the command's arguments.
+        command: its name, for messages.
+        suffix: appended to the recipe's `trainer.output_dir`.
+        of_run: overrides for the responses of a run.
         is_here: the run's data and secrets are on this host.
 
     Raises:
@@ -126,11 +163,9 @@ def _config(args: argparse.Namespace, *, is_here: bool = True) -> Config:
             raise ConfigError(f"--from-run {folder}: there is no {responses}, where a run of hwgrpo logs its responses")
         recipe = recipe or str(folder / "config.yaml")
         own = (f"data.train={responses}", "data.prompt_key=prompt", "data.response_key=response")
-        overrides = [*own, f"data.keep={args.keep or 'correct'}", *overrides]
-    elif args.keep:
-        raise ConfigError("--keep is for --from-run; for files set data.keep")
+        overrides = [*own, *of_run, *overrides]
     if recipe is None:
-        raise ConfigError("name a recipe (hwgrpo sft RECIPE), or a run with --from-run RUN")
+        raise ConfigError(f"name a recipe (hwgrpo {command} RECIPE), or a run with --from-run RUN")
     config = load_config(
         recipe,
         overrides,
@@ -140,19 +175,18 @@ def _config(args: argparse.Namespace, *, is_here: bool = True) -> Config:
         used=supervised_settings,
     )
     if not any(each.startswith("trainer.output_dir=") for each in overrides):
-        config.trainer.output_dir += SUFFIX
+        config.trainer.output_dir += suffix
     return config
 
 
-def _print_plan(config: Config, host: Host, device: Device, notes: list[str]) -> int:
-    """Print what the run would train on and its memory; the model is not loaded. Return 0."""
+def _print_plan(config: Config, training: Training, host: Host, device: Device, notes: list[str]) -> int:
+    """Print what the run would train on and, where it is estimated, its memory; the model is not loaded. Return 0."""
     from hwgrpo.config.derived import planned_steps
     from hwgrpo.data.prompts import template_note
     from hwgrpo.planning.dry_run import supervised_memory
-    from hwgrpo.training.supervised.supervised_setup import example_notes, open_examples
 
-    data = open_examples(config)
-    memory = supervised_memory(config, host.backend, host.world_size, device, data)
+    data = training.open_examples(config)
+    memory = supervised_memory(config, host.backend, host.world_size, device, data) if training.trains_head else []
     longest = max(len(each) for each in data.training.token_ids)
     lines = [
         f"model      {config.model.path}, strategy {config.trainer.strategy}",
@@ -162,7 +196,7 @@ def _print_plan(config: Config, host: Host, device: Device, notes: list[str]) ->
         f"output     {config.trainer.output_dir}",
         *notes,
         *filter(None, (template_note("training", data.training),)),
-        *example_notes(config, data, planned_steps(config, len(data.training))),
+        *training.example_notes(config, data, planned_steps(config, len(data.training))),
     ]
     if host.rank == 0:
         print("\n".join(lines))

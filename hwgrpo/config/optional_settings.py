@@ -43,6 +43,8 @@ _DIFFICULTY = tuple(
 _CORRECTED = none_of("algorithm.correction.name", "none")
 _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 _FILTERED = on("algorithm.filter_groups.enable", "=true")
+_PAIRS = one_of("reward_model.loss", "bradley_terry")
+_OUTCOMES = none_of("reward_model.loss", "bradley_terry")
 _RUNNING_SERVER = on("rollout.server.url")
 _KL_ON = on("algorithm.kl.coef", " above 0")
 _KL_IN_LOSS = off("algorithm.kl.in_reward", "=false")
@@ -86,6 +88,22 @@ class DifficultyConfig:
     """The same for groups with at most this mean reward; null: none."""
     revisit: float = limited(0.1, at_least=0, at_most=1, used_by=[_DIFFICULTY])
     """Share of the epochs in which a prompt that is set aside is sampled all the same. Its group may take it back."""
+
+
+@dataclass
+class RewardModelConfig:
+    loss: str = choice("classification", lambda: catalog.REWARD_MODEL_LOSSES)
+    """Loss of `hwgrpo reward-model`: `classification` is binary cross-entropy with a label from 0 to 1, `mse` the
+    squared difference from a number, `bradley_terry` -log sigmoid of the score of the chosen response minus that of the
+    rejected one."""
+    score_key: str = setting("reward", used_by=[_OUTCOMES])
+    """Column with the label or number of a response, whose column `data.response_key` names."""
+    chosen_key: str = setting("chosen", used_by=[_PAIRS])
+    """Column with the better response: text, or chat messages."""
+    rejected_key: str = setting("rejected", used_by=[_PAIRS])
+    """Column with the worse response."""
+    margin_key: str | None = setting(None, used_by=[_PAIRS])
+    """Column with the margin by which the chosen response's score should be higher; null: none."""
 
 
 @dataclass

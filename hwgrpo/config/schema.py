@@ -36,6 +36,7 @@ from hwgrpo.config.optional_settings import (
     LoraConfig,
     ObserveConfig,
     ProcessConfig,
+    RewardModelConfig,
     RolloutServerConfig,
     SandboxConfig,
 )
@@ -497,6 +498,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -1,6 +1,7 @@
 """Loading transformers models and tokenizers, and changes to a loaded model.
 
 loading.py                     model and tokenizer from a folder, the hub, or `builtin://`
+sequence_classifier.py a reward model to train, with a head of its own
 saving.py                      a trained model's folder in Hugging Face format
 to_device.py                   moving a model to a device, tied parameters kept tied
 attention_implementations.py   which attention implementations can run here, and why the others cannot

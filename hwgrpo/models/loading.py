@@ -53,7 +53,7 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
                 f"{key}={source!r}: the tokenizer is not in the hub cache, and a dry run does not download it; "
                 f"run `hf download {source}` on a machine with network access, or set model.tokenizer to a folder"
             ) from error
-        raise _unreadable(key, source, "tokenizer", error) from error
+        raise unreadable(key, source, "tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"{key}={source!r}: the tokenizer has no end-of-sequence token, so responses would never end; "
@@ -81,7 +81,7 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
             source, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, ImportError) as error:
-        raise _unreadable("model.path", source, "model", error) from error
+        raise unreadable("model.path", source, "model", error) from error
     _check_is_causal_lm(config, model_config)
     return model_config
 
@@ -102,7 +102,7 @@ def load_model(
     """
     source = resolve_model_path(config.path)
     model_config = load_model_config(config)
-    _turn_dropout_off(model_config)
+    turn_dropout_off(model_config)
     dtype = dtype if model_config.dtype == dtype and not on_meta_device else torch.float32
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -116,7 +116,7 @@ def load_model(
             device_map=META if on_meta_device else None,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise _unreadable("model.path", source, "model", error) from error
+        raise unreadable("model.path", source, "model", error) from error
     model, report = loaded
     if dtype != torch.float32 and not is_loaded_unrounded(model, dtype, cached_folder(source, config.revision)):
         return load_model(config, attention=attention)
@@ -130,7 +130,7 @@ def load_model(
     return model
 
 
-def _turn_dropout_off(model_config: PreTrainedConfig) -> None:
+def turn_dropout_off(model_config: PreTrainedConfig) -> None:
     """Set a model's dropout rates to 0: responses are sampled without dropout, so training must be, too."""
     for name, value in vars(model_config).items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
@@ -138,7 +138,7 @@ def _turn_dropout_off(model_config: PreTrainedConfig) -> None:
     for name in model_config.sub_configs:
         sub_config = getattr(model_config, name)
         if sub_config is not None:
-            _turn_dropout_off(sub_config)
+            turn_dropout_off(sub_config)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -164,7 +164,7 @@ def resolve_model_path(path: str, key: str = "model.path") -> str:
     return str(find_model(path, key) or path)
 
 
-def _unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigError:
+def unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if Path(source).is_dir():
         return ConfigError(f"{key}={source!r}: the folder has no readable {kind}: {reason}")

@@ -19,7 +19,6 @@ from hwgrpo.training.loop import Status
 from hwgrpo.training.out_of_memory import SAVING, explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import TrainingRun
-from hwgrpo.training.shared_setup import load_trainable
 
 
 def finish(run: TrainingRun, status: Status) -> None:
@@ -62,7 +61,7 @@ def _full_model(run: TrainingRun) -> Any:
     main = run.strategy.rank == 0
     if not run.strategy.shards:
         return run.update.policy.model if main else None
-    model = load_trainable(run.config) if main else None
+    model = run.load_model(run.config) if main else None
     own = dict(model.named_parameters()) if model is not None else {}
     for name, weight in run.strategy.gather_full_parameters(trainable_only=True):
         if main:

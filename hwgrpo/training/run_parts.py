@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedTokenizerBase
@@ -53,6 +54,8 @@ class TrainingRun:
     """Peak FLOP/s of a device in the compute dtype; None if unknown."""
     tokenizer: PreTrainedTokenizerBase
     """Saved with the final model."""
+    load_model: Callable[[Config], Any]
+    """Loads the untrained model into host memory, to save shards in."""
     start_step: int
     """Steps finished before this start, 0 in a new run."""
     total_steps: int

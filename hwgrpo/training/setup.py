@@ -59,7 +59,7 @@ from hwgrpo.training.run_record import (
     write_kernel_selections,
     write_run_record,
 )
-from hwgrpo.training.shared_setup import build_engine, prepare_process
+from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_process
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
@@ -207,6 +207,7 @@ def _build(
         memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
         tokenizer=data.tokenizer,
+        load_model=load_trainable,
         lock=folder.lock,
         start_step=start,
         total_steps=total_steps,
@@ -233,11 +234,17 @@ def make_prompt_source(config: Config, training: PromptDataset, strategy: Strate
 
 
 def make_update(
-    config: Config, device: Device, strategy: Strategy, models: Models, output: Path, total_steps: int
+    config: Config,
+    device: Device,
+    strategy: Strategy,
+    models: Models,
+    output: Path,
+    total_steps: int,
+    kind: type[PolicyUpdate] = PolicyUpdate,
 ) -> PolicyUpdate:
     updates_per_step = config.trainer.prompts_per_step // prompts_per_update(config) * config.trainer.epochs_per_batch
     tokens = micro_batch_tokens(config, device.torch_device)
-    return PolicyUpdate(
+    return kind(
         config=config,
         strategy=strategy,
         policy=models.policy,

@@ -9,13 +9,13 @@ import pytest
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.update.step_metrics import METRIC_NAMES
 from tests.docs.pages import REPO, code, page, section, table
-from tests.support.runs import runs, supervised_runs
+from tests.support.runs import reward_model_runs, runs, supervised_runs
 
 PAGE = page("metrics.md")
 ROWS = table(PAGE, "metric", "logged")
 PARTS = {"<function>": ".+", "<kind>": "(errors|nans|timeouts)", "<source>": ".+", "<n>": r"\d+", "<metric>": ".+"}
 FAMILIES = (
-    "actor|clip_ratio|critic|filter_groups|perf|prompt_length|response|response_length|reward|reward_failures|rewards|rollout|rollout_corr|"
+    "actor|clip_ratio|critic|filter_groups|perf|prompt_length|response|response_length|reward|reward_failures|reward_model|rewards|rollout|rollout_corr|"
     "timing_s|training|val|val-aux|val-core"
 )
 OFF_POLICY = ("trainer.prompts_per_update=2",)
@@ -70,6 +70,16 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return list(read_lines(folder / "run" / "metrics.jsonl"))
 
 
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Return the lines of metrics.jsonl of a reward model's training."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = reward_model_runs.outcomes(folder / "rows.jsonl", 16)
+    words = (f"data.train={data}", f"data.validation={data}", "trainer.max_steps=2")
+    assert reward_model_runs.run(folder / "run", *words) == "completed"
+    return list(read_lines(folder / "run" / "metrics.jsonl"))
+
+
 @functools.cache
 def strings() -> frozenset[str]:
     """Return the strings in the package's code, computed parts as <>."""
@@ -107,6 +117,14 @@ def test_every_metric_of_supervised_training_is_on_the_page(supervised):
     assert own <= names
 
 
+def test_every_metric_of_a_reward_models_training_is_on_the_page(reward_model):
+    names = {name for line in reward_model for name in line}
+    assert [name for name in sorted(names) if not any(each.fullmatch(name) for each in PATTERNS.values())] == []
+    own = {metric for metric, when in LISTED.items() if "`hwgrpo reward-model`" in when}
+    assert len(own) == 9
+    assert own <= names
+
+
 def test_every_metric_that_the_code_names_is_on_the_page():
     listed = [re.sub(r"<\w+>", "<>", metric) for metric in LISTED]
     unknown = [
@@ -117,8 +135,10 @@ def test_every_metric_that_the_code_names_is_on_the_page():
     assert sorted(unknown) == []
 
 
-def test_every_metric_of_the_page_is_logged(logged, supervised):
-    names = {name for lines in (*logged.values(), supervised) for line in lines for name in line} | names_in_code()
+def test_every_metric_of_the_page_is_logged(logged, supervised, reward_model):
+    names = {
+        name for lines in (*logged.values(), supervised, reward_model) for line in lines for name in line
+    } | names_in_code()
     names |= {f"actor/{name}" for name in strings() if name.isidentifier()}  # a loss's own, which get this prefix
     assert [metric for metric, each in PATTERNS.items() if not any(each.fullmatch(name) for name in names)] == []
 

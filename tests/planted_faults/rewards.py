@@ -34,8 +34,8 @@ FAULTS = (
     Fault(
         "Bradley-Terry for the rejected response",
         "rewards/models/reward_losses.py",
-        "gaps_B = chosen_B - rejected_B",
-        "gaps_B = rejected_B - chosen_B",
+        "difference = chosen - rejected",
+        "difference = rejected - chosen",
         "rewards/test_online_reward_model.py -k losses",
     ),
     Fault(
@@ -79,6 +79,13 @@ FAULTS = (
         "                self._count(**{field: tokens})\n",
         "",
         "rewards/test_judge.py -k tokens_and_cost",
+    ),
+    Fault(
+        "the margin of preferences added",
+        "rewards/models/reward_losses.py",
+        "else difference - margin",
+        "else difference + margin",
+        "rewards/test_reward_losses.py",
     ),
     Fault(
         "a reward that is no plain number believed to be one",

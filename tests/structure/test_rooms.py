@@ -25,6 +25,7 @@ SEVERAL = {
     "entry_points",  # the two lower packages do not import each other
     "testing",  # what vendors call: hwgrpo_backends.testing, hwgrpo_kernels.testing
     "report",  # the command, and the package it calls
+    "reward_model",  # the command that trains one, and the reward that loads it
 }
 
 

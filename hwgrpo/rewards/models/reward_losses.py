@@ -1,4 +1,4 @@
-"""Losses of reward models: pure functions of their scores."""
+"""Losses of a reward model's scores, each [B] scores -> [B] losses, for the caller to average."""
 
 from __future__ import annotations
 
@@ -6,22 +6,36 @@ import torch
 from torch.nn import functional
 
 
-def mse(scores_B: torch.Tensor, targets_B: torch.Tensor) -> torch.Tensor:
-    """Return the squared errors, [B]."""
-    return (scores_B - targets_B) ** 2
+def mse(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the squared differences, [B].
+
+    Args:
+        scores: [B] logits.
+        targets: [B] numbers.
+    """
+    return (scores - targets).square()
 
 
-def classification(scores_B: torch.Tensor, targets_B: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropies of the probabilities sigmoid(score) with targets in [0, 1], [B]."""
-    return functional.binary_cross_entropy_with_logits(scores_B, targets_B, reduction="none")
+def classification(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the binary cross-entropies of the probabilities sigmoid(score), [B].
+
+    Args:
+        scores: [B] logits.
+        targets: [B] probabilities, from 0 (wrong) to 1 (correct).
+    """
+    return functional.binary_cross_entropy_with_logits(scores, targets, reduction="none")
 
 
-def bradley_terry(
-    chosen_B: torch.Tensor, rejected_B: torch.Tensor, margin_B: torch.Tensor | None = None
-) -> torch.Tensor:
+def bradley_terry(chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor | None = None) -> torch.Tensor:
     """Return -log sigmoid(chosen - rejected - margin) of each pair, [B].
 
-    Source: Bradley and Terry 1952; the margin is that of Llama 2 (Touvron et al. 2023).
+    Source: Bradley and Terry 1952; with scores of a model, Ouyang et al. 2022 (InstructGPT); the margin, Touvron et al.
+    2023 (Llama 2), equation 2.
+
+    Args:
+        chosen: [B] logits of the better responses.
+        rejected: [B] logits of the worse ones.
+        margin: [B] distances that the scores should have; None: 0.
     """
-    gaps_B = chosen_B - rejected_B
-    return -functional.logsigmoid(gaps_B if margin_B is None else gaps_B - margin_B)
+    difference = chosen - rejected
+    return -functional.logsigmoid(difference if margin is None else difference - margin)

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.training.checkpoint.restore import set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
+from hwgrpo.training.model_setup import Models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import dtype_note
 from hwgrpo.training.resume import compare_data, open_folder, restore, seed_rank
@@ -42,10 +44,37 @@ from hwgrpo.training.run_record import (
     write_run_record,
 )
 from hwgrpo.training.setup import build_models, make_observer, make_prompt_source, make_update, start_strategy
-from hwgrpo.training.shared_setup import prepare_process
+from hwgrpo.training.shared_setup import load_trainable, prepare_process
 from hwgrpo.training.startup_checks import Prompts, check_start
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.supervised.steps import supervised_step, validate_examples
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
-COMMAND = "sft"
+
+@dataclass(frozen=True)
+class Training:
+    """What differs between the commands that train on examples."""
+
+    command: str
+    """Name of the command, for checkpoints: each continues its own."""
+    open_examples: Callable[[Config], Prompts]
+    """Opens the training and validation examples, with the tokenizer."""
+    example_notes: Callable[[Config, Prompts, int], list[str]]
+    """Returns notes on the examples, by the number of steps."""
+    step: Callable[[TrainingRun, int], None]
+    """Trains on the examples of a step."""
+    validate: Callable[[TrainingRun, int], None]
+    """Logs what the validation examples say after a step."""
+    build_models: Callable[[Config, Device, Strategy, Prompts], tuple[Models, list[str]]]
+    """Checks the settings; makes the model, wrapped by the strategy, and notes on it."""
+    update: type[PolicyUpdate] = PolicyUpdate
+    """Makes the optimizer updates."""
+    load_model: Callable[[Config], Any] = load_trainable
+    """Loads the untrained model into host memory."""
+    check: Callable[[Config], None] = lambda config: None
+    """Raises ConfigError for settings that the command does not support."""
+    trains_head: bool = False
+    """The model is the policy's, with the language-model head, whose memory is estimated."""
 
 
 def build_supervised(
@@ -54,17 +83,22 @@ def build_supervised(
     local_rank: int,
     local_world_size: int,
     *,
+    training: Training | None = None,
     allow_finished: bool = False,
     notes: Sequence[str] = (),
 ) -> TrainingRun:
     """Make every part of a supervised run, and restore the checkpoint selected by `trainer.resume`.
 
-    Args and errors are those of `hwgrpo.training.setup.build_run`.
+    Args:
+        training: the command's own parts; None: those of supervised fine-tuning.
+
+    The other args and the errors are those of `hwgrpo.training.setup.build_run`.
     """
     config = with_absolute_paths(supervised_settings(written))
+    (training or SFT).check(config)
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(config, device, undo, allow_finished, notes, written=written)
+        run = _build(training or SFT, config, device, undo, allow_finished, notes, written=written)
         undo.pop_all()
     return run
 
@@ -123,30 +157,45 @@ def _generation_config(config: ModelConfig) -> GenerationConfig | None:
         return None
 
 
+def _build_models(config: Config, device: Device, strategy: Strategy, data: Prompts) -> tuple[Models, list[str]]:
+    resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
+    models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout, samples=False)
+    notes = models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason
+    return models, [*filter(None, notes)]
+
+
+SFT = Training("sft", open_examples, example_notes, supervised_step, validate_examples, _build_models, trains_head=True)
+
+
 def _build(
-    config: Config, device: Device, undo: ExitStack, allow_finished: bool, notes: Sequence[str], *, written: Config
+    training: Training,
+    config: Config,
+    device: Device,
+    undo: ExitStack,
+    allow_finished: bool,
+    notes: Sequence[str],
+    *,
+    written: Config,
 ) -> TrainingRun:
     strategy = start_strategy(config, device)
-    opened: Callable[[], Prompts] = functools.cache(lambda: open_examples(config))
+    opened: Callable[[], Prompts] = functools.cache(lambda: training.open_examples(config))
     folder = open_folder(
         written,
         Path(config.trainer.output_dir),
         strategy,
         undo,
         allow_finished,
-        command=COMMAND,
+        command=training.command,
         open_data=lambda: opened().training,
     )
     start, notes = folder.start, [*notes, *folder.notes]
     data = opened()
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
-    resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
-    notes += filter(None, (dtype_note(config, device),))
+    models, model_notes = training.build_models(config, device, strategy, data)
+    notes += (*filter(None, (dtype_note(config, device),)), *model_notes)
     total_steps = max(start, planned_steps(config, len(data.training)))
-    models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout, samples=False)
-    notes += filter(None, (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason))
     source = make_prompt_source(config, data.training, strategy)
-    update = make_update(config, device, strategy, models, folder.path, total_steps)
+    update = make_update(config, device, strategy, models, folder.path, total_steps, training.update)
     if folder.checkpoint is not None:
         notes += restore(folder.checkpoint, update, source, strategy, device)
     else:
@@ -160,7 +209,7 @@ def _build(
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models),))
-    notes += (*prompt_notes(config.data, data), *example_notes(config, data, total_steps))
+    notes += (*prompt_notes(config.data, data), *training.example_notes(config, data, total_steps))
     for note in (*notes, start_summary(config, device, models, data, start)):
         observer.note(note)
 
@@ -171,7 +220,7 @@ def _build(
 
     def state() -> dict[str, Any]:
         return {
-            "command": COMMAND,
+            "command": training.command,
             "sampler": source.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
@@ -207,6 +256,7 @@ def _build(
         memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
         tokenizer=data.tokenizer,
+        load_model=training.load_model,
         lock=folder.lock,
         start_step=start,
         total_steps=total_steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -44,6 +44,7 @@ class PolicyUpdate:
     before the first pass, so the split into micro-batches and ranks has no effect.
     """
 
+    remedy: ClassVar = "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
     config: Config
     strategy: Strategy
     policy: PolicyModel
@@ -202,11 +203,10 @@ class PolicyUpdate:
     def _report_skipped_update(self, loss: float) -> None:
         most = self.config.trainer.max_skipped_updates
         problem = f"the gradient of update {self.updates_done + 1} is not finite (loss {loss:.4g})"
-        remedy = "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
         if self.skipped_in_a_row > most:
             row = f"number {self.skipped_in_a_row} in a row, more than trainer.max_skipped_updates={most}"
-            raise RunError(f"{problem}, {row}; {remedy}")
-        self.notes.append(f"{problem}: the update is skipped and the weights are unchanged; {remedy}")
+            raise RunError(f"{problem}, {row}; {self.remedy}")
+        self.notes.append(f"{problem}: the update is skipped and the weights are unchanged; {self.remedy}")
 
     def accumulate_gradients(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None = None

@@ -1,0 +1,37 @@
+"""`hwgrpo reward-model RECIPE key=value ...`: train a reward model, which GRPO then uses as a reward."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from hwgrpo.cli import sft
+from hwgrpo.cli import train as train_command
+
+if TYPE_CHECKING:
+    from hwgrpo.training.supervised.supervised_setup import Training
+
+HELP = "train a reward model on scored responses, preference pairs, or a run's own responses and their rewards"
+SUFFIX = "-reward-model"
+"""Appended to the recipe's `trainer.output_dir`, which is that of `hwgrpo train`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    sft.add_source(parser, SUFFIX)
+    parser.add_argument(
+        "--from-run", metavar="RUN", help="train on the responses in RUN/completions.jsonl and their rewards"
+    )
+    train_command.add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; return the exit code."""
+    own = ["data.keep=null", "reward_model.score_key=reward"]
+    return sft.train_on_examples(args, sft.load_settings(args, "reward-model", SUFFIX, own), _parts)
+
+
+def _parts() -> Training:
+    from hwgrpo.training.reward_modelling.reward_model_run import REWARD_MODEL
+
+    return REWARD_MODEL

@@ -1,0 +1,133 @@
+"""Load a reward model to train: a sequence-classification model, or a language model's backbone with a new head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
+from transformers.utils import logging
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.experts import set_experts_forward
+from hwgrpo.models.loading import resolve_model_path, turn_dropout_off, unreadable
+from hwgrpo.models.meta_device import META
+
+if TYPE_CHECKING:
+    from hwgrpo.config.schema import ModelConfig
+
+ARCHITECTURE = "ForSequenceClassification"
+"""End of the name of a saved architecture that has a head already."""
+
+
+def classifier_config(config: ModelConfig, pad_token_id: Any) -> PreTrainedConfig:
+    """Read the configuration of `model.path` for a model with one score; no weights are loaded.
+
+    Args:
+        config: the run's `model` settings.
+        pad_token_id: the tokenizer's, for a model whose configuration names none.
+
+    Raises:
+        ConfigError: the model cannot be found or read, has no sequence-classification form, or several labels.
+    """
+    source = resolve_model_path(config.path)
+    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        settings = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise unreadable("model.path", source, "model", error) from error
+    remote = "AutoModelForSequenceClassification" in (getattr(settings, "auto_map", None) or {})
+    if type(settings) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING and not (remote and config.trust_remote_code):
+        raise ConfigError(
+            f"model.path={config.path!r}: transformers has no sequence-classification model of type "
+            f"{settings.model_type!r}, which a reward model is; use a model of another type, e.g. llama or qwen3"
+        )
+    if not is_classifier(settings):
+        settings.num_labels = 1
+    elif settings.num_labels != 1:
+        raise ConfigError(
+            f"model.path={config.path!r} is a classifier with {settings.num_labels} labels, and a reward model has one "
+            "score: use a model with one label, or a language model, which gets a new head"
+        )
+    turn_dropout_off(settings)
+    text = settings.get_text_config()
+    if text.pad_token_id is None:  # a batch's scores are read at the last token that is not padding
+        text.pad_token_id = pad_token_id
+    return settings
+
+
+def is_classifier(settings: PreTrainedConfig) -> bool:
+    """Return whether a saved model has a sequence-classification head already."""
+    return any(name.endswith(ARCHITECTURE) for name in settings.architectures or [])
+
+
+def load_classifier(
+    config: ModelConfig, settings: PreTrainedConfig, *, attention: str, seed: int, on_meta_device: bool = False
+) -> Any:
+    """Load the reward model of `model.path` in fp32 on the CPU, without dropout.
+
+    A language model's backbone gets a new head: normally distributed, by the configuration's `initializer_range`.
+
+    Args:
+        config: the run's `model` settings.
+        settings: from `classifier_config`.
+        attention: attention implementation by transformers' name.
+        seed: of a new head.
+        on_meta_device: create the model on the meta device, without reading weights.
+
+    Raises:
+        ConfigError: the model cannot be read, or lacks weights besides a new head.
+    """
+    source = resolve_model_path(config.path)
+    has_head = is_classifier(settings)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns of the new head, which is meant
+    try:
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            source,
+            config=settings,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            output_loading_info=True,
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
+            device_map=META if on_meta_device else None,
+        )
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise unreadable("model.path", source, "model", error) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    model, report = loaded
+    base = f"{model.base_model_prefix}."
+    new = [name for name in report["missing_keys"] if not has_head and not name.startswith(base)]
+    if missing := sorted(set(report["missing_keys"]) - set(new)):
+        raise ConfigError(
+            f"model.path={config.path!r} lacks {len(missing)} weights of {type(model).__name__}, e.g. {missing[0]}: "
+            "they would be random. Use a complete copy of the model"
+        )
+    if not on_meta_device:
+        _initialize(model, sorted(new), seed)
+    set_experts_forward(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.disable_input_require_grads()  # a hook that only reentrant checkpointing needs
+    return model
+
+
+@torch.no_grad()
+def _initialize(model: Any, names: list[str], seed: int) -> None:
+    """Draw a new head's weights from a generator of their own; its biases are 0."""
+    generator = torch.Generator().manual_seed(seed)
+    deviation = float(getattr(model.config.get_text_config(), "initializer_range", None) or 0.02)
+    for name in names:
+        weight = model.get_parameter(name)
+        if weight.ndim < 2:
+            weight.zero_()
+        else:
+            weight.normal_(0.0, deviation, generator=generator)
