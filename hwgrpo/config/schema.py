@@ -132,9 +132,9 @@ class DataConfig:
     """Column with the answer (dots for nested ones); null tries `reward_model.ground_truth`, `ground_truth`,
     `answer`, `solution`, `target` in this order."""
     response_key: str = "response"
-    """Column with the response that `hwgrpo sft` trains: text, or chat messages."""
+    """Column with the response that `hwgrpo sft` and `reward-model` train on: text, or chat messages."""
     keep: str | None = None
-    """Rows that `hwgrpo sft` trains on: `correct` (`reward>0.5`), or a column's condition, `reward>=0.8`; null: all."""
+    """Rows that both train on: `correct` (`reward>0.5`), or a column's condition, `reward>=0.8`; null: all."""
     source_key: str = "data_source"
     """Column that names the source of a row; the file name is used where it is missing."""
     max_prompt_tokens: int = limited(512, at_least=1)

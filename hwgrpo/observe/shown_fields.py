@@ -84,6 +84,8 @@ LR = Field("lr", ("actor/lr",), lambda value: f"{value:.3g}")
 GRAD_NORM = Field("grad norm", ("actor/grad_norm",), decimals(3))
 THROUGHPUT = Field("tokens/s", ("perf/throughput",), decimals(0))
 VALIDATION_LOSS = Field("validation loss", ("val/loss",), decimals(3))
+ACCURACY = Field("accuracy", ("reward_model/accuracy",), decimals(3))
+VALIDATION_ACCURACY = Field("validation accuracy", ("val/accuracy",), decimals(3))
 TOKENS = Field("tokens", ("perf/total_num_tokens",), decimals(0))
 
 
@@ -116,9 +118,10 @@ def validation_errors(values: Mapping[str, Any]) -> dict[tuple[str, str], float]
 
 
 def validation_texts(values: Mapping[str, Any]) -> list[str]:
-    """Return one text per source, `<source>  greedy 0.953  mean@4 0.881`, and one of a validation loss."""
+    """Return one text per source, `<source>  greedy 0.953  mean@4 0.881`, and one of a validation loss and accuracy."""
     by_source: dict[str, str] = {}
     for (source, what), value in validation_numbers(values).items():
         by_source[source] = by_source.get(source, source) + f"  {what} {value:.3f}"
-    loss = VALIDATION_LOSS.read(values)
-    return [*by_source.values(), *([] if loss is None else [f"loss {VALIDATION_LOSS.form(loss)}"])]
+    shown = (("loss", VALIDATION_LOSS), ("accuracy", VALIDATION_ACCURACY))
+    supervised = "  ".join(f"{what} {each.show(values)}" for what, each in shown if each.read(values) is not None)
+    return [*by_source.values(), *([supervised] if supervised else [])]

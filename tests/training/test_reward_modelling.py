@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -241,6 +242,14 @@ def test_a_model_that_cannot_be_a_reward_model_is_refused(tmp_path: Path):
     save_reward_model(tmp_path / "two", "decoder", labels=2)
     with pytest.raises(ConfigError, match=r"model.path=.*two' is a classifier with 2 labels.*one label, or a language"):
         reward_model_runs.build(tmp_path / "run", *words(tmp_path, "mse"), f"model.path={tmp_path / 'two'}")
+
+
+def test_log_lines_have_loss_and_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    shown = ("observe.progress=plain", "observe.log_every=1", "trainer.max_steps=1")
+    reward_model_runs.run(tmp_path / "run", *words(tmp_path, "mse"), *shown)
+    printed = capsys.readouterr().out
+    assert re.search(r"^step 1/1  loss \d\.\d{3}  accuracy \d\.\d{3}  tok/s", printed, flags=re.MULTILINE), printed
+    assert re.search(r"^step 1/1  validation loss \d\.\d{3}  accuracy \d\.\d{3}$", printed, flags=re.MULTILINE), printed
 
 
 def test_a_folder_of_another_command_is_refused(tmp_path: Path):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 METRICS = (
     shown_fields.REWARD,
+    shown_fields.ACCURACY,
     shown_fields.KL,
     shown_fields.ENTROPY,
     shown_fields.LENGTH,
@@ -146,7 +147,8 @@ class PanelView:
     def _metrics(self, width: int) -> RenderableType:
         supervised = shown_fields.REWARD.read(self.values) is None and shown_fields.LOSS.read(self.values) is not None
         hidden = OF_ROLLOUTS if supervised else ()
-        shown = [metric for metric in METRICS if metric is not shown_fields.KL or metric.read(self.values) is not None]
+        optional = (shown_fields.KL, shown_fields.ACCURACY)
+        shown = [metric for metric in METRICS if metric not in optional or metric.read(self.values) is not None]
         shown = [shown_fields.LOSS] * supervised + [metric for metric in shown if metric not in hidden]
         columns = max(1, width // (LABEL + 10))
         cell = width // columns

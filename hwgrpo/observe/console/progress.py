@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from hwgrpo.observe.shown_fields import (
+    ACCURACY,
     ENTROPY,
     KL,
     LENGTH,
@@ -123,7 +124,7 @@ class PlainLines:
         self._clock = clock
         self._pace = Pace(total_steps)
         # Columns start this wide and widen with the widest number so far, so that lines stay aligned.
-        self._widths = {"reward": 5, "loss": 5, "kl": 5, "len": 3, "entropy": 4, "tok/s": 6, "eta": 4}
+        self._widths = {"reward": 5, "loss": 5, "kl": 5, "len": 3, "entropy": 4, "accuracy": 5, "tok/s": 6, "eta": 4}
 
     def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
         self._pace = self._pace.mark(step, self._clock())
@@ -135,10 +136,11 @@ class PlainLines:
             return
         supervised = REWARD.read(values) is None and LOSS.read(values) is not None
         shown = {"loss": LOSS} if supervised else {"reward": REWARD, "kl": KL}
+        scores = ACCURACY.read(values) is not None  # of a reward model
+        of_model = {"accuracy": ACCURACY} if scores else {"len": LENGTH, "entropy": ENTROPY}
         columns = {
             **{name: each.show(values) for name, each in shown.items()},
-            "len": LENGTH.show(values),
-            "entropy": ENTROPY.show(values),
+            **{name: each.show(values) for name, each in of_model.items()},
             "tok/s": THROUGHPUT.show(values),
             "eta": duration(self._pace.remaining(now)),
         }

@@ -26,7 +26,18 @@ function isSupervised(series) {
 function lossChart(series) {
   const found = lines(series, [["training", 1, "actor/loss"]]);
   if (series["val/loss"]) found.push({ label: "validation", color: 2, kind: "marks", values: series["val/loss"] });
-  return { title: "Loss", unit: "nats per response token", series: found, zero: true, wide: true, height: 260, format: formatScore };
+  const unit = series["reward_model/accuracy"] || series["val/accuracy"] ? "mean per example" : "nats per response token";
+  return { title: "Loss", unit, series: found, zero: true, wide: true, height: 260, format: formatScore };
+}
+
+/** Charts of a reward model's training. */
+function rankingCharts(series) {
+  const names = [["accuracy", "Accuracy", "share of pairs ranked right"], ["margin", "Margin", "score of the better minus the worse response"]];
+  return names.filter(([name]) => series[`reward_model/${name}`] || series[`val/${name}`]).map(([name, title, unit]) => {
+    const found = lines(series, [["training", 1, `reward_model/${name}`]]);
+    if (series[`val/${name}`]) found.push({ label: "validation", color: 2, kind: "marks", values: series[`val/${name}`] });
+    return { title, unit, series: found, zero: true, format: formatScore };
+  });
 }
 
 function rewardChart(series) {
@@ -106,6 +117,7 @@ function mainCharts(series, steps, klClamp) {
   const shares = { format: formatShare, zero: true, axis: (value, step) => tickLabel(100 * value, 100 * step) + "%" };
   return [ // a wide one and then a narrow one fill a row
     isSupervised(series) ? lossChart(series) : rewardChart(series),
+    ...rankingCharts(series),
     { title: "Response length", unit: "tokens", series: length, zero: true, format: formatTokens },
     stageChart(series, steps),
     { title: "KL", unit: "to the reference" + clampNote(firstOf(series, "kl", "actor/kl_loss"), steps, klClamp), series: lines(series, [["KL", 2, "kl", "actor/kl_loss"]]), zero: true,
