@@ -327,9 +327,10 @@ def test_recorded_healthy_runs_raise_no_level(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", healthy_runs.VARIANTS)
 @pytest.mark.parametrize("seed", healthy_runs.SEEDS)
-def test_healthy_runs_of_the_recipe_raise_no_level(seed, variant, tmp_path):
+def test_healthy_runs_of_the_recipe_raise_no_level(seed, tmp_path):
+    """Variants take turns from seed to seed: that no seed of any raises one is seen from the recorded runs."""
+    variant = [*healthy_runs.VARIANTS][seed % len(healthy_runs.VARIANTS)]
     lines, notes = healthy_runs.run(tmp_path / "run", seed, variant)
     assert notes == []
     assert {line["rollout/guard_level"] for line in lines} == {0.0}

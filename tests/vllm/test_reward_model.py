@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 """fp32 in both; other orders of sums in two layers, on logits of about 1."""
 PORT = "18731"
 START_SECONDS = 600.0
-ON_A_CPU = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")
+ON_A_CPU = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--distributed-executor-backend", "uni")
 TEXTS = ("4", "the answer is four", "no")
 MESSAGES = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"})
 
@@ -37,7 +37,12 @@ def served(tmp_path_factory):
     save_reward_model(folder, "decoder", chat=True, head=32)
     log = folder.parent / "server.log"
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", PORT, *options, *ON_A_CPU]
-    environment = vllm_environment.environment() | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = vllm_environment.environment(
+        **vllm_environment.ONE_PROCESS,
+        **vllm_environment.NOT_COMPILED,
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_NO_USAGE_STATS="1",
+    )
     with log.open("w") as output:
         process = subprocess.Popen(
             [vllm_environment.vllm_python(), *words], env=environment, stdout=output, stderr=subprocess.STDOUT

