@@ -15,9 +15,9 @@ QUIET = "observe.log_every=100"
 
 @pytest.mark.slow
 def test_a_policy_is_trained_with_a_reward_model_of_another_runs_responses(hwgrpo, tmp_path):
-    """As on the page, with fewer steps of GRPO and no validation; the last half of its rewards is above the first."""
+    """As on the page, with smaller and fewer steps of GRPO; the last half of its rewards is above the first."""
     sampled, trained, scored, report = (shlex.split(line)[1:] for line in RUN.splitlines())
-    fewer = "trainer.validate_at_start=false", "data.validation_max_rows=1"
+    fewer = "trainer.validate_at_start=false", "data.validation_max_rows=1", "trainer.prompts_per_step=16"
     for command in ([*sampled, *fewer], trained, [*scored, *fewer, "trainer.max_steps=16"]):
         done = hwgrpo(*command, QUIET)
         assert done.returncode == 0, done.stderr
