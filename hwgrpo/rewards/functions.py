@@ -66,8 +66,7 @@ class Signature:
         Args:
             batch: G prompts.
             completions: S responses.
-            step: the training step, for TRL's `trainer_state.global_step` and the batch form's `step`; None when there
-                is none.
+            step: the training step, for TRL's `trainer_state.global_step` and a parameter `step`; None: there is none.
 
         Returns:
             verl's form: S calls, one per response; otherwise one.

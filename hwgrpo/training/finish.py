@@ -16,6 +16,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.training.checkpoint.checkpoint_files import discard
 from hwgrpo.training.loop import Status
+from hwgrpo.training.online_rewards import final_models
 from hwgrpo.training.out_of_memory import SAVING, explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import TrainingRun
@@ -50,7 +51,7 @@ def _save_models(run: TrainingRun, status: Status, output: Path) -> dict[str, Pa
             paths["model"] = _save_policy(run, model, output / "final", merge=True)
             if uses_lora(run.config.model.lora):
                 paths["adapter"] = _save_policy(run, model, output / "final-adapter", merge=False)
-        for name, write in run.further_models().items() if run.strategy.rank == 0 else ():
+        for name, write in final_models(run).items() if run.strategy.rank == 0 else ():
             paths[name] = _save(run, output / f"final-{name}", write)
     return paths
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -93,9 +94,10 @@ def restore_rewards(rewards: RewardPipeline, checkpoint: Checkpoint, strategy: S
     return raise_on_all_ranks(strategy, load)
 
 
-def final_models(rewards: RewardPipeline) -> dict[str, Callable[[Path], None]]:
-    """Return name -> function that writes a trained reward model in Hugging Face format to a folder."""
-    return {name: model.save_pretrained for name, model in _models(rewards).items()}
+def final_models(run: Any) -> dict[str, Callable[[Path], None]]:
+    """Return name -> function that writes a trained reward model of a run in Hugging Face format to a folder."""
+    models = _models(run.rewards) if hasattr(run, "rewards") else {}  # supervised runs have none
+    return {name: model.save_pretrained for name, model in models.items()}
 
 
 def final_folders(config: Config) -> list[str]:

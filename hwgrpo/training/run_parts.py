@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hwgrpo_backends.device import Device
@@ -21,7 +20,6 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
-from hwgrpo.training.online_rewards import final_models
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
@@ -68,10 +66,6 @@ class TrainingRun:
         locks = [] if self.lock is None else [self.lock.close]
         close_all(*self._closing(), *locks)
 
-    def further_models(self) -> dict[str, Callable[[Path], None]]:
-        """Return name -> function that writes a trained model beside the policy to a folder."""
-        return {}
-
     def _closing(self) -> list[Callable[[], None]]:
         return [self.observer.close]
 
@@ -92,9 +86,6 @@ class Run(TrainingRun):
     metrics: CustomMetrics
     reported_failures: set[str] = field(default_factory=set)
     """Reward failures reported before: each kind is reported once."""
-
-    def further_models(self) -> dict[str, Callable[[Path], None]]:
-        return final_models(self.rewards)
 
     def _closing(self) -> list[Callable[[], None]]:
         return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close]
