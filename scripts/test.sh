@@ -74,8 +74,8 @@ run() {
     shift 2
     local beside=()
     if [ "$count" -gt 1 ]; then
-        # What stays with one worker: tests/support/processes/groups.py. Files begin in the order of groups.txt: what takes
-        # longest comes first.
+        # What stays with one worker: tests/support/processes/groups.py. Files with slow tests begin first, each kind in the
+        # order of groups.txt, so that no worker is left alone with a long one.
         beside=(-n "$count" --dist loadgroup)
         [[ $name != together* && $name != older_cpu ]] || beside=(-n "$count" --dist loadfile --no-loadscope-reorder)
     fi

@@ -123,12 +123,24 @@ def shipped_shapes() -> dict[str, Path]:
 
 
 def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
-    """Determine a model's sizes on the meta device, without its weights.
+    """Determine a model's sizes on the meta device, without its weights; once for the same arguments.
 
     Args:
         config: the run's `model` settings.
         settings: the model's transformers configuration.
     """
+    rank = rank_of(config.lora) if uses_lora(config.lora) else 0  # an adapter's file may change
+    key = repr((config, settings, rank))
+    if key not in _known:
+        _known[key] = _determine(config, settings)
+    return _known[key]
+
+
+_known: dict[str, ModelShape] = {}
+"""Arguments -> shape: making adapters takes a second, and plans compare many settings of one model."""
+
+
+def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
     text = settings.get_text_config()

@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
 
 from hwgrpo.config import load_config
 from hwgrpo.config.validate import check_world_size
-from hwgrpo.planning import dry_run
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.planning.model_shape import HUB_NAMES, planned_settings, shipped_shapes
 from hwgrpo.rollout.server import server_process
@@ -43,7 +42,7 @@ PUBLISHED = {
 
 @pytest.fixture(autouse=True, scope="module")
 def models_made_once():
-    """A recipe's model is the same on every backend, and making its adapters takes longest."""
+    """The adapters of a recipe's model are the same on every backend, and making them takes longest."""
 
     def once(function):
         known = {}
@@ -57,7 +56,6 @@ def models_made_once():
         return remembered
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dry_run, "model_shape", once(dry_run.model_shape))
         patch.setattr(startup_checks, "check_adapters", once(startup_checks.check_adapters))
         yield
 

@@ -353,4 +353,18 @@ FAULTS = (
         "False",
         "planning/test_step_time.py -k one_scoring_pass",
     ),
+    Fault(
+        "a remembered shape without regard to adapters",
+        "planning/model_shape.py",
+        "repr((config, settings, rank))",
+        "repr((config.path, settings))",
+        "planning/test_model_shape.py",
+    ),
+    Fault(
+        "a remembered shape of an adapter that was replaced",
+        "planning/model_shape.py",
+        "repr((config, settings, rank))",
+        "repr((config, settings))",
+        "planning/test_model_shape.py",
+    ),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.groups import group_of_folder, scope_of
+from tests.support.processes.groups import begin_with_slow_files, group_of_folder, scope_of
 
 REPO = Path(__file__).parents[2]
 RUNNER = REPO / "scripts" / "test.sh"
@@ -66,6 +66,20 @@ def test_a_group_is_a_marker_of_its_tests(request: pytest.FixtureRequest):
 )
 def test_tests_that_share_what_takes_long_to_start_stay_on_one_worker(nodeid, dist, scope):
     assert scope_of(nodeid, dist) == scope
+
+
+def test_files_with_slow_tests_begin_first_and_each_kind_keeps_its_order():
+    class Item:
+        def __init__(self, path: str, name: str) -> None:
+            self.path, self.name = Path(path), name
+
+        def get_closest_marker(self, name: str) -> bool:
+            return self.name.startswith(name)
+
+    names = ["fast1", "fast2", "fast3", "slow4", "slow5", "fast6", "fast7"]
+    items = [Item(file, name) for file, name in zip("aabbccd", names, strict=True)]
+    begin_with_slow_files(items)  # pyright: ignore[reportArgumentType]
+    assert [item.name[-1] for item in items] == [*"3456127"]
 
 
 def test_an_unknown_group_is_refused_with_the_list_of_groups():

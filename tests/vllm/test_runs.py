@@ -90,7 +90,7 @@ def test_two_ranks_with_vllm_in_their_own_process_learn_as_with_the_local_engine
     parallel = f"rollout.tensor_parallel_size={shared_by}"
     words = ["rollout.engine=vllm", parallel, "trainer.strategy=fsdp2", f"trainer.output_dir={tmp_path}"]
     words += ["algorithm.filter_groups.enable=true"] * (shared_by == 2)
-    done = vllm_environment.run_there(*launcher, *RUN, *words, **vllm_environment.NOT_COMPILED)
+    done = vllm_environment.run_there(*launcher, *RUN, *words, variables=vllm_environment.NOT_COMPILED)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     found = steps(tmp_path)
     assert_learned_on_its_own_weights(found)

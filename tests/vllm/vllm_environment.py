@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
 
 
-def run_there(*words: str, timeout: float = 1500, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_there(
+    *words: str, timeout: float = 1500, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the environment's Python on the project's sources, with more variables, and wait for it."""
     return subprocess.run(
         [vllm_python(), *words],
         cwd=ROOT,
-        env=environment(**variables),
+        env=environment(**(variables or {})),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

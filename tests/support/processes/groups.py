@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{group}: tests of this group; see scripts/test.sh --list")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its group; a report of the run says which tests are slow."""
     groups = group_of_folder()
     for item in items:
@@ -36,6 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(groups[item.path.relative_to(TESTS).parts[0]])
         if item.get_closest_marker("slow"):
             item.user_properties.append(("slow", ""))
+    if hasattr(config, "workerinput"):
+        begin_with_slow_files(items)
+
+
+def begin_with_slow_files(items: list[pytest.Item]) -> None:
+    """Sort files with slow tests before all others: one that a worker begins last would keep it alone for minutes."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(optionalhook=True)
