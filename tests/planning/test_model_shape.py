@@ -42,7 +42,7 @@ def test_other_settings_of_a_run_or_a_model_have_a_shape_of_their_own(made: list
     assert full.parameters == adapted.parameters == full.trainable
     assert 2 * adapted.trainable == wide.trainable
     settings.num_hidden_layers = 1
-    settings.layer_types = settings.layer_types[:1]
+    settings.layer_types = ["full_attention"]
     assert model_shape(ModelConfig(path="unused", lora=LoraConfig(rank=0)), settings).parameters < full.parameters
     assert len(made) == 4
 
