@@ -35,8 +35,8 @@ def test_print_config_is_yaml_with_every_section_and_the_override(hwgrpo):
     shown = yaml.safe_load(done.stdout)
     assert shown["rollout"]["n"] == 16
     assert set(shown) == {
-        "model", "data", "rollout", "reward", "algorithm", "optim", "trainer", "backend", "kernels", "observe",
-        "plugins",
+        "model", "data", "rollout", "reward", "reward_model", "algorithm", "optim", "trainer", "backend", "kernels",
+        "observe", "plugins",
     }  # fmt: skip
 
 
