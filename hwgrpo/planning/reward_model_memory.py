@@ -105,7 +105,7 @@ def _models(config: Config) -> list[tuple[str, Mapping[str, Any], RewardModelSiz
         if entry.name in AUTO_CLASSES:
             kwargs = dict(entry.kwargs)
             if entry.name == "online_reward_model":
-                kwargs = {"path": resolve_model_path(config.model.path), **kwargs, "dtype": "float32"}
+                kwargs |= {"path": kwargs.get("path") or resolve_model_path(config.model.path), "dtype": "float32"}
             found.append((f"{entry.name} {number}", kwargs, _size(f"reward.functions[{number}]", entry.name, kwargs)))
     return found
 

@@ -64,7 +64,8 @@ def opened(folder, reward_config):
     def make(rule="digits", steps=None, policies=None, **kwargs):
         arguments = {"verifier": f"{folder}/rules.py:{rule}", "path": str(folder / "start"), **kwargs}
         entry = {"name": "online_reward_model", "kwargs": arguments, **(policies or {})}
-        context = {"policy_path": "none", "training_seed": 3, "max_response_tokens": 8, "sandbox_level": "auto"}
+        context = {"policy_path": "none", "training_seed": 3, "samples_per_prompt": 8}
+        context |= {"max_response_tokens": 8, "sandbox_level": "auto"}
         pipeline = RewardPipeline(reward_config(entry), context=context, steps=steps)
         [function] = pipeline.functions
         assert isinstance(function, RewardFunction)
@@ -315,6 +316,7 @@ def test_an_infinite_loss_ends_the_run(opened, make_batch):
     [
         ({"verify": 0}, r"kwargs.verify=0 must be a number above 0"),
         ({"verify": 8}, r"kwargs.verify=8 is a share"),
+        ({"loss": "bradley_terry"}, r"kwargs.verify=0.125 of rollout.n=8 gives no pairs.*at least 0.25"),
         ({"loss": "bt"}, r"kwargs.loss.*bradley_terry"),
         ({"every": 0}, r"kwargs.every=0 must be a whole number of at least 1"),
         ({"lr": 0}, r"kwargs.lr=0"),
@@ -330,6 +332,22 @@ def test_an_infinite_loss_ends_the_run(opened, make_batch):
 def test_a_wrong_argument_is_named(opened, kwargs, said):
     with pytest.raises(ConfigError, match=f"(?i){said}"):
         opened(**kwargs)
+
+
+def test_a_rule_that_returns_too_few_outcomes_stops_the_run_whatever_the_policy(folder, opened, make_batch):
+    (folder / "rules.py").write_text("def short(batch, completions):\n    return [1.0]")
+    pipeline, model = opened("short", verify=1.0, policies={"on_error": "mask_sample"})
+    with pytest.raises(RewardError, match=r"verifier short must return a list with one outcome per response.* for 2"):
+        pipeline.score(*make_batch([["1", "2"]]), 1)
+    assert model._own == []
+
+
+def test_a_rules_random_numbers_differ_from_step_to_step_and_are_the_same_again(folder, opened, make_batch):
+    (folder / "rules.py").write_text("import random\ndef draws(solution_str):\n    return random.random()")
+    pipeline, _ = opened("draws", verify=1.0)
+    first, second, again = (pipeline.score(*make_batch(GROUPS), step).total.tolist() for step in (1, 2, 1))
+    assert first == again
+    assert not set(first) & set(second)
 
 
 def test_outcomes_outside_of_0_to_1_need_another_loss(opened, make_batch):

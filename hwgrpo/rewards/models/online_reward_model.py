@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.errors import ConfigError, RewardError, quoted
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.outcome_metrics import calibration_error, ranking_accuracy
 from hwgrpo.rewards.models.outcomes import Outcome, ReplayBuffer, from_tensors, to_tensors, verified
@@ -47,6 +47,7 @@ class OnlineRewardModel:
         device, steps, key, max_response_tokens, sandbox_level: passed by the trainer.
         policy_path: folder or hub name of the run's model; passed by the trainer.
         training_seed: the run's seed; passed by the trainer.
+        samples_per_prompt: `rollout.n`; passed by the trainer.
         verifier: the rule: a registered reward function, or `path/to/file.py:function`.
         verifier_kwargs: its arguments.
         verifier_timeout, verifier_workers: as `timeout` and `workers` of a reward function.
@@ -78,6 +79,7 @@ class OnlineRewardModel:
         key: str,
         policy_path: str,
         training_seed: int,
+        samples_per_prompt: int,
         max_response_tokens: int,
         sandbox_level: str,
         verifier: str,
@@ -111,6 +113,13 @@ class OnlineRewardModel:
         checks.number("verify", verify, above=0)
         if verify > 1:
             raise checks.error("verify", verify, "is a share: it must be at most 1")
+        if loss == "bradley_terry" and int(verify * samples_per_prompt) < 2:
+            raise checks.error(
+                "verify",
+                verify,
+                f"of rollout.n={samples_per_prompt} gives no pairs: loss=bradley_terry compares two or "
+                f"more verified responses to a prompt, so it must be at least {2 / samples_per_prompt:g}",
+            )
         checks.number("history", history, at_least=0)
         checks.number("lr", lr, above=0)
         checks.number("warmup_steps", warmup_steps, at_least=0, whole=True)
@@ -178,9 +187,10 @@ class OnlineRewardModel:
         for sample, result in zip(chosen, self._verified(batch, completions, chosen, step), strict=True):
             targets = self._targets(result)
             rows = texts[sample]
-            if self._loss != "bradley_terry" or targets is None:
+            fits = targets is not None and (isinstance(rows, TooLong) or len(targets) == len(rows))
+            if self._loss != "bradley_terry" or not fits:
                 rewards[sample] = result
-            if targets is None or isinstance(rows, TooLong) or len(targets) != len(rows):
+            if targets is None or not fits or isinstance(rows, TooLong):
                 continue
             uid = batch.prompts[int(completions.prompt_index[sample])].uid
             for (end, tokens), target, score in zip(rows, targets, by_text[sample], strict=True):
@@ -277,11 +287,17 @@ class OnlineRewardModel:
         if not samples:
             return []
         try:
-            results, _ = self._verifier.values(batch, _selected(completions, samples), step)
+            seed = ("verifier", self._seed, step, batch.prompts[0].uid)
+            results, _ = self._verifier.values(batch, _selected(completions, samples), step, seed=seed)
         except (ConfigError, RewardError):
             raise
         except Exception as error:  # a call for all of them
             return [error] * len(samples)
+        if not is_listed(results) or len(results) != len(samples):
+            raise RewardError(
+                f"the verifier {self._verifier.name} must return a list with one outcome per response; it returned "
+                f"{quoted(results)} for {len(samples)}"
+            )
         return results
 
     def _targets(self, result: Any) -> list[float] | None:

@@ -17,6 +17,7 @@ from hwgrpo.rewards.models.reward_losses import bradley_terry, classification, m
 LOSSES = ("classification", "mse", "bradley_terry")
 MAX_GRADIENT = 1.0
 """Norm to which gradients are clipped."""
+_REMEDY = "lower kwargs.lr of the reward online_reward_model, or check the verifier's outcomes"
 Example = tuple[Outcome, ...]
 """One row, or the better and the worse one of a pair."""
 
@@ -60,7 +61,7 @@ class RewardTraining:
             The mean loss of the updates, before each; None if there was nothing to train on (no pairs).
 
         Raises:
-            RunError: the loss is not finite.
+            RunError: a loss or a gradient is not finite.
         """
         paired = self._loss == "bradley_terry"
         examples: list[Example] = list(pairs(rows)) if paired else [(row,) for row in rows]
@@ -100,11 +101,10 @@ class RewardTraining:
                 loss.backward()
                 total += float(loss.detach())
         if not math.isfinite(total):
-            raise RunError(
-                f"the loss of the online reward model is {total}: lower reward.functions[...].kwargs.lr, or check the "
-                "verifier's outcomes"
-            )
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), MAX_GRADIENT, foreach=False)
+            raise RunError(f"the loss of the online reward model is {total}: {_REMEDY}")
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), MAX_GRADIENT, foreach=False))
+        if not math.isfinite(norm):
+            raise RunError(f"the gradient of the online reward model has the norm {norm}: {_REMEDY}")
         self._optimizer.step()
         return total
 

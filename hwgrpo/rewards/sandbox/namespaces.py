@@ -13,6 +13,8 @@ from hwgrpo.rewards.sandbox import linux_calls as linux
 INNER_ID = 1000
 """User and group of programs, within the namespace."""
 SCRATCH = "/tmp"
+MOVED = "/below-scratch"
+"""Folder of the view with what lies below the scratch folder on the host, e.g. packages of an environment there."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 AT_RECURSIVE, AT_FDCWD = 0x8000, -100
 KINDS = {
@@ -36,6 +38,11 @@ def readable_paths() -> list[str]:
         if path != "/" and not any(path.startswith(f"{outer}/") for outer in found):
             found.append(path)
     return found
+
+
+def inside(path: str) -> str:
+    """Return where the view has a path: one below the scratch folder's would be hidden by it."""
+    return f"{MOVED}{path}" if path.startswith(f"{SCRATCH}/") else path
 
 
 def enter_namespaces(program_id: int | None) -> int:
@@ -117,7 +124,7 @@ def mount_view(root: str) -> None:
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,nr_inodes=1000,mode=0755")
     for path in (*readable_paths(), *DEVICES):
-        _bind(path, root + path)
+        _bind(path, root + inside(path))
     for link in ("/lib", "/lib64"):
         if os.path.islink(link) and not os.path.lexists(root + link):
             os.symlink(os.readlink(link), root + link)
@@ -127,6 +134,7 @@ def mount_view(root: str) -> None:
     os.chdir("/")
     linux.unmount("/old")
     os.rmdir("/old")
+    sys.path[:] = map(inside, sys.path)
     linux.mount(
         "none", "/", None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
     )

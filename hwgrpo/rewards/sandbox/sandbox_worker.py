@@ -170,6 +170,7 @@ def _open_runner(
             missing.append(f"Landlock ({error.strerror})")
     if "namespaces" in parts:
         namespaces.mount_view(setup["folder"])
+        readable = [namespaces.inside(path) for path in readable]
     reads_all = False
     if user is not None and "namespaces" not in parts:
         reads_all = not _succeeds_as(user, readable)
