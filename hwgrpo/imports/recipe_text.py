@@ -24,8 +24,7 @@ def recipe_text(imported: Imported, source: str) -> str:
     lines = [f"# Imported from {source}. What is not stated here has hwgrpo's default."]
     if imported.devices:
         lines.append(f"# On the same number of devices: {imported.devices}")
-    for each in imported.refused():
-        lines.append(f"# Left out, refused: {each.key}={compact(each.value)}: {each.note}")
+    lines += [f"# Left out, refused: {each.key}={compact(each.value)}: {each.note}" for each in imported.refused()]
     lines += _lines(nested(imported.settings), imported.origins, ())
     return "\n".join(" ".join(line.splitlines()) for line in lines) + "\n"
 

@@ -309,9 +309,7 @@ class _Script:
                 self._variables[name] = [value]
             return [value]
         if values is None:
-            return [
-                self._mark(f"the variable {name} is not set: set it, or give the setting as key=value behind the file")
-            ]
+            return [self._mark(f"the variable {name} is not set")]
         if form in ("%", "%%", "#", "##"):
             pattern = self._text_of(rest)
             return [_trimmed(value, form, pattern) for value in values]

@@ -47,8 +47,8 @@ def advantage(v: VerlSettings) -> Iterator[Converted]:
         default = "" if v.is_given(key) else ", and is verl's default where the key is not given"
         instead = "algorithm.adv_estimator=" + ("grpo" if name == "gae" else "optimal_token_baseline")
         yield Refusal(key, name, why + default, instead)
-        return
-    yield Assignment("algorithm.advantage.name", here, (key,))
+    else:
+        yield Assignment("algorithm.advantage.name", here, (key,))
     yield Assignment("algorithm.advantage.std", "group" if v[std] else "none", (std,))
     singleton = {"grpo_passk": "error", "rloo_vectorized": "zero"}.get(name, "raw")
     yield Assignment(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hwgrpo.catalog import LOGGERS
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.recipe_text import nested
 from hwgrpo.imports.verl_algorithm import value_of
 from hwgrpo.imports.verl_batches import SEQUENCE_PARALLEL, TENSOR_PARALLEL
 from hwgrpo.imports.verl_settings import ACTOR, ROLLOUT, VerlSettings
@@ -34,14 +35,7 @@ def engine(v: VerlSettings) -> Iterator[Converted]:
     elif here == "sglang_server":
         kwargs, keys = sglang, [f"{ROLLOUT}engine_kwargs.sglang.{each}" for each in sglang]
     if kwargs:
-        nested: dict[str, object] = {}
-        for each, value in kwargs.items():
-            *parents, last = each.split(".")
-            inside = nested
-            for parent in parents:
-                inside = inside.setdefault(parent, {})  # type: ignore[assignment]
-            inside[last] = value
-        yield Assignment("rollout.engine_kwargs", nested, tuple(keys))
+        yield Assignment("rollout.engine_kwargs", nested(kwargs), tuple(keys))
     others = tuple(each for each in v.given if each.startswith(ROLLOUT + "engine_kwargs."))
     yield Remark((*own, *others), f"arguments of another engine than {name}")
     longest = ROLLOUT + "max_model_len"

@@ -53,6 +53,7 @@ def import_verl(v: VerlSettings) -> Imported:
     order = {each.key: i for i, each in enumerate(entries_here())}
     settings = {key: settings[key] for key in sorted(settings, key=order.__getitem__) if key not in unused}
     entries = [_entry(v, key, assignments, remarks, refusals, unused) for key in v.given]
+    entries += [Entry("ignored", name, v.given[key], "", f"as {v.written[key]}") for name, key in v.repeated.items()]
     entries += [
         Entry("refused", each.origin, each.value, "", f"{each.why}; nearest: {each.instead}")
         for each in refusals
@@ -172,7 +173,7 @@ def _origin(v: VerlSettings, each: Assignment) -> str:
     if given:
         return f"verl: {' '.join(given)}"
     return f"verl's default{': ' if each.origins else ''}" + " ".join(
-        f"{key}={compact(v[key])}" for key in each.origins
+        f"{key}={compact(v[key])}" for key in each.origins[:2]
     )
 
 

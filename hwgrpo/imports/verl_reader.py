@@ -83,7 +83,7 @@ def _text_of(file: Path) -> str:
     except FileNotFoundError:
         hint = did_you_mean(file, lambda other: other.suffix in (".sh", ".yaml"))
         examples = (
-            f" {file.name} may be one of verl's examples, which are not part of hwgrpo: name the path of your copy of verl."
+            f" If {file.name} is one of verl's examples: they are not part of hwgrpo, name it in your copy of verl."
             if file.name.startswith("run_")
             else ""
         )
@@ -135,7 +135,7 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
             elif key not in _NAMES:
                 kept[key] = "(unknown)"
             left = f", {key}={rest} is left" if rest and key in _NAMES else ""
-            notices.append(f"{key}: {reasons[0].partition(': set it')[0]}{left}")
+            notices.append(f"{key}: {reasons[0]}{left}")
         else:
             wrong.append(f"{key}={shown(without_marks(str(value)) or '?')} is not known: {reasons[0]}")
     if wrong:

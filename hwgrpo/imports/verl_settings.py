@@ -25,6 +25,8 @@ class VerlSettings:
     """Name of the tables -> the name as it was written."""
     notes: dict[str, str] = field(default_factory=dict)
     """Name of the tables -> why it was written by another name."""
+    repeated: dict[str, str] = field(default_factory=dict)
+    """A further name, as it was written, of a setting that is given -> its name in the tables."""
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key, verl's default where it is not given, None where it has none."""
@@ -63,11 +65,15 @@ def verl_settings(values: Mapping[str, Any], *, deleted: Iterable[str] = ()) -> 
         if row is None:
             unknown.append(_unknown(written))
             continue
-        if key in settings.given and settings.given[key] != value:
+        if key in settings.given and None in (settings.given[key], value):
+            value = settings.given[key] if value is None else value
+        elif key in settings.given and settings.given[key] != value:
             raise ConfigError(
                 f"{settings.written[key]}={shown(settings.given[key])} and {written}={shown(value)} are one setting; "
                 "leave one of them out"
             )
+        if key in settings.given:
+            settings.repeated[settings.written[key]] = key
         settings.given[key] = _checked(row, key, written, value)
         settings.written[key] = written
         if why:

@@ -115,8 +115,10 @@ IGNORED = (
         ignored("activations are recomputed instead: model.gradient_checkpointing", "enable_activation_offload"),
         ignored("long sequences are spread over ranks: trainer.sequence_parallel_size", "tiled_mlp.*"),
         ignored("files are read from where they are", "use_shm"),
+        ignored("new adapters start as the identity, at random", "lora.lora_A_init_method", "lora.lora_B_init_method"),
         ignored(_OFF, "mtp.*"),
-        ignored("adapters are sent to the engine as they are", "lora.merge", "lora.type"),
+        ignored("adapters are sent to the engine as they are", "lora.merge", "lora.dropout_position"),
+        ignored("adapters are fp32 masters", "lora.dtype", "lora.a2a_experimental"),
     ),
     *section(
         "data.",

@@ -35,6 +35,7 @@ REFUSED = (
     *section(
         "actor_rollout_ref.model.",
         refused("the config is the model's", _HUB, None, keys=("hf_config_path",)),
+        refused("adapters are low-rank products", "model.lora.dora", "lora", None, keys=("lora.type",)),
         refused("a template is a file here", "model.chat_template", None, keys=("custom_chat_template",)),
         refused("modules are imported as plugins", "plugins", None, keys=("external_lib",)),
         refused("the config of a model is not changed", _HUB, {}, None, keys=("override_config", "override_config.*")),

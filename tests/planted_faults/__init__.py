@@ -5,6 +5,7 @@ from tests.planted_faults import (
     cli,
     config,
     data,
+    imports,
     models,
     observe,
     outside,
@@ -16,6 +17,9 @@ from tests.planted_faults import (
 
 FAULTS = tuple(
     fault
-    for folder in (algorithms, cli, config, data, models, observe, outside, planning, rewards, rollout, training)
+    for folder in (
+        *(algorithms, cli, config, data, imports, models),
+        *(observe, outside, planning, rewards, rollout, training),
+    )
     for fault in folder.FAULTS
 )

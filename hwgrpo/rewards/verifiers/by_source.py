@@ -35,7 +35,7 @@ def by_source(
         sources: further sources -> exact_match, gsm8k, math or question_exact_match.
 
     Returns:
-        0 or 1; -1 or 1 for `math`, `math_dapo`, `math_dapo_reasoning` and `aime...`. Mathematics is compared by math-verify.
+        0 or 1; -1 or 1 for `math`, `math_dapo`, `math_dapo_reasoning` and `aime...`. math-verify compares mathematics.
 
     Raises:
         ConfigError: `sources` names another reward.
