@@ -137,7 +137,8 @@ def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
     file.write_text(
         "data:\n  train_files: a.parquet\n  image_key: images\n  train_batch_size: 256\n"
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2-7B}\n  rollout: {n: 4, name: '???', val_kwargs: {n: 1}}\n"
-        "  actor:\n    ppo_mini_batch_size: ${data.train_batch_size}\n    profiler: {ranks: []}\n"
+        "  actor:\n    ppo_mini_batch_size: ${data.train_batch_size}\n"
+        "    rollout_n: ${oc.select:actor_rollout_ref.rollout.n,1}\n"
         "    profiler: {tool: '${oc.select:global_profiler.tool,null}'}\n"
         "algorithm:\n  adv_estimator: grpo\nreward_model: {reward_manager: naive}\nreward_manager: {name: naive}\n"
     )

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hwgrpo.cli.main import main
 from hwgrpo.config import Config, load_config
@@ -200,10 +201,13 @@ OURS = (
 )
 
 
-def test_train_plans_an_import(capsys: pytest.CaptureFixture[str]):
-    assert main(["train", "--from", "verl", *RUN, "--dry-run", *OURS]) == 0
+def test_train_takes_the_settings_of_an_import_and_ours_above_them(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--from", "verl", *RUN, "--print-config", *OURS]) == 0
     shown = capsys.readouterr()
-    assert "2 steps of 4 prompts x 4 samples, 2 updates each" in shown.out
+    settings = yaml.safe_load(shown.out)
+    assert settings["model"]["path"] == "builtin://tiny"
+    assert settings["trainer"]["prompts_per_update"] == 2
+    assert settings["trainer"]["max_steps"] == 2
     assert "Mapped (" in shown.err
 
 
