@@ -134,7 +134,8 @@ def kl(v: VerlSettings) -> Iterator[Converted]:
         yield Refusal(kind, v[kind], "it is not supported", "low_var_kl, or algorithm.kl.estimator=exact here")
         return
     yield Assignment("algorithm.kl.coef", v[coef], (in_loss, coef))
-    yield Assignment("algorithm.kl.estimator", here, (kind,))
+    note = "in a loss its gradient has mean 0; k2, or k1+, has that of the KL" if here == "k1" else ""
+    yield Assignment("algorithm.kl.estimator", here, (kind,), note)
 
 
 def correction(v: VerlSettings) -> Iterator[Converted]:

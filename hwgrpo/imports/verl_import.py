@@ -14,7 +14,7 @@ from hwgrpo.imports import verl_algorithm, verl_batches, verl_devices
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
 from hwgrpo.imports.import_result import Entry, Imported
 from hwgrpo.imports.recipe_text import compact, nested
-from hwgrpo.imports.verl_settings import VerlSettings
+from hwgrpo.imports.verl_settings import ACTOR, VerlSettings
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
 from hwgrpo.peer_tables.verl_names import ROWS, row_of
 
@@ -183,7 +183,7 @@ def _notices(v: VerlSettings) -> list[str]:
         notices.append(
             "data.val_files is not given, so nothing is validated; verl would read ~/data/rlhf/gsm8k/test.parquet"
         )
-    devices, batch = v.world_size(), v["data.train_batch_size"]
-    if batch % devices:
-        notices.append(f"data.train_batch_size={batch} cannot be divided among {devices} devices; start fewer")
-    return notices
+    devices = v.world_size()
+    uneven = (key for key in ("data.train_batch_size", ACTOR + "ppo_mini_batch_size") if v[key] % devices)
+    remedy = f"prompts cannot be divided among {devices} devices; start fewer, or change it"
+    return [*notices, *(f"{key}={v[key]} {remedy}" for key in uneven)]

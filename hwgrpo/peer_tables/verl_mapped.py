@@ -329,7 +329,13 @@ _REST = (
         joint("logger", "observe.loggers", note="the console is observe.progress", type="text|list"),
         joint("project_name", "trainer.output_dir, observe.project", "verl_examples", type="text|int"),
         joint("experiment_name", "trainer.output_dir, observe.run_name", "gsm8k", type="text|int"),
-        joint("device", "backend.name", "cuda", "cuda is auto", values={"cuda": "auto", "npu": "npu", "cpu": "cpu"}),
+        joint(
+            "device",
+            "backend.name",
+            "cuda",  # hw: verl's value
+            "cuda is auto",
+            values={"cuda": "auto", "npu": "npu", "cpu": "cpu"},  # hw: verl's values
+        ),
         joint("n_gpus_per_node", "", 8, "hwgrpo launch --devices"),
         joint("nnodes", "", 1, "hwgrpo launch --nodes"),
     ),

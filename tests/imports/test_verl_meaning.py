@@ -238,6 +238,12 @@ def test_batch_sizes_that_verl_refuses_are_refused():
         imported("data.train_batch_size=128")
 
 
+def test_batches_that_the_devices_cannot_share_are_noted():
+    sizes = ("data.train_batch_size=12", f"{ACTOR}ppo_mini_batch_size=4", "trainer.n_gpus_per_node=3")
+    [notice] = [each for each in imported(*sizes).notices if "divided" in each]
+    assert f"{ACTOR}ppo_mini_batch_size=4 prompts cannot be divided among 3 devices" in notice
+
+
 def test_interpolations_see_other_keys_and_defaults(tmp_path: Path):
     name = "trainer.experiment_name='${algorithm.adv_estimator}-${data.train_batch_size}-${oc.env:USER}'"
     config = config_of(imported(name), tmp_path)
