@@ -106,6 +106,8 @@ def _of_config(command: VerlCommand, folder: Path) -> dict[str, Any]:
     if name is None or name in _ENGINES:
         engine = _ENGINES.get(name or "")
         return {"model_engine": engine} if engine else {}
+    if reasons := command.reasons(name + (command.config_path or "")):
+        raise ConfigError(f"--config-name is not known: {'; '.join(reasons)}")
     places = [Path(command.config_path or "."), folder / (command.config_path or ".")]
     file = next((place / f"{name}.yaml" for place in places if (place / f"{name}.yaml").is_file()), None)
     if file is None:

@@ -132,6 +132,33 @@ def test_all_unknown_keys_are_named_at_once():
     assert "trainer.two" in str(error.value)
 
 
+def test_a_config_that_a_script_names_is_read_where_it_is(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo --config-path=. --config-name=mine data.seed=3\n")
+    with pytest.raises(ConfigError, match=r"there is no mine.yaml here"):
+        read_verl(str(script), [], {})
+    (tmp_path / "mine.yaml").write_text("data:\n  seed: 1\n  max_prompt_length: 100\n")
+    assert read_verl(str(script), [], {})[0].given == {"data.seed": 3, "data.max_prompt_length": 100}
+    script.write_text("python3 -m verl.trainer.main_ppo --config-name=$NAME\n")
+    with pytest.raises(ConfigError, match=r"line 1: the variable NAME is not set"):
+        read_verl(str(script), [], {})
+    script.write_text("python3 -m verl.trainer.main_ppo --config-name ppo_megatron_trainer data.seed=3\n")
+    assert read_verl(str(script), [], {})[0].given["model_engine"] == "megatron"
+
+
+def test_an_unknown_piece_of_a_name_is_left_out_and_of_a_setting_an_error(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    command = "python3 -m verl.trainer.main_ppo trainer.experiment_name=qwen-$(date +%F) data.seed=$(date +%s)\n"
+    script.write_text(command)
+    with pytest.raises(
+        ConfigError, match=r"data.seed='\?' is not known: run.sh, line 1: \$\(date \+%s\) is the output"
+    ):
+        read_verl(str(script), [], {})
+    settings, notices = read_verl(str(script), ["data.seed=3"], {})
+    assert settings.given == {"trainer.experiment_name": "qwen", "data.seed": 3}
+    assert any("trainer.experiment_name: run.sh, line 1" in notice for notice in notices)
+
+
 def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(
