@@ -116,6 +116,7 @@ REWARDS = Registry(
         "tags": "hwgrpo.rewards.verifiers.tag_counts:tags",
         "length_cosine": "hwgrpo.rewards.verifiers.cosine_length:length_cosine",
         "repetition": "hwgrpo.rewards.verifiers.repetition:repetition",
+        "by_source": "hwgrpo.rewards.verifiers.by_source:by_source",
         "language": "hwgrpo.rewards.verifiers.language:language",
         "reward_model": "hwgrpo.rewards.models.reward_model:RewardModel",
         "process_reward_model": "hwgrpo.rewards.models.process_reward_model:ProcessRewardModel",

@@ -22,6 +22,7 @@ from hwgrpo.text import terminal_lines
 
 COMMANDS = (
     "train",
+    "import",
     "sft",
     "reward-model",
     "plan",
@@ -38,6 +39,8 @@ COMMANDS = (
     "env",
 )
 """Commands: each is a module of this package with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
+MODULES = {"import": "import_settings"}
+"""Commands whose module has another name."""
 
 ELSEWHERE = {"dpo": "hwgrpo has no DPO: train preference pairs with TRL's DPOTrainer, which loads RUN/final"}
 """Commands that people look for here -> where to go."""
@@ -93,7 +96,7 @@ def _run(argv: Sequence[str] | None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     arguments = sys.argv[1:] if argv is None else argv
     for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:  # import one command alone
-        module = importlib.import_module(f"hwgrpo.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(f"hwgrpo.cli.{MODULES.get(name, name.replace('-', '_'))}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, epilog=EXIT_CODES)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

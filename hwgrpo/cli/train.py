@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from hwgrpo.cli.import_settings import add_import_options, use_imported
 from hwgrpo.text import hide_secrets
 
 HELP = "train a language model with GRPO from a recipe"
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
     add_flags(parser)
+    add_import_options(parser)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.validate import check_resume
 
+    if getattr(args, "source", None):
+        use_imported(args)
     config = load_config(
         args.recipe,
         args.overrides,

@@ -6,123 +6,18 @@ is left out, and so is one without a counterpart.
 
 from __future__ import annotations
 
-_ACTOR = "actor_rollout_ref.actor."
-_MODEL = "actor_rollout_ref.model."
-_ROLLOUT = "actor_rollout_ref.rollout."
+from collections.abc import Mapping
+
+from hwgrpo.catalog import ENGINES
+from hwgrpo.peer_tables.verl_names import counterparts
+
 _CLIP = "algorithm.loss.clip_low, algorithm.loss.clip_high | both bounds"
 _COMPLETIONS = "trainer.prompts_per_step | it counts prompts over all ranks, not completions"
 _TOKENS = "trainer.tokens_per_micro_batch | it counts tokens, not sequences"
 _REWARD = "reward.functions | e.g. [path/to/file.py:function]"
 
-VERL = {
-    "algorithm.adv_estimator": "algorithm.advantage.name",
-    "algorithm.norm_adv_by_std_in_grpo": "algorithm.advantage.std | true is group, false is none",
-    "algorithm.rollout_correction.rollout_is": "algorithm.correction.name | token is token_truncate",
-    "algorithm.rollout_correction.rollout_is_threshold": "algorithm.correction.high",
-    "algorithm.rollout_correction.rollout_is_batch_normalize": "algorithm.correction.normalize",
-    "algorithm.rollout_correction.rollout_rs": "algorithm.correction.reject",
-    "algorithm.rollout_correction.bypass_mode": "algorithm.old_logprobs | true is rollout",
-    "algorithm.filter_groups.max_num_gen_batches": "algorithm.filter_groups.max_rounds",
-    "data.train_files": "data.train",
-    "data.val_files": "data.validation",
-    "data.train_batch_size": "trainer.prompts_per_step",
-    "data.max_prompt_length": "data.max_prompt_tokens",
-    "data.max_response_length": "rollout.max_response_tokens",
-    "data.filter_overlong_prompts": "data.overlong | true is filter",
-    "data.truncation": "data.overlong | left is truncate_left, right is truncate_right",
-    "data.reward_fn_key": "data.source_key",
-    "data.train_max_samples": "data.max_rows | 0 uses all",
-    "data.val_max_samples": "data.validation_max_rows | 0 uses all",
-    "data.apply_chat_template_kwargs": "data.chat_template_kwargs",
-    "data.trust_remote_code": "model.trust_remote_code",
-    "data.seed": "trainer.seed",
-    _MODEL + "path": "model.path",
-    _MODEL + "tokenizer_path": "model.tokenizer",
-    _MODEL + "custom_chat_template": "model.chat_template | it names a file",
-    _MODEL + "trust_remote_code": "model.trust_remote_code",
-    _MODEL + "enable_gradient_checkpointing": "model.gradient_checkpointing",
-    _MODEL + "lora_rank": "model.lora.rank",
-    _MODEL + "lora_alpha": "model.lora.alpha",
-    _MODEL + "target_modules": "model.lora.target_modules",
-    _MODEL + "lora_adapter_path": "model.lora.adapter",
-    _MODEL + "use_remove_padding": "model.layout | auto never pads where it need not",
-    _ACTOR + "lora.r": "model.lora.rank",
-    _ACTOR + "lora.alpha": "model.lora.alpha",
-    _ACTOR + "lora.target_modules": "model.lora.target_modules",
-    _ACTOR + "ppo_mini_batch_size": "trainer.prompts_per_update",
-    _ACTOR + "ppo_micro_batch_size_per_gpu": _TOKENS,
-    _ACTOR + "ppo_max_token_len_per_gpu": "trainer.tokens_per_micro_batch",
-    _ACTOR + "ppo_epochs": "trainer.epochs_per_batch",
-    _ACTOR + "clip_ratio": _CLIP,
-    _ACTOR + "clip_ratio_low": "algorithm.loss.clip_low",
-    _ACTOR + "clip_ratio_high": "algorithm.loss.clip_high",
-    _ACTOR + "clip_ratio_c": "algorithm.loss.dual_clip",
-    _ACTOR + "policy_loss.loss_mode": "algorithm.loss.name | vanilla is ppo_clip",
-    _ACTOR + "loss_agg_mode": "algorithm.aggregation.name",
-    _ACTOR + "loss_scale_factor": "algorithm.aggregation.norm_length",
-    _ACTOR + "use_kl_loss": "algorithm.kl.coef | 0 is off",
-    _ACTOR + "kl_loss_coef": "algorithm.kl.coef",
-    _ACTOR + "kl_loss_type": "algorithm.kl.estimator | low_var_kl is k3",
-    "algorithm.use_kl_in_reward": "algorithm.kl.in_reward",
-    "algorithm.kl_penalty": "algorithm.kl.estimator | low_var_kl is k3",
-    "algorithm.kl_ctrl.kl_coef": "algorithm.kl.coef",
-    "algorithm.kl_ctrl.type": "algorithm.kl.target | null is fixed",
-    "algorithm.kl_ctrl.target_kl": "algorithm.kl.target",
-    "algorithm.kl_ctrl.horizon": "algorithm.kl.horizon",
-    _ACTOR + "entropy_coeff": "algorithm.entropy_coef",
-    _ACTOR + "calculate_sum_pi_squared": "algorithm.advantage.name | optimal_token_baseline computes it",
-    _ACTOR + "grad_clip": "optim.grad_clip",
-    _ACTOR + "optim.optimizer": "optim.name",
-    _ACTOR + "optim.lr": "optim.lr",
-    _ACTOR + "optim.betas": "optim.betas",
-    _ACTOR + "optim.weight_decay": "optim.weight_decay",
-    _ACTOR + "optim.lr_warmup_steps": "optim.warmup_steps",
-    _ACTOR + "optim.lr_scheduler_type": "optim.schedule",
-    _ACTOR + "optim.min_lr_ratio": "optim.min_lr_ratio",
-    _ACTOR + "strategy": "trainer.strategy",
-    _ACTOR + "ulysses_sequence_parallel_size": "trainer.sequence_parallel_size",
-    _ACTOR + "fsdp_config.ulysses_sequence_parallel_size": "trainer.sequence_parallel_size",
-    _ACTOR + "fsdp_config.gradient_checkpointing": "model.gradient_checkpointing",
-    _ACTOR + "fsdp_config.param_offload": "trainer.fsdp2.offload",
-    _ACTOR + "fsdp_config.optimizer_offload": "trainer.offload | true is optimizer",
-    _ACTOR + "fsdp_config.offload_policy": "trainer.fsdp2.offload",
-    _ACTOR + "fsdp_config.reshard_after_forward": "trainer.fsdp2.reshard_after_forward",
-    _ROLLOUT + "n": "rollout.n",
-    "actor_rollout.ref.rollout.n": "rollout.n",
-    _ROLLOUT + "name": "rollout.engine | hf is local, sglang is sglang_server",
-    _ROLLOUT + "temperature": "rollout.temperature",
-    _ROLLOUT + "top_p": "rollout.top_p",
-    _ROLLOUT + "top_k": "rollout.top_k | 0 is off, not -1",
-    _ROLLOUT + "tensor_model_parallel_size": "rollout.tensor_parallel_size",
-    _ROLLOUT + "gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    _ROLLOUT + "free_cache_engine": "rollout.sleep_mode | auto is true on the training devices, never is false",
-    _ROLLOUT + "max_model_len": "rollout.max_model_len",
-    _ROLLOUT + "max_num_seqs": "rollout.max_sequences",
-    _ROLLOUT + "enforce_eager": "rollout.enforce_eager",
-    _ROLLOUT + "dtype": "rollout.dtype",
-    _ROLLOUT + "engine_kwargs": "rollout.engine_kwargs",
-    _ROLLOUT + "response_length": "rollout.max_response_tokens",
-    _ROLLOUT + "prompt_length": "data.max_prompt_tokens",
-    _ROLLOUT + "val_kwargs.n": "trainer.validation_n",
-    "custom_reward_function.path": _REWARD,
-    "custom_reward_function.name": _REWARD,
-    "reward.custom_reward_function.path": _REWARD,
-    "reward.custom_reward_function.name": _REWARD,
-    "trainer.total_epochs": "trainer.epochs",
-    "trainer.total_training_steps": "trainer.max_steps",
-    "trainer.save_freq": "trainer.save_every | 0 is off, not -1",
-    "trainer.test_freq": "trainer.validate_every | 0 is off, not -1",
-    "trainer.val_before_train": "trainer.validate_at_start",
-    "trainer.max_actor_ckpt_to_keep": "trainer.keep_checkpoints",
-    "trainer.default_local_dir": "trainer.output_dir",
-    "trainer.resume_mode": "trainer.resume | disable is never",
-    "trainer.resume_from_path": "trainer.resume",
-    "trainer.logger": "observe.loggers | the console is observe.progress",
-    "trainer.project_name": "observe.project",
-    "trainer.experiment_name": "observe.run_name",
-    "trainer.device": "backend.name",
-}
-"""Keys of `verl.trainer.main_ppo`."""
+VERL = {key: f"{row.here} | {row.note}" if row.note else row.here for key, row in counterparts() if key != row.here}
+"""Keys of `verl.trainer.main_ppo`, from the tables of the importer."""
 
 TRL = {
     "num_generations": "rollout.n",
@@ -223,27 +118,13 @@ TRL = {
 """Fields of TRL's `GRPOConfig`, its base, and the options of its scripts."""
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32", "float": "float32"}
-VALUES = {
-    "algorithm.advantage.name": {
-        "grpo_vectorized": "grpo",
-        "rloo_vectorized": "rloo",
-        "dr_grpo": "grpo | with algorithm.advantage.std=none",
-    },
+_OTHERS: Mapping[str, Mapping[str, str]] = {
+    "algorithm.advantage.name": {"dr_grpo": "grpo | with algorithm.advantage.std=none"},
     "algorithm.advantage.std": {"true": "group", "True": "group", "false": "none", "False": "none"},
     "algorithm.loss.name": {
-        "vanilla": "ppo_clip",
         "grpo": "ppo_clip | with algorithm.aggregation.name=seq-mean-token-mean",
         "dapo": "ppo_clip | with algorithm.aggregation.name=token-mean",
         "dr_grpo": "ppo_clip | with algorithm.aggregation.name=seq-mean-token-sum-norm",
-    },
-    "algorithm.kl.estimator": {
-        "kl": "k1",
-        "kl+": "k1+",
-        "mse": "k2",
-        "mse+": "k2 | its gradient is that of k2 already",
-        "k2+": "k2 | its gradient is that of k2 already",
-        "low_var_kl": "k3",
-        "low_var_kl+": "k3+",
     },
     "algorithm.aggregation.name": {
         "dapo": "token-mean",
@@ -251,21 +132,41 @@ VALUES = {
         "dr_grpo": "seq-mean-token-sum-norm",
         "luspo": "seq-mean-token-sum",
     },
-    "algorithm.correction.name": {"token": "token_truncate", "sequence": "sequence_truncate"},
-    "data.overlong": {"left": "truncate_left", "right": "truncate_right"},
     "model.dtype": _DTYPES,
     "rollout.dtype": _DTYPES,
     "kernels.logits_dtype": _DTYPES,
     "optim.name": {
-        **dict.fromkeys(("AdamW", "adamw_torch", "adamw_torch_fused"), "adamw"),
-        "Muon": "muon",
-        **dict.fromkeys(("AdamW8bit", "adamw_bnb_8bit"), "adamw_8bit"),
+        **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), "adamw"),
+        "adamw_bnb_8bit": "adamw_8bit",
     },
     "trainer.offload": {"true": "optimizer", "True": "optimizer", "false": "none", "False": "none"},
     "optim.schedule": {"constant_with_warmup": "constant | with optim.warmup_steps"},
-    "rollout.engine": {"hf": "local", "colocate": "vllm", "server": "vllm_server", "sglang": "sglang_server"},
-    "trainer.strategy": {"fsdp": "fsdp2"},
+    "rollout.engine": {"colocate": "vllm", "server": "vllm_server"},
 }
+"""Setting here -> value of TRL, or of habit -> value here."""
+
+
+_CHOICES = (
+    *("algorithm.advantage.name", "algorithm.loss.name", "algorithm.kl.estimator", "algorithm.correction.name"),
+    *("data.overlong", "model.dtype", "rollout.dtype", "rollout.engine", "optim.name", "trainer.strategy"),
+)
+"""Settings of which verl has other names of values."""
+
+
+def _values() -> dict[str, dict[str, str]]:
+    """Return the values of verl whose name here is another one, and the others."""
+    values: dict[str, dict[str, str]] = {key: {} for key in _OTHERS}
+    for _, row in counterparts():
+        known = {here.partition(" | ")[0] for here in row.values.values()}
+        renamed = {
+            value: here for value, here in row.values.items() if here and value not in {*known, *ENGINES.names()}
+        }
+        if renamed and row.here in _CHOICES:
+            values.setdefault(row.here, {}).update(renamed)
+    return {key: {**of_verl, **_OTHERS.get(key, {})} for key, of_verl in values.items()}
+
+
+VALUES = _values()
 """Setting here -> value of verl or TRL -> value here."""
 
 

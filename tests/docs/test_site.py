@@ -12,16 +12,16 @@ import pytest
 
 from hwgrpo.cli.main import COMMANDS
 from hwgrpo.config.document import entries
-from hwgrpo.config.peers import VERL
 from hwgrpo.data.row_schema import GROUND_TRUTH_KEYS
+from hwgrpo.peer_tables.verl_names import OLDER, ROWS
 from tests.docs.pages import DOCS, FENCED, REPO, anchors, links, page
 
 PAGES = sorted(DOCS.glob("*.md"))
 OTHERS = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 SETTINGS = {entry.key.replace("[]", "") for entry in entries()}
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} | {key.split(".")[0] for key in SETTINGS}
-VERL_ALONE = {"algorithm.use_kl_in_reward", "trainer.n_gpus_per_node"}
-"""Settings of verl that have no counterpart."""
+VERL = {key.removesuffix(".*").rstrip(".") for key in (*ROWS, *OLDER, *OLDER.values())}
+"""Settings of verl, and sections of them."""
 FOLDERS = "hwgrpo|backends|kernels|configs|benchmarks|scripts|tests|docs|hwgrpo_backends|hwgrpo_kernels"
 
 
@@ -86,7 +86,7 @@ def test_the_settings_that_a_page_names_are_there(file: Path):
     own = {name.partition(".kwargs.")[0] for name in named if name.split(".")[0] in SECTIONS}
     files = {name for name in own if name.endswith((".json", ".md", ".py"))}
     columns = set(GROUND_TRUTH_KEYS)  # verl's has the name of a section
-    assert own - files - columns - SETTINGS - SECTIONS - VERL.keys() - VERL_ALONE == set()
+    assert own - files - columns - SETTINGS - SECTIONS - VERL == set()
 
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)

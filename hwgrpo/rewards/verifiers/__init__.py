@@ -10,5 +10,6 @@ regular_expression.py  regex
 tag_counts.py          tags: partial credit for `<think>` and `<answer>`
 cosine_length.py       length_cosine
 repetition.py          repetition of n-grams of tokens
+by_source.py           by_source: the rule of each row's source
 language.py            language: the share of letters of its scripts
 """

@@ -1,0 +1,115 @@
+"""`hwgrpo import verl FILE key=value ...`: a recipe from another project's settings, and what became of each."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hwgrpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hwgrpo.imports.import_result import Imported
+
+HELP = "write a recipe from the settings of verl, and show what became of each"
+SYSTEMS = ("verl",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("system", choices=SYSTEMS, help="whose settings they are")
+    parser.add_argument(
+        "overrides",
+        nargs="+",
+        metavar="FILE|KEY=VALUE",
+        help="a run script, which is read and never run (- for standard input), or a YAML file that Hydra wrote; then "
+        "settings that override it, as the script's arguments. Settings alone, without a file, are accepted, too",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write the recipe to this file (default: standard output)")
+    parser.add_argument(
+        "--drop-refused", action="store_true", help="write a recipe without the settings that have no counterpart"
+    )
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `hwgrpo train` that import settings."""
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=SYSTEMS,
+        help="the arguments are another project's: a run script and settings, or settings alone (hwgrpo import)",
+    )
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="with --from: a setting of ours",
+    )
+    parser.add_argument("--drop-refused", action="store_true", help="with --from: leave out what has no counterpart")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table and the recipe; return the exit code."""
+    imported, recipe = import_settings(args.overrides, drop_refused=args.drop_refused, prints=True)
+    if args.output is None:
+        print(recipe, end="")
+        return 0
+    try:
+        Path(args.output).write_text(recipe, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output={args.output!r} cannot be written: {error}") from error
+    print(f"wrote {args.output}: {imported.devices.replace('RECIPE', shlex.quote(args.output))}", file=sys.stderr)
+    return 0
+
+
+def import_settings(arguments: Sequence[str], *, drop_refused: bool, prints: bool) -> tuple[Imported, str]:
+    """Return an import and its recipe, and print the table on standard error.
+
+    Args:
+        arguments: a file and settings, or settings alone.
+        drop_refused: leave refused settings out instead of raising.
+        prints: whether to print the table.
+
+    Raises:
+        ConfigError: a setting is unknown, illegal or refused.
+    """
+    from hwgrpo.imports.import_table import table_text
+    from hwgrpo.imports.recipe_text import recipe_text
+    from hwgrpo.imports.verl_import import import_verl
+    from hwgrpo.imports.verl_reader import read_verl
+
+    has_file = "=" not in arguments[0]
+    file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
+    settings, notices = read_verl(file, rest, os.environ)
+    imported = import_verl(settings)
+    if prints:
+        print(table_text(imported, shutil.get_terminal_size((140, 24)).columns), file=sys.stderr)
+        for notice in [*notices, *imported.notices]:
+            print(f"hwgrpo: note: {notice}", file=sys.stderr)
+    if imported.refused() and not drop_refused:
+        keys = ", ".join(f"{each.key}={each.value}" for each in imported.refused())
+        raise ConfigError(
+            f"without a counterpart here: {keys}; see above. Change them, or leave them out with --drop-refused"
+        )
+    source = "verl" if file is None else "standard input" if file == "-" else file
+    return imported, recipe_text(imported, source)
+
+
+def use_imported(args: argparse.Namespace) -> None:
+    """Let `hwgrpo train --from verl` train on the imported settings, with those of --set above them."""
+    first = os.environ.get("RANK", "0") == "0"
+    arguments = [args.recipe, *args.overrides]
+    _, recipe = import_settings(arguments, drop_refused=args.drop_refused, prints=first)
+    folder = Path(tempfile.mkdtemp(prefix="hwgrpo-import-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "verl.yaml").write_text(recipe, encoding="utf-8")
+    args.recipe, args.overrides = str(folder / "verl.yaml"), args.settings

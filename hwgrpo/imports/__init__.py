@@ -1,0 +1,16 @@
+"""Settings of other projects -> recipes, with an account of every key.
+
+verl_reader.py     a verl script, a Hydra file or overrides -> the settings of a verl run
+shell_script.py    the verl command in a bash script, found without running it
+bash_words.py      bash source -> statements of words
+hydra_values.py    Hydra's overrides, values and interpolations
+verl_settings.py   a verl run's settings by the names of the tables, checked
+verl_import.py     they become settings here
+verl_algorithm.py  conversions: advantage, loss, KL, correction, filter, rewards
+verl_batches.py    conversions: data, batches, adapters, optimizer
+verl_devices.py    conversions: engine, parallelism, the run
+conversion.py      what a conversion yields
+import_result.py   what became of every key
+import_table.py    it as a table
+recipe_text.py     it as a recipe
+"""

@@ -1,0 +1,259 @@
+"""Bash source -> statements of words, without running any of it: quotes, comments, continued lines, redirections."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from hwgrpo.errors import ConfigError
+
+OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&", "\n")
+_REDIRECTION = re.compile(r"(?:\d*|&)(?:<<<|<<-?|>>|>\||>&|<&|<>|>|<)")
+_SETTING = re.compile(r"""\s*(?:["']?[+~]{0,2}[A-Za-z_]\w*\.[\w.@/-]+=|["']?\$[{@]|--config-)""")
+"""How a continued line of settings begins."""
+_CONTINUED = re.compile(r"\\(?:[ \t]*|[ \t]+#[^\n]*)(?:\n|\Z)")
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a word."""
+
+    text: str
+    """Literal text; of an expansion its source, `$X`, `${X:-y}`, `$(date)`, `$((1 + 2))`."""
+    quoted: bool = False
+    expands: bool = False
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word before expansion."""
+
+    parts: tuple[Part, ...]
+    elements: tuple[Word, ...] | None = None
+    """The words of an array, `A=(...)`; `parts` is then `A=`."""
+
+    @property
+    def literal(self) -> str | None:
+        """The word's text if nothing in it is quoted or expanded, as that of a keyword; else None."""
+        return None if any(part.quoted or part.expands for part in self.parts) else "".join(p.text for p in self.parts)
+
+
+@dataclass
+class Statement:
+    """A simple command, or a keyword of a compound one."""
+
+    line: int
+    words: list[Word] = field(default_factory=list)
+    after: str = "\n"
+    """The operator before it."""
+
+
+class BashReader:
+    """Reader of a script's statements."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self._text, self._name, self._at = text.replace("\r\n", "\n"), name, 0
+        self.notices: list[str] = []
+
+    def statements(self) -> list[Statement]:
+        """Return the statements of the script in order.
+
+        Raises:
+            ConfigError: a quote or bracket is not closed.
+        """
+        found: list[Statement] = []
+        now = Statement(1)
+        while self._at < len(self._text):
+            if (blank := self._skip_blanks()) is not None:
+                self.notices += blank
+                continue
+            operator = next((each for each in OPERATORS if self._text.startswith(each, self._at)), None)
+            if operator is not None and not re.match(r"&>", self._text[self._at :]):
+                self._at += len(operator)
+                found += [now] if now.words else []
+                now = Statement(self._line(), after=operator if now.words or operator != "\n" else now.after)
+                continue
+            if not now.words:
+                now.line = self._line()
+            if self._skip_redirection():
+                continue
+            if self._text[self._at] in "()":
+                now.words.append(Word((Part(self._bracket()),)))
+                found.append(now)
+                now = Statement(self._line(), after=";")
+                continue
+            now.words.append(self._word())
+        return [*found, now] if now.words else found
+
+    def word_parts(self) -> tuple[Part, ...]:
+        """Return all of the text as the parts of one word, spaces included, as after `${X:-`."""
+        parts: list[Part] = []
+        while self._at < len(self._text):
+            parts += self._part()
+        return tuple(parts)
+
+    def _line(self) -> int:
+        return self._text.count("\n", 0, self._at) + 1
+
+    def _error(self, what: str, line: int) -> ConfigError:
+        return ConfigError(f"{self._name}, line {line}: {what}")
+
+    def _skip_blanks(self) -> list[str] | None:
+        """Skip blanks, a comment or a continued line's end; return notices about it, None where there is none."""
+        text, at = self._text, self._at
+        if (blank := re.compile(r"[ \t]+").match(text, at)) is not None:
+            self._at = blank.end()
+            return []
+        if text[at] == "#":
+            self._at = (text.find("\n", at) + len(text) + 1) % (len(text) + 1) if "\n" in text[at:] else len(text)
+            return []
+        if (ends := _CONTINUED.match(text, at)) is None:
+            return None
+        line, self._at = self._line(), ends.end()
+        notices = (
+            [f"line {line}: text after the backslash, where bash would stop"] if ends[0].rstrip("\n") != "\\" else []
+        )
+        between = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+").match(text, self._at)
+        if between is not None and _SETTING.match(text, between.end()):
+            self._at = between.end()
+            notices.append(
+                f"line {line + 1}: a comment or an empty line between continued lines, where bash would stop"
+            )
+        return notices
+
+    def _skip_redirection(self) -> bool:
+        found = _REDIRECTION.match(self._text, self._at)
+        if found is None or self._text.startswith(("<(", ">("), self._at):
+            return False
+        line, self._at = self._line(), found.end()
+        while self._at < len(self._text) and self._text[self._at] in " \t":
+            self._at += 1
+        target = self._word()
+        if found[0].lstrip("0123456789") in ("<<", "<<-"):
+            end = "".join(part.text for part in target.parts)
+            body = re.compile(rf"[^\n]*\n(?:.*\n)*?[ \t]*{re.escape(end)}[ \t]*(?=\n|\Z)").match(self._text, self._at)
+            if body is None:
+                raise self._error(f"the text after <<{end} has no end", line)
+            rest = self._text.index("\n", self._at)
+            self._text = self._text[:rest] + "\n" * body[0].count("\n") + self._text[body.end() :]
+        return True
+
+    def _bracket(self) -> str:
+        """Return `(`, `)`, or all of `((...))`."""
+        if self._text.startswith("((", self._at):
+            end = self._text.find("))", self._at)
+            if end < 0:
+                raise self._error("(( is not closed", self._line())
+            start, self._at = self._at, end + 2
+            return self._text[start : self._at]
+        if self._text.startswith("()", self._at):
+            self._at += 2
+            return "()"
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _word(self) -> Word:
+        parts: list[Part] = []
+        start, line = self._at, self._line()
+        while self._at < len(self._text):
+            here = self._text[self._at]
+            if here in " \t\n;|&<>)" or (here == "\\" and _CONTINUED.match(self._text, self._at)):
+                break
+            if here == "(":
+                if not _ARRAY.fullmatch(self._text, start, self._at + 1):
+                    break
+                self._at += 1
+                return Word(tuple(parts), self._elements(line))
+            parts += self._part()
+        return Word(tuple(parts))
+
+    def _elements(self, line: int) -> tuple[Word, ...]:
+        elements: list[Word] = []
+        while self._at < len(self._text):
+            if self._text[self._at] == ")":
+                self._at += 1
+                return tuple(elements)
+            if self._text[self._at] == "\n":
+                self._at += 1
+            elif self._skip_blanks() is None:
+                elements.append(self._word())
+        raise self._error("the array's ( is not closed", line)
+
+    def _part(self) -> list[Part]:
+        text, at, line = self._text, self._at, self._line()
+        here = text[at]
+        if here == "'" or text.startswith("$'", at):
+            start = at + 1 + (here == "$")
+            end = text.find("'", start)
+            if end < 0:
+                raise self._error("a ' is not closed", line)
+            self._at = end + 1
+            return [Part(text[start:end], quoted=True)]
+        if here == '"':
+            return self._double_quoted(line)
+        if here in "$`" and (expansion := self._expansion()) is not None:
+            return [Part(expansion, expands=True)]
+        if here == "\\":
+            self._at += 2
+            return [Part(text[at + 1 : at + 2], quoted=True)]
+        self._at += 1
+        return [Part(here)]
+
+    def _double_quoted(self, line: int) -> list[Part]:
+        parts = [Part("", quoted=True)]
+        self._at += 1
+        while self._at < len(self._text):
+            here = self._text[self._at]
+            if here == '"':
+                self._at += 1
+                return parts
+            if here in "$`" and (expansion := self._expansion()) is not None:
+                parts.append(Part(expansion, quoted=True, expands=True))
+                continue
+            if here == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n"):
+                escaped = self._text[self._at + 1]
+                parts.append(Part("" if escaped == "\n" else escaped, quoted=True))
+                self._at += 2
+                continue
+            parts.append(Part(here, quoted=True))
+            self._at += 1
+        raise self._error('a " is not closed', line)
+
+    def _expansion(self) -> str | None:
+        """Return the source of an expansion, and go behind it; None for a `$` that begins none."""
+        text, at, line = self._text, self._at, self._line()
+        if text[at] == "`":
+            end = text.find("`", at + 1)
+            if end < 0:
+                raise self._error("a ` is not closed", line)
+            self._at = end + 1
+        elif text.startswith("$((", at) or text.startswith("$(", at):
+            self._at = self._closing(at + 1, "(", ")", line)
+        elif text.startswith("${", at):
+            self._at = self._closing(at + 1, "{", "}", line)
+        elif (name := re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])").match(text, at)) is not None:
+            self._at = name.end()
+        else:
+            return None
+        return text[at : self._at]
+
+    def _closing(self, at: int, opens: str, closes: str, line: int) -> int:
+        """Return the place behind the bracket that closes the one at `at`; quotes hide brackets."""
+        depth, quote = 0, ""
+        while at < len(self._text):
+            here = self._text[at]
+            if here == "\\":
+                at += 1
+            elif quote:
+                quote = "" if here == quote else quote
+            elif here == "'" or here == '"':
+                quote = here
+            elif here == opens:
+                depth += 1
+            elif here == closes:
+                depth -= 1
+                if not depth:
+                    return at + 1
+            at += 1
+        raise self._error(f"a {opens} is not closed", line)

@@ -1,0 +1,44 @@
+"""The result of an import: every key of the other project with what became of it, and the recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Group = Literal["mapped", "default", "ignored", "refused"]
+TITLES: dict[Group, str] = {
+    "mapped": "Mapped",
+    "default": "Defaults of verl that differ from those here, applied",
+    "ignored": "Without meaning here",
+    "refused": "Refused",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table."""
+
+    group: Group
+    key: str
+    """As it was written."""
+    value: Any
+    becomes: str
+    note: str = ""
+
+
+@dataclass
+class Imported:
+    """What an import gives."""
+
+    entries: list[Entry]
+    settings: dict[str, Any]
+    """Dotted setting here -> value, of those that differ from the defaults."""
+    origins: dict[str, str]
+    """Dotted setting here -> the comment that names where it is from."""
+    notices: list[str] = field(default_factory=list)
+    devices: str = ""
+    """The command that starts it on as many devices."""
+
+    def refused(self) -> list[Entry]:
+        """Return the entries without a counterpart."""
+        return [each for each in self.entries if each.group == "refused"]

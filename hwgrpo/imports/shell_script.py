@@ -1,0 +1,369 @@
+"""The verl command in a bash run script: its arguments, found by reading. Nothing of a script is ever run.
+
+Read are assignments, arrays, `export`, quotes, `$X`, `${X:-y}` and its kin, `$((...))`, and arguments (`"$@"`).
+Commands other than verl's are left out. What depends on a condition, a loop or another program is unknown; that is an
+error only where the verl command needs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.imports.bash_words import BashReader, Part, Statement, Word
+
+MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
+"""Programs whose arguments are verl's settings."""
+_MODULE = re.compile(r"(?:.*/)?(?:verl[./]trainer[./]main_ppo|recipe[./]dapo[./]main_dapo)(?:\.py)?")
+_OTHER = re.compile(r"(?:verl|recipe)\.[\w.]*main\w*")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=")
+_OPENS = ("if", "for", "while", "until", "case", "select", "{", "(")
+_CLOSES = ("fi", "done", "esac", "}", ")")
+_THEN = ("then", "else", "elif", "do", "!", "time")
+_DECLARES = ("export", "declare", "local", "readonly", "typeset")
+_TESTS = ("[", "[[", "test")
+_NEVER = ("echo", "printf", ":", "true", *_TESTS)
+"""Commands that only print or compare."""
+_MARK = re.compile("\ue000(\\d+)\ue001")
+_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*#])(\[[^]]*\])?(:?[-=+?]|%%?|##?|//?|:)?(.*)\}", re.DOTALL)
+_ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.Div: operator.floordiv,
+}
+
+
+@dataclass
+class VerlCommand:
+    """The arguments of a verl program."""
+
+    arguments: list[str]
+    """`key=value` each, as the program gets them; unknown pieces are marks."""
+    config_name: str | None = None
+    config_path: str | None = None
+    notices: list[str] = field(default_factory=list)
+    """What was left out, and what bash would do otherwise."""
+    unknown: list[str] = field(default_factory=list)
+    """The reason of each mark."""
+
+    def reasons(self, text: str) -> list[str]:
+        """Return why pieces of a text are unknown; an empty list where all is known."""
+        return [self.unknown[int(found[1])] for found in _MARK.finditer(text)]
+
+
+def without_marks(text: str) -> str:
+    """Return a text without its unknown pieces, and what joined them."""
+    return re.sub("[-_./]*" + _MARK.pattern + "[-_.]*", "", text)
+
+
+def read_script(text: str, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> VerlCommand:
+    """Return the verl command of a script.
+
+    Args:
+        text: the script.
+        name: its name, for messages.
+        arguments: those of the script; `key=value` ones are `"$@"`, others `$1`, `$2`, ...
+        environment: variables that are set when it starts.
+
+    Raises:
+        ConfigError: there is no verl command, there are several, or one depends on a condition; it names the line.
+    """
+    return _Script(text, name, arguments, environment).read()
+
+
+class _Script:
+    def __init__(self, text: str, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._reader = BashReader(text, name)
+        self._name = name
+        self._arguments = [each for each in arguments if "=" in each]
+        self._words = [each for each in arguments if "=" not in each]
+        self._variables: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
+        self._passes_arguments = False
+        self._unknown: list[str] = []
+        self._left_out: list[str] = []
+        self._exported: list[str] = []
+        self._depth: list[tuple[str, int]] = []
+        self._found: list[tuple[int, VerlCommand]] = []
+        self._line = 1
+
+    def read(self) -> VerlCommand:
+        """Interpret the statements."""
+        tested = False
+        for each in self._reader.statements():
+            self._line = each.line
+            conditional = each.after == "||" or (each.after == "&&" and tested)
+            tested = (each.words[0].literal or "") in _TESTS
+            if self._interpret(each, conditional) == "exit":
+                break
+        if not self._found:
+            raise ConfigError(
+                f"{self._name} has no command `python3 -m {MODULES[0]}`: name a run script of verl's GRPO, or give "
+                "its settings as key=value"
+            )
+        if len(self._found) > 1:
+            lines = " and ".join(str(line) for line, _ in self._found)
+            raise ConfigError(f"{self._name} has {len(self._found)} verl commands, in lines {lines}: keep one of them")
+        command = self._found[0][1]
+        if self._arguments and not self._passes_arguments:
+            command.arguments += self._arguments
+            command.notices.append('the script has no "$@", so that bash would ignore the arguments after its name')
+        command.notices += [*self._reader.notices, *self._summary()]
+        return command
+
+    def _summary(self) -> list[str]:
+        notices = []
+        if self._exported:
+            names = ", ".join(dict.fromkeys(self._exported))
+            notices.append(f"environment variables of the script are not part of a recipe: {names}")
+        if self._left_out:
+            notices.append(f"left out: {', '.join(dict.fromkeys(self._left_out))}")
+        return notices
+
+    def _interpret(self, statement: Statement, conditional: bool) -> str | None:
+        words = list(statement.words)
+        while words:
+            literal = words[0].literal
+            if literal == "function":
+                words = [word for word in words[2:] if word.literal != "()"]
+            elif literal in _OPENS:
+                self._depth.append((literal, statement.line))
+                if literal in ("for", "select") and len(words) > 1 and (name := words[1].literal):
+                    self._variables[name] = [self._mark(f"{name} is set by the loop in line {statement.line}")]
+                words = words[1:] if literal in ("if", "while", "until", "{", "(") else []
+            elif literal in _CLOSES:
+                if self._depth:
+                    self._depth.pop()
+                words = words[1:]
+            elif literal in _THEN:
+                words = words[1:]
+            else:
+                break
+        if not words or (words[-1].literal or "").startswith("(("):
+            return None
+        if words[-1].literal == "()":  # the body of a function is read as one that is not called
+            return None
+        return self._simple(statement.line, words, conditional)
+
+    def _condition(self, conditional: bool) -> str | None:
+        """Return why a statement may not be run, or None if it is."""
+        if self._depth:
+            kind, line = self._depth[0]
+            return f"the `{kind}` in line {line}, which is not evaluated"
+        return f"the condition in line {self._line}, which is not evaluated" if conditional else None
+
+    def _simple(self, line: int, words: list[Word], conditional: bool) -> str | None:
+        why = self._condition(conditional)
+        assigned = []
+        while words and self._assigned(words[0]):
+            assigned.append(words.pop(0))
+        if not words:
+            for word in assigned:
+                self._assign(word, why)
+            return None
+        name = words[0].literal or "".join(self._expand(words[0])[:1])
+        if name in _DECLARES:
+            for word in words[1:]:
+                if found := self._assigned(word):
+                    self._assign(word, why)
+                    self._exported += [found[1]] if name == "export" else []
+            return None
+        if name == "read":
+            for word in words[1:]:
+                self._variables[word.literal or ""] = [self._mark(f"it is read from the terminal in line {line}")]
+        if name == "exit" and why is None:
+            return "exit"
+        if name in _NEVER:
+            return None
+        fields = [each for word in words for each in self._expand(word)]
+        if not fields:
+            return None
+        place = next((i for i, each in enumerate(fields) if _MODULE.fullmatch(each)), None)
+        if place is None:
+            self._refuse_look_alikes(line, fields)
+            self._left_out.append(
+                _MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
+            )
+            return None
+        if why is not None:
+            raise ConfigError(
+                f"{self._name}, line {line}: the verl command depends on {why}; copy the command alone into a file"
+            )
+        self._exported += [found[1] for word in assigned if (found := self._assigned(word))]
+        self._found.append((line, self._command(line, fields[place + 1 :])))
+        return None
+
+    def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
+        other = next((each for each in fields if _OTHER.fullmatch(each)), None)
+        if other is not None and "main_generation" not in other:
+            raise ConfigError(f"{self._name}, line {line}: {other} is not supported, only {' and '.join(MODULES)}")
+        if re.match(r"[+~]{0,2}[A-Za-z_]\w*\.[\w.]+=", fields[0]):
+            raise ConfigError(
+                f"{self._name}, line {line}: {fields[0]!r} is outside the verl command; end the line before with a "
+                "backslash"
+            )
+
+    def _command(self, line: int, fields: list[str]) -> VerlCommand:
+        command = VerlCommand([], unknown=self._unknown)
+        rest = iter(fields)
+        for each in rest:
+            option, equals, value = each.partition("=")
+            if option in ("--config-name", "-cn", "--config-path", "-cp"):
+                value = value if equals else next(rest, "")
+                if option in ("--config-name", "-cn"):
+                    command.config_name = value.removesuffix(".yaml")
+                else:
+                    command.config_path = value
+            elif each.startswith("-") or not each:
+                command.notices.append(f"left out: {each}" if each else f"line {line}: an empty argument")
+            else:
+                command.arguments.append(each)
+        return command
+
+    def _assigned(self, word: Word) -> re.Match[str] | None:
+        unquoted = ""
+        for part in word.parts:
+            if part.quoted or part.expands:
+                break
+            unquoted += part.text
+        return _ASSIGNMENT.match(unquoted)
+
+    def _assign(self, word: Word, why: str | None) -> None:
+        found = self._assigned(word)
+        assert found is not None
+        name, index, adds = found.groups()
+        if why is not None:
+            self._variables[name] = [self._mark(f"{name} is set under {why}")]
+            return
+        if word.elements is not None:
+            values = [value for each in word.elements for value in self._expand(each)]
+            self._variables[name] = [*self._variables.get(name, []), *values] if adds else values
+            return
+        if index:
+            self._variables[name] = [self._mark(f"{name}{index} is set by its index in line {self._line}")]
+            return
+        value = "".join(self._expand(Word(_from(word.parts, len(found[0]))), split=False))
+        old = "".join(self._variables.get(name, [])[:1])
+        self._variables[name] = [old + value if adds else value]
+
+    def _mark(self, reason: str) -> str:
+        self._unknown.append(f"{self._name}, line {self._line}: {reason}")
+        return f"\ue000{len(self._unknown) - 1}\ue001"
+
+    def _expand(self, word: Word, *, split: bool = True) -> list[str]:
+        """Return the fields that a word becomes."""
+        fields, now, begun = [], "", False
+        for part in word.parts:
+            if not part.expands:
+                now, begun = now + part.text, True
+                continue
+            values = self._expansion(part.text)
+            if not part.quoted and split:
+                values = [piece for value in values for piece in value.split()] if values else []
+            elif not split or not re.match(r"\$(?:@|\{@|\{\w+\[@)", part.text):
+                values = [" ".join(values)]
+            for i, value in enumerate(values):
+                if i:
+                    fields.append(now)
+                    now = ""
+                now, begun = now + value, True
+        return [*fields, now] if begun else fields
+
+    def _expansion(self, source: str) -> list[str]:
+        if source.startswith("$(("):
+            return [self._arithmetic(source[3:-2])]
+        if source == "$(pwd)" and (folder := self._variables.get("PWD")):
+            return folder
+        if source.startswith(("$(", "`")):
+            return [self._mark(f"{source} is the output of a program")]
+        if not source.startswith("${"):
+            source = f"${{{source[1:]}}}"
+        found = _EXPANSION.fullmatch(source)
+        if found is None:
+            return [self._mark(f"{source} is not read")]
+        length, name, index, form, rest = found.groups()
+        if length or (rest and not form) or form in ("/", "//"):
+            return [self._mark(f"{source} is not read")]
+        values = self._values(name)
+        if index and index[1:-1].isdigit():
+            values = values[int(index[1:-1]) :][:1] if values else values
+        elif values and not index and name not in ("@", "*"):
+            values = values[:1]
+        if form == ":":  # ${@:2}
+            return values[max(int(rest) - 1, 0) :] if values and rest.isdigit() else []
+        return self._operated(source, name, values, form, rest)
+
+    def _operated(self, source: str, name: str, values: list[str] | None, form: str | None, rest: str) -> list[str]:
+        missing = values is None or (form is not None and form.startswith(":") and not "".join(values))
+        if form in (":+", "+"):
+            return [] if missing else [self._text_of(rest)]
+        if form in (":-", "-", ":=", "=") and missing:
+            value = self._text_of(rest)
+            if form.endswith("="):
+                self._variables[name] = [value]
+            return [value]
+        if values is None:
+            return [self._mark(f"the variable {name} is not set")]
+        if form in ("%", "%%", "#", "##"):
+            pattern = self._text_of(rest)
+            return [_trimmed(value, form, pattern) for value in values]
+        return values
+
+    def _values(self, name: str) -> list[str] | None:
+        if name in ("@", "*"):
+            self._passes_arguments = True
+            return self._arguments
+        if name == "0":
+            return [self._name]
+        if name == "#":
+            return [str(len(self._words) + len(self._arguments))]
+        if name.isdigit():
+            return self._words[int(name) - 1 : int(name)] or None
+        return self._variables.get(name)
+
+    def _text_of(self, source: str) -> str:
+        parts: tuple[Part, ...] = BashReader(source, self._name).word_parts()
+        return "".join(self._expand(Word(parts), split=False))
+
+    def _arithmetic(self, source: str) -> str:
+        text = re.sub(r"\$\{?(\w+)\}?", r"\1", source)
+        text = re.sub(r"[A-Za-z_]\w*", lambda name: (self._values(name[0]) or ["0"])[0], text)
+        if _MARK.search(text):
+            return "".join(found[0] for found in _MARK.finditer(text))
+        try:
+            return str(_evaluated(ast.parse(text.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return self._mark(f"$(({source})) is not read")
+
+
+def _from(parts: tuple[Part, ...], skipped: int) -> tuple[Part, ...]:
+    """Return the parts of a word without its first characters, which are single ones."""
+    return parts[skipped:]
+
+
+def _trimmed(value: str, form: str, pattern: str) -> str:
+    """Return `${value%pattern}` and its kin."""
+    cuts = range(len(value) + 1)
+    if form in ("%", "##"):
+        cuts = reversed(cuts)
+    for cut in cuts:
+        removed = value[cut:] if form.startswith("%") else value[:cut]
+        if fnmatch.fnmatchcase(removed, pattern):
+            return value[:cut] if form.startswith("%") else value[cut:]
+    return value
+
+
+def _evaluated(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _ARITHMETIC[type(node.op)](_evaluated(node.left), _evaluated(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluated(node.operand)
+    raise ValueError

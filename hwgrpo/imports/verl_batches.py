@@ -1,0 +1,167 @@
+"""verl's settings of data, lengths, batches, the model and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.verl_algorithm import value_of
+from hwgrpo.imports.verl_settings import ACTOR, MODEL, ROLLOUT, VerlSettings
+
+_BATCH, _MINI, _EPOCHS = "data.train_batch_size", ACTOR + "ppo_mini_batch_size", ACTOR + "ppo_epochs"
+_PROMPT, _RESPONSE = "data.max_prompt_length", "data.max_response_length"
+_OPTIM = ACTOR + "optim."
+SEQUENCE_PARALLEL = tuple(
+    ACTOR + each
+    for each in (
+        *("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"),
+        *("megatron.context_parallel_size", "engine.cp", "veomni.ulysses_parallel_size"),
+    )
+)
+TENSOR_PARALLEL = (ACTOR + "megatron.tensor_model_parallel_size", ACTOR + "engine.tp")
+
+
+def data(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the files, the limits of lengths, the chat template's options."""
+    train, validation = "data.train_files", "data.val_files"
+    yield Assignment("data.train", _single(v[train]), (train,))
+    if v.is_given(validation):
+        yield Assignment("data.validation", _single(v[validation]), (validation,))
+    filters, truncates = "data.filter_overlong_prompts", "data.truncation"
+    if v[filters]:
+        yield Assignment("data.overlong", "filter", (filters,))
+        yield Remark((truncates,), "without effect beside filter_overlong_prompts=True")
+    elif here := value_of(truncates, v[truncates]):
+        yield Assignment("data.overlong", here, (truncates, filters))
+    else:
+        yield Refusal(truncates, v[truncates], "prompts are not cut in the middle", "left, right or error")
+    yield Assignment("data.max_prompt_tokens", v[_PROMPT], (_PROMPT,))
+    longest = ROLLOUT + "prompt_length"
+    if v[longest] is not None and v[longest] < v[_PROMPT]:
+        yield Refusal(longest, v[longest], f"it is below data.max_prompt_length={v[_PROMPT]}", "the same value")
+    yield Remark((longest,), "the engine takes prompts of up to data.max_prompt_tokens")
+    response = ROLLOUT + "response_length" if v[ROLLOUT + "response_length"] is not None else _RESPONSE
+    yield Assignment(
+        "rollout.max_response_tokens", v[response], (response, *([_RESPONSE] if response != _RESPONSE else []))
+    )
+    options = {**(v["data.apply_chat_template_kwargs"] or {}), **v.below("data.apply_chat_template_kwargs.")}
+    keys = tuple(key for key in v.given if key.startswith("data.apply_chat_template_kwargs"))
+    yield Assignment("data.chat_template_kwargs", options, keys)
+
+
+def _single(files: Any) -> Any:
+    return files[0] if isinstance(files, list) and len(files) == 1 else files
+
+
+def model(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the model's code and its adapters."""
+    trusts = (MODEL + "trust_remote_code", "data.trust_remote_code")
+    yield Assignment("model.trust_remote_code", any(v[key] for key in trusts), trusts)
+    rank = MODEL + ("lora.rank" if v[MODEL + "lora.rank"] else "lora_rank")
+    alpha = MODEL + ("lora.alpha" if v[MODEL + "lora.rank"] else "lora_alpha")
+    targets = MODEL + ("lora.target_modules" if v.is_given(MODEL + "lora.target_modules") else "target_modules")
+    dropout, adapter, enable = MODEL + "lora.dropout", MODEL + "lora_adapter_path", ACTOR + "lora.enable"
+    keys = (
+        MODEL + "lora_rank",
+        alpha,
+        targets,
+        dropout,
+        MODEL + "lora.rank",
+        MODEL + "lora.alpha",
+        MODEL + "lora_alpha",
+    )
+    if v[enable] and not v[rank] and not v[adapter]:
+        yield Refusal(enable, True, "the rank of the adapters is missing", "actor_rollout_ref.model.lora_rank=16")
+    if v[enable] is False or not (v[rank] or v[adapter]):
+        yield Assignment("model.lora.rank", 0, (enable, MODEL + "lora_rank"))
+        yield Remark((*keys, MODEL + "target_modules"), "all parameters are trained")
+        return
+    if v[adapter]:
+        yield Remark((rank, alpha), "those of the adapter of lora_adapter_path")
+    else:
+        yield Assignment("model.lora.rank", v[rank], (rank, enable))
+        yield Assignment("model.lora.alpha", float(v[alpha]), (alpha,))
+    yield Remark(keys, "set by another key")
+    yield Assignment("model.lora.target_modules", _targets(v[targets]), (targets,))
+    yield Assignment("model.lora.dropout", v[dropout], (dropout,))
+
+
+def _targets(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return value
+    return [value if value == "all-linear" else f"re:{value}"]
+
+
+def batches(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the batch sizes, which count prompts in verl as here, and the size of micro-batches."""
+    batch, mini = v[_BATCH], v[_MINI]
+    if batch < mini or batch % mini:
+        yours = "" if v.is_given(_MINI) and v.is_given(_BATCH) else " (a default of verl)"
+        raise ConfigError(
+            f"{_BATCH}={batch} must be a multiple of {_MINI}={mini}{yours}, as in verl: both count prompts; give "
+            f"{_MINI}={batch} for one update per batch"
+        )
+    yield Assignment("trainer.prompts_per_step", batch, (_BATCH,))
+    yield Assignment("trainer.prompts_per_update", None if mini == batch else mini, (_MINI,))
+    yield Assignment("rollout.n", v[ROLLOUT + "n"], (ROLLOUT + "n",))
+    yield from _micro_batches(v)
+
+
+def _micro_batches(v: VerlSettings) -> Iterator[Converted]:
+    dynamic, budget = ACTOR + "use_dynamic_bsz", ACTOR + "ppo_max_token_len_per_gpu"
+    sizes = (ACTOR + "ppo_micro_batch_size_per_gpu", ACTOR + "ppo_micro_batch_size")
+    shared = max([1, *(v[key] for key in (*SEQUENCE_PARALLEL, *TENSOR_PARALLEL))])
+    response = v[ROLLOUT + "response_length"] or v[_RESPONSE]
+    longest = -(-(v[_PROMPT] + response) // shared)
+    if v[dynamic]:
+        note = f"at least one sequence of {longest} tokens" if v[budget] < longest else ""
+        yield Assignment("trainer.tokens_per_micro_batch", max(v[budget], longest), (budget, dynamic), note)
+        yield Remark(sizes, "without effect beside use_dynamic_bsz=True")
+        return
+    yield Remark((budget,), "without effect beside use_dynamic_bsz=False")
+    given = next((key for key in sizes if v[key] is not None), None)
+    if given is None:
+        yield Remark((dynamic, *sizes), "micro-batches are cut by tokens, here as many as the device's default")
+        return
+    count = v[given] if given == sizes[0] else max(1, v[given] // v.world_size())
+    note = f"{count} sequences of {v[_PROMPT]} + {response} tokens" + (f" over {shared} ranks" if shared > 1 else "")
+    yield Assignment("trainer.tokens_per_micro_batch", count * longest, (given, dynamic), note)
+    yield Remark(sizes, "without effect beside the size per device")
+
+
+def optimizer(v: VerlSettings) -> Iterator[Converted]:
+    """Convert gradient clipping and the schedule of the learning rate."""
+    clips = (ACTOR + "grad_clip", _OPTIM + "clip_grad")
+    given = [key for key in clips if v.is_given(key)]
+    if len(given) == 2 and v[given[0]] != v[given[1]]:
+        yield Refusal(clips[1], v[clips[1]], f"grad_clip={v[clips[0]]:g} is the same setting", "one of both")
+    yield Assignment("optim.grad_clip", v[(given or clips)[0]], clips)
+    yield from _warmup(v)
+    ratio, least = _OPTIM + "min_lr_ratio", _OPTIM + "min_lr"
+    if v[least]:
+        yield Assignment("optim.min_lr_ratio", v[least] / v[_OPTIM + "lr"], (least,))
+        yield Remark((ratio,), "without effect beside min_lr")
+    else:
+        yield Assignment("optim.min_lr_ratio", v[ratio] or 0.0, (ratio, least))
+
+
+def _warmup(v: VerlSettings) -> Iterator[Converted]:
+    steps, share, total = _OPTIM + "lr_warmup_steps", _OPTIM + "lr_warmup_steps_ratio", "trainer.total_training_steps"
+    updates = v[_EPOCHS] * v[_BATCH] // v[_MINI]
+    counted = v[steps]
+    origins: tuple[str, ...] = (steps,)
+    if counted < 0:
+        origins = (share, steps)
+        if v[share] and not v[total]:
+            why = "the number of steps follows from the data"
+            yield Refusal(
+                share, v[share], why, "actor_rollout_ref.actor.optim.lr_warmup_steps, or trainer.total_training_steps"
+            )
+            return
+        counted = int(v[share] * (v[total] or 0))
+    else:
+        yield Remark((share,), "without effect beside lr_warmup_steps")
+    note = f"{counted} steps of {updates} updates" if updates > 1 and counted else ""
+    yield Assignment("optim.warmup_steps", counted * updates, origins, note)

@@ -1,0 +1,153 @@
+"""verl's settings of the rollout engine, of parallelism and offload, and of the run: validation, logs, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hwgrpo.catalog import LOGGERS
+from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.recipe_text import nested
+from hwgrpo.imports.verl_algorithm import value_of
+from hwgrpo.imports.verl_batches import SEQUENCE_PARALLEL, TENSOR_PARALLEL
+from hwgrpo.imports.verl_settings import ACTOR, ROLLOUT, VerlSettings
+
+_ENGINES = {"dp": "", "fsdp": "", "fsdp2": "", "megatron": "Megatron", "veomni": "VeOmni", "mindspeed": "MindSpeed"}
+"""verl's training engines -> what is said of one that shards otherwise."""
+_VLLM = ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
+_VALIDATION = tuple(f"{ROLLOUT}val_kwargs.{each}" for each in ("do_sample", "temperature", "top_p", "top_k", "n"))
+
+
+def engine(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the rollout engine and its arguments."""
+    key = ROLLOUT + "name"
+    name = v[key]
+    here = "auto" if name is None else value_of(key, name)
+    if not here:
+        yield Refusal(key, name, "TensorRT-LLM is not supported", "vllm, sglang or hf")
+        return
+    yield Assignment("rollout.engine", here, (key,), "" if v.is_given(key) else "verl needs the key; this is vllm's")
+    vllm, sglang = (v.below(f"{ROLLOUT}engine_kwargs.{each}.") for each in ("vllm", "sglang"))
+    own = tuple(ROLLOUT + each for each in _VLLM)
+    kwargs, keys = {}, []
+    if here == "auto":
+        kwargs = {each: v[ROLLOUT + each] for each in _VLLM if v.is_given(ROLLOUT + each)} | vllm
+        keys = [*own, *(f"{ROLLOUT}engine_kwargs.vllm.{each}" for each in vllm)]
+    elif here == "sglang_server":
+        kwargs, keys = sglang, [f"{ROLLOUT}engine_kwargs.sglang.{each}" for each in sglang]
+    if kwargs:
+        yield Assignment("rollout.engine_kwargs", nested(kwargs), tuple(keys))
+    others = tuple(each for each in v.given if each.startswith(ROLLOUT + "engine_kwargs."))
+    yield Remark((*own, *others), f"arguments of another engine than {name}")
+    longest = ROLLOUT + "max_model_len"
+    if v[longest] is not None:
+        needed = v["data.max_prompt_length"] + (v[ROLLOUT + "response_length"] or v["data.max_response_length"])
+        if v[longest] < needed:
+            yield Refusal(longest, v[longest], f"a sequence can have {needed} tokens", f"at least {needed}")
+        else:
+            yield Assignment("rollout.max_model_len", v[longest], (longest,))
+
+
+def parallelism(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the training engine, sequence and tensor parallelism, offload."""
+    strategy, chosen = ACTOR + "strategy", "model_engine"
+    engines = [each for each in (v.given.get(strategy), v.given.get(chosen)) if each is not None]
+    other = next((name for each in engines if (name := _ENGINES.get(each, each))), None)
+    sizes = {}
+    for key, origins in (("sequence", SEQUENCE_PARALLEL), ("tensor", TENSOR_PARALLEL)):
+        given = [each for each in origins if v.is_given(each)]
+        above = [each for each in given if v[each] > 1]
+        sizes[key] = max([1, *(v[each] for each in above)])
+        yield Assignment(f"trainer.{key}_parallel_size", sizes[key], tuple(above or given or origins[:1]))
+        yield Remark(origins, "without effect beside the other key" if above else "one rank has all of a sequence")
+    if min(sizes.values()) > 1:
+        origin = next(each for each in SEQUENCE_PARALLEL if v[each] > 1)
+        yield Refusal(
+            origin,
+            v[origin],
+            "sequences are shared among ranks by tensor parallelism already",
+            "1, or a tensor parallel size of 1",
+        )
+    offload = ACTOR + "fsdp_config.offload_policy"
+    sharded = (v.world_size() > 1 and bool(engines)) or sizes["tensor"] > 1 or v[offload]
+    note = f"trained by fsdp2 instead of {other}" if other else ""
+    if sharded:
+        origins = (strategy, chosen) if engines else (TENSOR_PARALLEL[0], offload)
+        yield Assignment("trainer.strategy", "fsdp2", origins, note)
+    yield Remark((strategy, chosen), f"one device{'; ' + note if note else ''}: there is nothing to shard")
+    yield from _offload(v)
+
+
+def _offload(v: VerlSettings) -> Iterator[Converted]:
+    policy = ACTOR + "fsdp_config.offload_policy"
+    names = ("fsdp_config", "megatron", "engine", "veomni")
+    states = tuple(f"{ACTOR}{each}.optimizer_offload" for each in names)
+    states = (*states, ACTOR + "optim.override_optimizer_config.optimizer_cpu_offload")
+    weights = tuple(f"{ACTOR}{each}.param_offload" for each in names)
+    yield Assignment("trainer.fsdp2.offload", v[policy], (policy,))
+    if v[policy]:
+        yield Remark(states, "trainer.fsdp2.offload holds the states in host memory, too")
+    else:
+        on = tuple(each for each in states if v[each])
+        yield Assignment("trainer.offload", "optimizer" if on else "none", on or states)
+        yield Remark(states, "the states are offloaded by another key")
+    moved = any(v[each] for each in weights)
+    yield Remark(
+        weights,
+        "weights stay on the device between stages; set trainer.fsdp2.offload=true where memory is short"
+        if moved
+        else "weights stay on the device, as here",
+    )
+
+
+def validation(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the samples of validations."""
+    samples, temperature, top_p, top_k, n = _VALIDATION
+    if not v[samples] or v[temperature] == 0:
+        yield Assignment("trainer.validation_n", 0, _VALIDATION, "one greedy response, as in verl")
+        return
+    train = {key: v[ROLLOUT + key] for key in ("temperature", "top_p", "top_k")}
+    other = [
+        f"{key}={v[each]:g}"
+        for key, each in zip(train, (temperature, top_p, top_k), strict=True)
+        if v[each] != train[key]
+    ]
+    note = f"sampled as in training, not with {', '.join(other)}, and a greedy one" if other else "and a greedy one"
+    yield Assignment("trainer.validation_n", v[n], _VALIDATION, note)
+
+
+def run(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the folder, the logs, resuming, the device and the number of processes."""
+    folder, project, name = (f"trainer.{each}" for each in ("default_local_dir", "project_name", "experiment_name"))
+    output = v[folder] or f"checkpoints/{v[project]}/{v[name]}"
+    yield Assignment("trainer.output_dir", output, (folder,) if v[folder] else (project, name))
+    for key, here in ((project, "observe.project"), (name, "observe.run_name")):
+        if v.is_given(key):
+            yield Assignment(here, v[key], (key,))
+    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
+    if v[mode] == "resume_path":
+        yield Assignment("trainer.resume", v[path] or "", (mode, path), "a checkpoint of hwgrpo; verl's cannot be read")
+    else:
+        yield Assignment("trainer.resume", value_of(mode, v[mode]), (mode,))
+        yield Remark((path,), f"without effect beside resume_mode={v[mode]}")
+    device = "trainer.device"
+    yield Assignment("backend.name", value_of(device, v[device]), (device,))
+    devices, nodes = "trainer.n_gpus_per_node", "trainer.nnodes"
+    command = f"hwgrpo launch RECIPE --devices {v[devices]}" + (f" --nodes {v[nodes]}" if v[nodes] > 1 else "")
+    yield Remark((devices, nodes), command)
+    yield from _loggers(v)
+
+
+def _loggers(v: VerlSettings) -> Iterator[Converted]:
+    key = "trainer.logger"
+    if not v.is_given(key):
+        return
+    listed = v[key] if isinstance(v[key], list) else [v[key]]
+    unknown = [each for each in listed if each not in (*LOGGERS.names(), "console", "file")]
+    if unknown:
+        yield Refusal(
+            key, v[key], f"there is no logger {', '.join(map(str, unknown))}", f"{', '.join(LOGGERS.names())}, console"
+        )
+        return
+    loggers = [each for each in dict.fromkeys(listed) if each in LOGGERS.names() and each != "jsonl"]
+    note = "the console is observe.progress" if "console" in listed else ""
+    yield Assignment("observe.loggers", ["jsonl", *loggers], (key,), note)

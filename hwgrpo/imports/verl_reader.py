@@ -1,0 +1,145 @@
+"""A verl run script, a resolved Hydra file or a list of overrides -> the settings of a verl run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.errors import ConfigError, shown
+from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
+from hwgrpo.imports.shell_script import VerlCommand, read_script, without_marks
+from hwgrpo.imports.verl_settings import VerlSettings, verl_settings
+from hwgrpo.paths import did_you_mean
+from hwgrpo.peer_tables.peer_row import UNSET
+from hwgrpo.peer_tables.verl_names import ROWS, current_name, row_of
+from hwgrpo.peer_tables.verl_refused import WRITTEN_BY_HYDRA
+
+_NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
+"""Settings whose unknown pieces are left out with a notice: they name a run."""
+_ENGINES = {
+    "ppo_trainer": None,
+    "dapo_trainer": None,
+    "ppo_megatron_trainer": "megatron",
+    "dapo_megatron_trainer": "megatron",
+}
+"""verl's own configs -> the training engine that they stand for."""
+
+
+def read_verl(
+    file: str | None, arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[VerlSettings, list[str]]:
+    """Return the settings of a verl run, and notices about what was read.
+
+    Args:
+        file: a bash script, a YAML file that Hydra wrote, `-` for a script on standard input; None: arguments alone.
+        arguments: `key=value` overrides, for a script its arguments.
+        environment: variables.
+
+    Raises:
+        ConfigError: the file is missing or cannot be read as one; an unknown key; an illegal value; a value that
+            depends on what is not known, with the line.
+    """
+    base: dict[str, Any] = {}
+    command = VerlCommand([*arguments])
+    if file is not None and file.endswith((".yaml", ".yml")):
+        base = _of_file(Path(file))
+    elif file is not None:
+        text = sys.stdin.read() if file == "-" else _text_of(Path(file))
+        command = read_script(text, "standard input" if file == "-" else Path(file).name, arguments, environment)
+    base |= _of_config(command, Path(file or ".").parent)
+    overrides = [_override(each, command) for each in command.arguments]
+    values = {**base, **_values(overrides)}
+    values, notices = _without_unknown(values, command)
+    deleted = {each.key for each in overrides if each.deletes}
+    defaults = {key: None if row.default is UNSET else row.default for key, row in ROWS.items()}
+    values = {key: value for key, value in values.items() if key not in deleted}
+    resolved = resolve(values, defaults, environment)
+    return verl_settings(resolved, deleted=sorted(deleted)), [*command.notices, *notices]
+
+
+def _override(text: str, command: VerlCommand) -> Override:
+    reasons = command.reasons(text.partition("=")[0])
+    if reasons:
+        raise ConfigError("; ".join(reasons))
+    return parse_override(text)
+
+
+def _values(overrides: Sequence[Override]) -> dict[str, Any]:
+    """Return the values by key, the last of each; a mapping is that of the keys below it."""
+    values: dict[str, Any] = {}
+    for each in overrides:
+        below = dict(flattened({each.key: each.value})) if isinstance(each.value, Mapping) else {each.key: each.value}
+        for key, value in below.items():
+            values.pop(key, None)
+            values[key] = value
+    return values
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        hint = did_you_mean(file, lambda other: other.suffix in (".sh", ".yaml"))
+        examples = (
+            f" If {file.name} is one of verl's examples: they are not part of hwgrpo, name it in your copy of verl."
+            if file.name.startswith("run_")
+            else ""
+        )
+        raise ConfigError(f"there is no file {file}.{hint}{examples}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read as a script: {error}") from error
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    """Return the settings of a resolved Hydra file without what it has in any run."""
+    settings = read_resolved(_text_of(file), file.name)
+    return {
+        key: value for key, value in settings.items() if value != "???" and WRITTEN_BY_HYDRA.get(key, object()) != value
+    }
+
+
+def _of_config(command: VerlCommand, folder: Path) -> dict[str, Any]:
+    """Return the settings of the config that a command names."""
+    name = command.config_name
+    if name is None or name in _ENGINES:
+        engine = _ENGINES.get(name or "")
+        return {"model_engine": engine} if engine else {}
+    if reasons := command.reasons(name + (command.config_path or "")):
+        raise ConfigError(f"--config-name is not known: {'; '.join(reasons)}")
+    places = [Path(command.config_path or "."), folder / (command.config_path or ".")]
+    file = next((place / f"{name}.yaml" for place in places if (place / f"{name}.yaml").is_file()), None)
+    if file is None:
+        raise ConfigError(
+            f"--config-name={name} with --config-path={command.config_path}: there is no {name}.yaml here; run it with "
+            "--cfg job --resolve under verl, and name the file that has the output"
+        )
+    return _of_file(file)
+
+
+def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict[str, Any], list[str]]:
+    """Return the values without unknown pieces, and notices about them.
+
+    Raises:
+        ConfigError: a setting that counts has such a piece.
+    """
+    kept, notices, wrong = {}, [], []
+    for key, value in values.items():
+        reasons = command.reasons(str(value))
+        row = row_of(current_name(key)[0])
+        if not reasons:
+            kept[key] = value
+        elif key in _NAMES or (row is not None and row.kind == "ignored"):
+            rest = without_marks(str(value))
+            if rest and key in _NAMES:
+                kept[key] = rest
+            elif key not in _NAMES:
+                kept[key] = "(unknown)"
+            left = f", {key}={rest} is left" if rest and key in _NAMES else ""
+            notices.append(f"{key}: {reasons[0]}{left}")
+        else:
+            wrong.append(f"{key}={shown(without_marks(str(value)) or '?')} is not known: {reasons[0]}")
+    if wrong:
+        raise ConfigError("; ".join(wrong) + ". Give these settings as key=value behind the file")
+    return kept, notices

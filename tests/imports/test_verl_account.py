@@ -1,0 +1,179 @@
+"""Every key of verl has a row, and every key of an import is accounted for."""
+
+from pathlib import Path
+
+import pytest
+
+from hwgrpo.config.document import entries
+from hwgrpo.errors import ConfigError
+from hwgrpo.imports.hydra_values import read_resolved
+from hwgrpo.imports.import_table import table_text
+from hwgrpo.imports.recipe_text import recipe_text
+from hwgrpo.imports.verl_import import import_verl
+from hwgrpo.imports.verl_reader import read_verl
+from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
+from hwgrpo.peer_tables.verl_names import OLDER, ROWS, TUTORIALS, current_name, row_of
+from tests.imports.verl_runs import BASE, config_of, imported
+
+KEYS = (Path(__file__).parent / "verl_keys.txt").read_text().split()
+"""Keys of verl's GRPO example scripts and of its trainer's config, January and August 2026."""
+ACTOR = "actor_rollout_ref.actor."
+
+
+def test_every_key_of_verl_has_a_row():
+    assert len(KEYS) > 600
+    assert [key for key in KEYS if row_of(current_name(key)[0]) is None] == []
+
+
+def test_rows_name_settings_that_exist():
+    known = {entry.key for entry in entries()}
+    named = {here for row in ROWS.values() for here in row.here.split(", ") if here}
+    assert named <= known
+    assert all(row.note or row.here for row in ROWS.values())
+    assert all(row_of(current_name(key)[0]) for key in (*OLDER, *TUTORIALS) if not key.endswith(".*"))
+
+
+def example(row: PeerRow) -> str:
+    """Return a legal value of a row, as text, other than the default where there is another one."""
+    if row.values:
+        return next(value for value, here in row.values.items() if here)
+    if row.kind == "refused":
+        return "null" if row.neutral[0] is None else str(row.neutral[0])
+    if row.kind == "ignored":
+        return "1"
+    default = None if row.default is UNSET else row.default
+    kind = row.type.split("|")[0]
+    if default is not None and kind != "list":
+        return str(default)
+    return {"bool": "True", "int": "4096", "number": "2", "text": "x", "list": "[0.9,0.99]", "mapping": "{}"}.get(
+        kind, "1"
+    )
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_key_appears_once_and_its_row_says_where(row: PeerRow):
+    key = row.key.replace(".*", ".x")
+    base = tuple(each for each in BASE if not each.startswith(f"{key}="))
+    result = imported(f"{key}={example(row)}", base=base)
+    [entry] = [each for each in result.entries if each.key == key and each.group != "default"]
+    assert entry.becomes or entry.note
+    if row.kind in ("ignored", "refused"):
+        assert entry.group == "ignored"
+    if entry.group == "mapped":
+        assert any(here in entry.becomes for here in row.here.split(", "))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.kind == "refused"], ids=lambda row: row.key)
+def test_a_key_without_counterpart_is_refused_by_name(row: PeerRow):
+    key = row.key.replace(".*", ".x")
+    [refused] = imported(f"{key}=7").refused()
+    assert (refused.key, refused.group) == (key, "refused")
+    assert row.note in refused.note
+    assert row.instead in refused.note
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("algorithm.adv_estimator=gae", "needs a critic"),
+        ("data.truncation=middle", "not cut in the middle"),
+        (f"{ACTOR}policy_loss.loss_mode=bypass_mode", "bypass_mode"),
+        ("actor_rollout_ref.rollout.name=trtllm", "TensorRT-LLM"),
+        ("reward.reward_manager.name=remote", "manager"),
+        ("trainer.logger=[console,mlflow]", "no logger mlflow"),
+        (f"{ACTOR}optim.lr_warmup_steps_ratio=0.1", "number of steps"),
+        ("actor_rollout_ref.rollout.max_model_len=100", "1024 tokens"),
+        (f"{ACTOR}lora.enable=True", "rank"),
+        ("data.gen_batch_size=2048", "data.train_batch_size"),
+    ],
+)
+def test_a_value_without_counterpart_is_refused_by_name(override: str, why: str):
+    key = override.partition("=")[0]
+    base = tuple(each for each in BASE if not each.startswith(f"{key}="))
+    [refused] = imported(override, base=base).refused()
+    assert refused.key == key
+    assert why in refused.note
+
+
+def test_all_refused_keys_are_shown_at_once_and_left_out_as_comments(tmp_path: Path):
+    result = imported(f"{ACTOR}megatron.pipeline_model_parallel_size=2", "data.image_key=images")
+    assert len(result.refused()) == 2
+    text = recipe_text(result, "x")
+    assert text.count("# Left out, refused: ") == 2
+    assert config_of(result, tmp_path).rollout.n == 4
+    assert "Refused (2)" in table_text(result, 120)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.train_batchsize=3", "unknown key of verl 'data.train_batchsize': did you mean data.train_batch_size?"),
+        ("rollout.tensor_model_parallel_size=3", "did you mean actor_rollout_ref.rollout.tensor_model_parallel_size?"),
+        ("data.train_batch_size=many", "data.train_batch_size='many' must be a whole number"),
+        ("data.train_batch_size=2.5", "data.train_batch_size=2.5 must be a whole number"),
+        ("data.shuffle=1", "data.shuffle=1 must be true or false"),
+        (f"{ACTOR}loss_agg_mode=mean", "token-mean"),
+        (f"{ACTOR}kl_loss_type=k4", "low_var_kl"),
+        ("custom_reward_function.path=a.py reward.custom_reward_function.path=b.py", "are one setting"),
+        ("~data.train_batch_size", "deletes a setting"),
+        ("trainer.experiment_name='${no.key}'", "no.key is not set"),
+    ],
+)
+def test_an_unknown_key_or_an_illegal_value_is_an_error(override: str, message: str):
+    with pytest.raises(ConfigError) as error:
+        imported(*override.split(" "))
+    assert message in str(error.value)
+
+
+def test_all_unknown_keys_are_named_at_once():
+    with pytest.raises(ConfigError) as error:
+        imported("data.one=1", "trainer.two=2")
+    assert "data.one" in str(error.value)
+    assert "trainer.two" in str(error.value)
+
+
+def test_a_config_that_a_script_names_is_read_where_it_is(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo --config-path=. --config-name=mine data.seed=3\n")
+    with pytest.raises(ConfigError, match=r"there is no mine.yaml here"):
+        read_verl(str(script), [], {})
+    (tmp_path / "mine.yaml").write_text("data:\n  seed: 1\n  max_prompt_length: 100\n")
+    assert read_verl(str(script), [], {})[0].given == {"data.seed": 3, "data.max_prompt_length": 100}
+    script.write_text("python3 -m verl.trainer.main_ppo --config-name=$NAME\n")
+    with pytest.raises(ConfigError, match=r"line 1: the variable NAME is not set"):
+        read_verl(str(script), [], {})
+    script.write_text("python3 -m verl.trainer.main_ppo --config-name ppo_megatron_trainer data.seed=3\n")
+    assert read_verl(str(script), [], {})[0].given["model_engine"] == "megatron"
+
+
+def test_an_unknown_piece_of_a_name_is_left_out_and_of_a_setting_an_error(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    command = "python3 -m verl.trainer.main_ppo trainer.experiment_name=qwen-$(date +%F) data.seed=$(date +%s)\n"
+    script.write_text(command)
+    with pytest.raises(
+        ConfigError, match=r"data.seed='\?' is not known: run.sh, line 1: \$\(date \+%s\) is the output"
+    ):
+        read_verl(str(script), [], {})
+    settings, notices = read_verl(str(script), ["data.seed=3"], {})
+    assert settings.given == {"trainer.experiment_name": "qwen", "data.seed": 3}
+    assert any("trainer.experiment_name: run.sh, line 1" in notice for notice in notices)
+
+
+def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "data:\n  train_files: a.parquet\n  image_key: images\n  train_batch_size: 256\n"
+        "actor_rollout_ref:\n  model: {path: Qwen/Qwen2-7B}\n  rollout: {n: 4, name: '???', val_kwargs: {n: 1}}\n"
+        "  actor:\n    ppo_mini_batch_size: ${data.train_batch_size}\n"
+        "    rollout_n: ${oc.select:actor_rollout_ref.rollout.n,1}\n"
+        "    profiler: {tool: '${oc.select:global_profiler.tool,null}'}\n"
+        "algorithm:\n  adv_estimator: grpo\nreward_model: {reward_manager: naive}\nreward_manager: {name: naive}\n"
+    )
+    given = read_resolved(file.read_text(), "x")
+    settings, _ = read_verl(str(file), ["actor_rollout_ref.rollout.n=8"], {})
+    result = import_verl(settings)
+    assert result.refused() == []
+    assert config_of(result, tmp_path).rollout.n == 8
+    listed = [each.key for each in result.entries if each.group != "default"]
+    assert len(listed) == len(set(listed))
+    assert {*given} - {*listed} == {"data.image_key", "actor_rollout_ref.rollout.name"}

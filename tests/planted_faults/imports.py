@@ -1,0 +1,48 @@
+"""Faults of hwgrpo/imports."""
+
+from tests.planted_faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "import: a variable set under a condition counts",
+        "imports/shell_script.py",
+        "        if why is not None:\n            self._variables[name] = [self._mark",
+        "        if why is None and False:\n            self._variables[name] = [self._mark",
+        "imports/test_shell_script.py",
+    ),
+    Fault(
+        "import: a comment between continued lines ends the command",
+        "imports/bash_words.py",
+        "if between is not None and",
+        "if between is None and",
+        "imports/test_shell_script.py",
+    ),
+    Fault(
+        "import: verl's clip_ratio is applied while both bounds are set",
+        "imports/verl_algorithm.py",
+        "origin = both if v[bound] is None else bound",
+        "origin = both",
+        "imports/test_verl_meaning.py",
+    ),
+    Fault(
+        "import: warm-up steps of verl are taken for updates",
+        "imports/verl_batches.py",
+        "counted * updates",
+        "counted",
+        "imports/test_verl_meaning.py",
+    ),
+    Fault(
+        "import: a default of verl that differs is not applied",
+        "peer_tables/verl_mapped.py",
+        '"optim.weight_decay", 0.01',
+        '"optim.weight_decay", 0.0',
+        "imports/test_verl_meaning.py",
+    ),
+    Fault(
+        "import: any value of a refused key passes",
+        "imports/verl_import.py",
+        'if row.kind == "refused" and not any',
+        'if row.kind == "refused" and any',
+        "imports/test_verl_account.py",
+    ),
+)
