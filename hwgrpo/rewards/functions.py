@@ -4,8 +4,7 @@ verl    (data_source, solution_str, ground_truth, extra_info=None, **kwargs), ca
         returns a number, or a dict with `score` and further fields
 TRL     (prompts, completions, completion_ids, **columns), called once with lists of one item per sample;
         returns a list of numbers or None
-batch   (batch: PromptBatch, completions: Completions, **kwargs), called once; a parameter `step` gets the training
-        step, None outside of training;
+batch   (batch: PromptBatch, completions: Completions, **kwargs), called once, with a parameter `step`, too;
         returns a list of numbers, None or dicts
 
 A function declares the parameters of its form that it needs; `solution_str`, one of `prompts`/`completions`/

@@ -234,17 +234,11 @@ def make_prompt_source(config: Config, training: PromptDataset, strategy: Strate
 
 
 def make_update(
-    config: Config,
-    device: Device,
-    strategy: Strategy,
-    models: Models,
-    output: Path,
-    total_steps: int,
-    kind: type[PolicyUpdate] = PolicyUpdate,
+    config: Config, device: Device, strategy: Strategy, models: Models, output: Path, total_steps: int, kind: Any = None
 ) -> PolicyUpdate:
     updates_per_step = config.trainer.prompts_per_step // prompts_per_update(config) * config.trainer.epochs_per_batch
     tokens = micro_batch_tokens(config, device.torch_device)
-    return kind(
+    return (kind or PolicyUpdate)(
         config=config,
         strategy=strategy,
         policy=models.policy,
