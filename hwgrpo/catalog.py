@@ -127,6 +127,8 @@ REWARDS = Registry(
         "code": "hwgrpo.rewards.sandbox.code_reward:code",
     },
 )
+VERIFYING_REWARDS = ("online_reward_model",)
+"""Rewards that call another one, named by their argument `verifier`."""
 TASKS = Registry(
     "task",
     {

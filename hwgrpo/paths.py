@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
 
 
@@ -124,6 +125,9 @@ def with_absolute_paths(config: Any) -> Any:
         setattr(section, name, _absolute(getattr(section, name)))
     if "/" in (server.python or ""):  # a bare name is looked up in PATH
         server.python = _absolute(server.python)
+    for function in config.reward.functions:
+        if (verifier := verifier_of(function)) is not None:
+            function.kwargs["verifier"] = with_absolute_file(verifier)
     algorithm = config.algorithm
     for section, name in (
         *((function, "name") for function in config.reward.functions),
@@ -138,6 +142,16 @@ def with_absolute_paths(config: Any) -> Any:
     config.observe.loggers = [with_absolute_file(logger) for logger in config.observe.loggers]
     config.observe.metrics = [with_absolute_file(metric) for metric in config.observe.metrics]
     return config
+
+
+def verifier_of(function: Any) -> str | None:
+    """Return the name of the reward that a reward calls; None if it calls none.
+
+    Args:
+        function: settings of a reward (`RewardFunctionConfig`).
+    """
+    verifier = function.kwargs.get("verifier") if function.name in VERIFYING_REWARDS else None
+    return verifier if isinstance(verifier, str) else None
 
 
 def with_absolute_file(name: str) -> str:

@@ -105,7 +105,16 @@ def import_settings(arguments: Sequence[str], *, drop_refused: bool, prints: boo
 
 
 def use_imported(args: argparse.Namespace) -> None:
-    """Let `hwgrpo train --from verl` train on the imported settings, with those of --set above them."""
+    """Let `hwgrpo train --from verl` train on the imported settings, with those of --set above them; else do nothing.
+
+    Raises:
+        ConfigError: an option that is for --from is given without it; or as `import_settings` does.
+    """
+    if getattr(args, "source", None) is None:
+        if getattr(args, "settings", []) or getattr(args, "drop_refused", False):
+            option = "--set" if args.settings else "--drop-refused"
+            raise ConfigError(f"{option} is for --from verl; settings of a recipe follow it as key=value")
+        return
     first = os.environ.get("RANK", "0") == "0"
     arguments = [args.recipe, *args.overrides]
     _, recipe = import_settings(arguments, drop_refused=args.drop_refused, prints=first)

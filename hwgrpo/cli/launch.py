@@ -148,7 +148,7 @@ def _options(args: argparse.Namespace, command: str) -> list[str]:
     Raises:
         ConfigError: one is of another command.
     """
-    words: list[str] = []
+    set_options: list[str] = []
     for name in COMMANDS:
         flags = argparse.ArgumentParser(add_help=False)
         _module(name).add_flags(flags)
@@ -158,8 +158,8 @@ def _options(args: argparse.Namespace, command: str) -> list[str]:
                 continue
             if name not in (command, COMMANDS[0]):  # all commands have the options of the first
                 raise ConfigError(f"{option} is an option of `hwgrpo launch {name} RECIPE`, not of {command}")
-            words += [option, *([] if value is True else [str(value)])]
-    return words
+            set_options += [option, *([] if value is True else [str(value)])]
+    return set_options
 
 
 def command(
@@ -230,7 +230,7 @@ def slurm_script(
     # administrators name devices in Slurm; these are the usual names
     kind = backend.device_type if backend.plugin else "gpu"
     wanted = () if backend.is_host else (f"--gres={kind}:{devices}",)
-    named = next((word for word in train[1:] if "=" not in word and not word.startswith("-")), train[0])
+    named = next((each for each in train[1:] if "=" not in each and not each.startswith("-")), train[0])
     header = [
         f"--job-name=hwgrpo-{Path(named).stem}",
         f"--nodes={nodes}",

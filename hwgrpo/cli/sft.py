@@ -187,10 +187,10 @@ def _print_plan(config: Config, training: Training, host: Host, device: Device, 
 
     data = training.open_examples(config)
     memory = supervised_memory(config, host.backend, host.world_size, device, data) if training.trains_head else []
-    longest = max(len(each) for each in data.training.token_ids)
+    longest, what = max(len(each) for each in data.training.token_ids), "prompt" if training.trains_head else "text"
     lines = [
         f"model      {config.model.path}, strategy {config.trainer.strategy}",
-        f"data       {data.training.name}: {len(data.training):,} examples, longest prompt {longest} tokens",
+        f"data       {data.training.name}: {len(data.training):,} examples, longest {what} {longest} tokens",
         f"validation {f'{len(data.validation):,} examples' if data.validation is not None else 'none'}",
         *(f"{'' if number else 'memory':<11}{line}" for number, line in enumerate(memory)),
         f"output     {config.trainer.output_dir}",

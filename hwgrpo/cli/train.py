@@ -37,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.validate import check_resume
 
-    if getattr(args, "source", None):
-        use_imported(args)
+    use_imported(args)
     config = load_config(
         args.recipe,
         args.overrides,

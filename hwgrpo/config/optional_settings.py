@@ -19,6 +19,7 @@ from hwgrpo.config.fields import (
     own_function,
     setting,
 )
+from hwgrpo.paths import verifier_of
 from hwgrpo.rewards.sandbox.protection import CHOICES
 from hwgrpo.user_code import names_a_file
 
@@ -31,7 +32,9 @@ _PROGRAMS = (
         "reward.functions",
         (),
         " with code",
-        lambda functions: any(each.name == "code" or names_a_file(each.name) for each in functions),
+        lambda functions: any(
+            name == "code" or names_a_file(name) for each in functions for name in (each.name, verifier_of(each) or "")
+        ),
     ),
 )
 """Condition that a reward runs programs: code, or a function of the user's with an argument `sandbox_level`."""

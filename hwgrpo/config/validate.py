@@ -20,7 +20,7 @@ from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
-from hwgrpo.paths import check_path, did_you_mean, find_model
+from hwgrpo.paths import check_path, did_you_mean, find_model, verifier_of
 from hwgrpo.user_code import FORM, names_a_file, split_name
 
 
@@ -266,6 +266,8 @@ def _check_files(config: Config) -> None:
     for i, function in enumerate(config.reward.functions):
         if ".py" in function.name:
             check_file_of(function.name, f"reward.functions.{i}.name")
+        if ".py" in (verifier := verifier_of(function) or ""):
+            check_file_of(verifier, f"reward.functions.{i}.kwargs.verifier")
     if config.algorithm.process.function is not None:
         check_file_of(config.algorithm.process.function, "algorithm.process.function")
     adapter = config.model.lora.adapter

@@ -143,60 +143,54 @@ def resolve(settings: Mapping[str, Any], defaults: Mapping[str, Any], environmen
     Raises:
         ConfigError: an interpolation names nothing, or itself; it names the key.
     """
-    return {key: _resolved(key, value, settings, defaults, environment, (key,)) for key, value in settings.items()}
+    resolver = _Resolver(settings, defaults, environment)
+    return {key: resolver.resolved(key, value, (key,)) for key, value in settings.items()}
 
 
-def _resolved(
-    key: str,
-    value: Any,
-    settings: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    environment: Mapping[str, str],
-    path: tuple[str, ...],
-) -> Any:
-    if isinstance(value, list):
-        return [_resolved(key, each, settings, defaults, environment, path) for each in value]
-    if isinstance(value, Mapping):
-        return {name: _resolved(key, each, settings, defaults, environment, path) for name, each in value.items()}
-    while isinstance(value, str) and (found := _INNERMOST.search(value)) is not None:
-        inner = _referred(key, found[1].strip(), settings, defaults, environment, path)
-        value = inner if found[0] == value else f"{value[: found.start()]}{inner}{value[found.end() :]}"
-    return value
+@dataclass(frozen=True)
+class _Resolver:
+    settings: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    environment: Mapping[str, str]
 
+    def resolved(self, key: str, value: Any, path: tuple[str, ...]) -> Any:
+        """Return the value of a key; `path` has the keys that refer to it."""
+        if isinstance(value, list):
+            return [self.resolved(key, each, path) for each in value]
+        if isinstance(value, Mapping):
+            return {name: self.resolved(key, each, path) for name, each in value.items()}
+        while isinstance(value, str) and (found := _INNERMOST.search(value)) is not None:
+            inner = self._referred(key, found[1].strip(), path)
+            value = inner if found[0] == value else f"{value[: found.start()]}{inner}{value[found.end() :]}"
+        return value
 
-def _referred(
-    key: str,
-    source: str,
-    settings: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    environment: Mapping[str, str],
-    path: tuple[str, ...],
-) -> Any:
-    resolver, colon, rest = source.partition(":")
-    name, comma, default = (rest if colon else source).partition(",")
-    name = name.strip()
-    if colon and resolver == "oc.env":
-        if name in environment:
-            return environment[name]
-        if comma:
-            return _primitive(default.strip().strip("'\""))
-        raise ConfigError(f"{key}=${{{source}}}: the environment variable {name} is not set; export it")
-    if colon and resolver != "oc.select":
-        raise ConfigError(f"{key}=${{{source}}}: the resolver {resolver} is not known here; write the value itself")
-    if name.startswith("."):
-        up = len(name) - len(name.lstrip("."))
-        name = ".".join([*key.split(".")[:-up], name.lstrip(".")])
-    if name in path:
-        raise ConfigError(f"{key}=${{{source}}} refers to itself; write the value itself")
-    if name in settings:
-        return _resolved(name, settings[name], settings, defaults, environment, (*path, name))
-    if name in defaults and defaults[name] is not None:
-        return defaults[name]
-    below = {each.removeprefix(name + "."): value for each, value in settings.items() if each.startswith(name + ".")}
-    if below:
-        return below
-    if colon:
-        return _primitive(default.strip().strip("'\"")) if comma else None
-    if name in defaults:
-        return None
-    raise ConfigError(f"{key}=${{{source}}}: {name} is not set; write the value itself")
+    def _referred(self, key: str, source: str, path: tuple[str, ...]) -> Any:
+        resolver, colon, rest = source.partition(":")
+        name, comma, default = (rest if colon else source).partition(",")
+        name = name.strip()
+        if colon and resolver == "oc.env":
+            if name in self.environment:
+                return self.environment[name]
+            if comma:
+                return _primitive(default.strip().strip("'\""))
+            raise ConfigError(f"{key}=${{{source}}}: the environment variable {name} is not set; export it")
+        if colon and resolver != "oc.select":
+            raise ConfigError(f"{key}=${{{source}}}: the resolver {resolver} is not known here; write the value itself")
+        if name.startswith("."):
+            up = len(name) - len(name.lstrip("."))
+            name = ".".join([*key.split(".")[:-up], name.lstrip(".")])
+        if name in path:
+            raise ConfigError(f"{key}=${{{source}}} refers to itself; write the value itself")
+        if name in self.settings:
+            return self.resolved(name, self.settings[name], (*path, name))
+        if self.defaults.get(name) is not None:
+            return self.defaults[name]
+        start = f"{name}."
+        below = {each.removeprefix(start): value for each, value in self.settings.items() if each.startswith(start)}
+        if below:
+            return below
+        if colon:
+            return _primitive(default.strip().strip("'\"")) if comma else None
+        if name in self.defaults:
+            return None
+        raise ConfigError(f"{key}=${{{source}}}: {name} is not set; write the value itself")

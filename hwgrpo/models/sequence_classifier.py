@@ -12,18 +12,15 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedConfig,
 )
-from transformers.utils import logging
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.loading import resolve_model_path, turn_dropout_off, unreadable
 from hwgrpo.models.meta_device import META
+from hwgrpo.rewards.models.score_head import draw_head, is_classifier, missing_weights, without_load_report
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
-
-ARCHITECTURE = "ForSequenceClassification"
-"""End of the name of a saved architecture that has a head already."""
 
 
 def classifier_config(config: ModelConfig, pad_token_id: Any) -> PreTrainedConfig:
@@ -62,17 +59,12 @@ def classifier_config(config: ModelConfig, pad_token_id: Any) -> PreTrainedConfi
     return settings
 
 
-def is_classifier(settings: PreTrainedConfig) -> bool:
-    """Return whether a saved model has a sequence-classification head already."""
-    return any(name.endswith(ARCHITECTURE) for name in settings.architectures or [])
-
-
 def load_classifier(
     config: ModelConfig, settings: PreTrainedConfig, *, attention: str, seed: int, on_meta_device: bool = False
 ) -> Any:
     """Load the reward model of `model.path` in fp32 on the CPU, without dropout.
 
-    A language model's backbone gets a new head: normally distributed, by the configuration's `initializer_range`.
+    A language model's backbone gets a new head (`draw_head`).
 
     Args:
         config: the run's `model` settings.
@@ -85,49 +77,31 @@ def load_classifier(
         ConfigError: the model cannot be read, or lacks weights besides a new head.
     """
     source = resolve_model_path(config.path)
-    has_head = is_classifier(settings)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns of the new head, which is meant
     try:
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            source,
-            config=settings,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            output_loading_info=True,
-            revision=config.revision,
-            trust_remote_code=config.trust_remote_code,
-            device_map=META if on_meta_device else None,
-        )
+        with without_load_report():
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                source,
+                config=settings,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                output_loading_info=True,
+                revision=config.revision,
+                trust_remote_code=config.trust_remote_code,
+                device_map=META if on_meta_device else None,
+            )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise unreadable("model.path", source, "model", error) from error
-    finally:
-        logging.set_verbosity(verbosity)
     model, report = loaded
-    base = f"{model.base_model_prefix}."
-    new = [name for name in report["missing_keys"] if not has_head and not name.startswith(base)]
-    if missing := sorted(set(report["missing_keys"]) - set(new)):
+    head, missing = missing_weights(model, report, new_head=not is_classifier(settings))
+    if missing:
         raise ConfigError(
             f"model.path={config.path!r} lacks {len(missing)} weights of {type(model).__name__}, e.g. {missing[0]}: "
             "they would be random. Use a complete copy of the model"
         )
     if not on_meta_device:
-        _initialize(model, sorted(new), seed)
+        draw_head(model, head, seed)
     set_experts_forward(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.disable_input_require_grads()  # a hook that only reentrant checkpointing needs
     return model
-
-
-@torch.no_grad()
-def _initialize(model: Any, names: list[str], seed: int) -> None:
-    """Draw a new head's weights from a generator of their own; its biases are 0."""
-    generator = torch.Generator().manual_seed(seed)
-    deviation = float(getattr(model.config.get_text_config(), "initializer_range", None) or 0.02)
-    for name in names:
-        weight = model.get_parameter(name)
-        if weight.ndim < 2:
-            weight.zero_()
-        else:
-            weight.normal_(0.0, deviation, generator=generator)

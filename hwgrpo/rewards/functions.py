@@ -55,7 +55,7 @@ class Signature:
     def missing_columns(self, columns: Collection[str]) -> list[str]:
         """Return the data columns that TRL's form needs and `columns` lacks."""
         if self.form != "trl":
-            return []
+            return getattr(getattr(self, "call", None), "missing_columns", lambda _: [])(columns)
         known = {*columns, *TRL, *TRL_SERVICES, *self.given, "ground_truth"}
         return sorted(self.required - known)
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from hwgrpo.config import Config
+from hwgrpo.paths import verifier_of
 from hwgrpo.user_code import split_name
 
 FOLDER = "code"
@@ -18,6 +19,10 @@ def code_files(config: Config) -> dict[str, Path]:
     algorithm = config.algorithm
     names = {
         **{f"reward.functions.{i}.name": function.name for i, function in enumerate(config.reward.functions)},
+        **{
+            f"reward.functions.{i}.kwargs.verifier": verifier_of(function) or ""
+            for i, function in enumerate(config.reward.functions)
+        },
         "algorithm.advantage.name": algorithm.advantage.name,
         "algorithm.loss.name": algorithm.loss.name,
         "algorithm.kl.estimator": algorithm.kl.estimator,

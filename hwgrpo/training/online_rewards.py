@@ -6,6 +6,7 @@ Each rank has all of such a model, and all are equal: rank 0 writes it into `rew
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hwgrpo.algorithms.token_advantages import takes
+from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.observe.timing import Stopwatch
@@ -23,8 +25,6 @@ from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.moving_reference import reference_files
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
-
-NAME = "online_reward_model"
 
 
 def train_reward_models(
@@ -40,19 +40,25 @@ def train_reward_models(
         step: the finished step.
 
     Raises:
-        RunError: a loss is not finite.
+        RunError: a loss or a gradient is not finite; on all ranks.
     """
-
-    @torch.no_grad()
-    def copy_from_rank_0(model: torch.nn.Module) -> None:
-        for parameter in model.parameters() if strategy.world_size > 1 else ():
-            sent = parameter.detach().to(device)  # where ranks exchange, wherever the model is
-            dist.broadcast(sent, src=0)
-            parameter.copy_(sent)
-
     for model in _models(rewards).values():
         with watch("reward"):
-            model.learn(step, strategy.gather_objects, copy_from_rank_0)
+            model.add(strategy.gather_objects(model.collect()))
+            if model.is_due(step):
+                raise_on_all_ranks(strategy, partial(model.train, step))
+                if strategy.world_size > 1:
+                    _copy_from_rank_0(model.network, device)
+                model.measure_drift()
+
+
+@torch.no_grad()
+def _copy_from_rank_0(model: torch.nn.Module, device: torch.device) -> None:
+    """Give all ranks rank 0's weights: some devices add up in no fixed order."""
+    for parameter in model.parameters():
+        sent = parameter.detach().to(device)  # where ranks exchange, wherever the model is
+        dist.broadcast(sent, src=0)
+        parameter.copy_(sent)
 
 
 def further_files(
@@ -102,16 +108,17 @@ def final_models(run: Any) -> dict[str, Callable[[Path], None]]:
 
 def final_folders(config: Config) -> list[str]:
     """Return the names of the folders of a run's trained reward models."""
-    number = sum(entry.name == NAME for entry in config.reward.functions)
-    return [f"final-{NAME}", *(f"final-{NAME}_{each}" for each in range(2, number + 1))][:number]
+    names = [entry.name for entry in config.reward.functions if entry.name in VERIFYING_REWARDS]
+    return [f"final-{name}" if number == 1 else f"final-{name}_{number}" for number, name in enumerate(names, start=1)]
 
 
 def check_online_rewards(config: Config) -> None:
     """Raise `ConfigError` if the baseline is a greedy response, which the rule seldom verifies."""
     if final_folders(config) and takes(config.algorithm.advantage, "greedy_S"):
         raise ConfigError(
-            f"algorithm.advantage.name={config.algorithm.advantage.name!r} with the reward {NAME}: the baseline would "
-            "be the model's score of a greedy response; use algorithm.advantage.name=rloo, whose baseline is the group"
+            f"algorithm.advantage.name={config.algorithm.advantage.name!r} with the reward online_reward_model: the "
+            "baseline would be the model's score of a greedy response; use algorithm.advantage.name=rloo, which "
+            "compares with the group"
         )
 
 

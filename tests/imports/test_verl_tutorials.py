@@ -211,6 +211,12 @@ def test_train_takes_the_settings_of_an_import_and_ours_above_them(capsys: pytes
     assert "Mapped (" in shown.err
 
 
+@pytest.mark.parametrize("option", [["--set", "optim.lr=1e-5"], ["--drop-refused"]])
+def test_train_refuses_options_of_an_import_without_an_import(option: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "tiny_sort", *option]) == 2
+    assert f"{option[0]} is for --from verl" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_train_trains_an_import(tmp_path: Path):
     assert main(["train", "--from", "verl", *RUN, *OURS, "--set", f"trainer.output_dir={tmp_path / 'run'}"]) == 0

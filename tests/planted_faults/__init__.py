@@ -21,21 +21,8 @@ from tests.planted_faults import (
 FAULTS = tuple(
     fault
     for folder in (
-        algorithms,
-        cli,
-        config,
-        data,
-        imports,
-        models,
-        observe,
-        outside,
-        planning,
-        rewards,
-        rollout,
-        training,
-        training_feed,
-        training_strategies,
-        training_update,
+        *(algorithms, cli, config, data, imports, models, observe, outside, planning, rewards, rollout),
+        *(training, training_feed, training_strategies, training_update),
     )
     for fault in folder.FAULTS
 )

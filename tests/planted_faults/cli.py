@@ -4,6 +4,13 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "an option of an import that train ignores",
+        "cli/import_settings.py",
+        'if getattr(args, "settings", []) or',
+        "if",
+        "imports/test_verl_tutorials.py -k without_an_import",
+    ),
+    Fault(
         "the options of a launched command lost",
         "cli/launch.py",
         "words += [option, *([] if value is True else [str(value)])]",

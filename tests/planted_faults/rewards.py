@@ -6,8 +6,8 @@ FAULTS = (
     Fault(
         "an online reward model trained on the rows of one rank",
         "rewards/models/online_reward_model.py",
-        "for rows in gather(self._own) for row in rows)",
-        "for row in self._own)",
+        "sorted(row for rows in ranks for row in rows)",
+        "sorted(ranks[0])",
         "rewards/test_online_reward_model.py -k two_ranks",
     ),
     Fault(

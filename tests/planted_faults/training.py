@@ -89,7 +89,7 @@ FAULTS = (
     ),
     Fault(
         "a new head drawn without the seed",
-        "models/sequence_classifier.py",
+        "rewards/models/score_head.py",
         "    generator = torch.Generator().manual_seed(seed)\n",
         "    generator = torch.Generator().manual_seed(0)\n",
         "training/test_reward_modelling.py -k new_head",

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -18,6 +18,7 @@ from hwgrpo.rewards.models.online_reward_model import OnlineRewardModel
 from hwgrpo.rewards.models.outcome_metrics import calibration_error, ranking_accuracy
 from hwgrpo.rewards.models.outcomes import Outcome, ReplayBuffer, from_tensors, pairs, to_tensors, verified
 from hwgrpo.rewards.models.reward_losses import bradley_terry, classification, mse
+from hwgrpo.training.code_files import code_files
 from tests.support.models.reward_models import save_reward_model
 from tests.support.processes import ranks
 from tests.support.runs import runs
@@ -78,13 +79,13 @@ def outcome(number: int, target: float = 0.0, uid: str = "u") -> Outcome:
     return Outcome(uid, number, 0, (number,), target, 0.0)
 
 
-def alone(value):
-    """Gather over one rank."""
-    return [value]
-
-
-def keep(model):
-    """Copy from rank 0 on rank 0."""
+def learn(model, step, ranks=None):
+    """Train a model after a step where it is due, with the outcomes of all ranks; None: of this one."""
+    own = model.collect()
+    model.add([own] if ranks is None else ranks)
+    if model.is_due(step):
+        model.train(step)
+        model.measure_drift()
 
 
 def test_one_of_eight_is_verified_whatever_rank_has_the_group_and_another_for_another_seed():
@@ -180,7 +181,7 @@ def test_an_update_is_that_of_plain_transformers_with_autograd(folder, opened, m
     reference = AutoModelForSequenceClassification.from_pretrained(folder / "start", num_labels=1, dtype=torch.float64)
     reference.load_state_dict(model._placed.model.state_dict())
     pipeline.score(*make_batch(GROUPS), 1)
-    model.learn(1, alone, keep)
+    learn(model, 1)
     tokenizer = AutoTokenizer.from_pretrained(folder / "start")
     scores = [
         reference(input_ids=torch.tensor([tokenizer(f"prompt {prompt}{text}")["input_ids"]])).logits[0, 0]
@@ -220,7 +221,7 @@ def test_the_updates_do_not_depend_on_the_size_of_a_forward_pass(opened, make_ba
     for tokens in (1, 10_000):
         pipeline, model = opened(verify=1.0, tokens_per_batch=tokens, lr=1e-3)
         pipeline.score(*make_batch(GROUPS), 1)
-        model.learn(1, alone, keep)
+        learn(model, 1)
         states.append(model.state())
     for name in states[0]:
         if name.startswith("exp_avg."):
@@ -235,7 +236,7 @@ def test_trained_every_k_steps_it_learns_the_rule_and_leaves_global_generators_a
     found = []
     for step in range(1, 21):
         pipeline.score(*make_batch(GROUPS), step)
-        model.learn(step, alone, keep)
+        learn(model, step)
         found.append(model.metrics())
     assert torch.equal(torch.random.get_rng_state(), before)
     assert [bool(each) for each in found] == [False, True] * 10
@@ -253,7 +254,7 @@ def test_two_ranks_train_the_same_model_as_one(opened, make_batch):
     shares = [opened() for _ in range(2)]
     for step in (1, 2):
         whole.score(*make_batch(GROUPS), step)
-        one.learn(step, alone, keep)
+        learn(one, step)
     batch, _ = make_batch(GROUPS)
     for step in (1, 2):
         own = []
@@ -264,7 +265,7 @@ def test_two_ranks_train_the_same_model_as_one(opened, make_batch):
             pipeline.score(part, texts, step)
             own.append(list(model._own))
         for _, model in shares:
-            model.learn(step, lambda _, own=own: own, keep)
+            learn(model, step, own)
     first, second, expected = shares[0][1].state(), shares[1][1].state(), one.state()
     assert first.keys() == expected.keys()
     for name, value in first.items():
@@ -276,14 +277,14 @@ def test_a_state_restores_the_same_numbers(opened, make_batch):
     pipeline, model = opened(every=2)
     for step in (1, 2, 3):
         pipeline.score(*make_batch(GROUPS), step)
-        model.learn(step, alone, keep)
+        learn(model, step)
     again_pipeline, again = opened(every=2)
     again.restore(model.state())
     for step in (4, 5, 6):
         scores = [each.score(*make_batch(GROUPS), step).total for each in (pipeline, again_pipeline)]
         assert torch.equal(*scores)
         for each in (model, again):
-            each.learn(step, alone, keep)
+            learn(each, step)
     found, expected = again.state(), model.state()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
@@ -308,7 +309,7 @@ def test_an_infinite_loss_ends_the_run(opened, make_batch):
         model._placed.model.score.weight.fill_(1e38)
     pipeline.score(*make_batch(GROUPS), 1)
     with pytest.raises(RunError, match=r"loss of the online reward model is (inf|nan)"):
-        model.learn(1, alone, keep)
+        learn(model, 1)
 
 
 @pytest.mark.parametrize(
@@ -340,6 +341,41 @@ def test_a_rule_that_returns_too_few_outcomes_stops_the_run_whatever_the_policy(
     with pytest.raises(RewardError, match=r"verifier short must return a list with one outcome per response.* for 2"):
         pipeline.score(*make_batch([["1", "2"]]), 1)
     assert model._own == []
+
+
+def test_a_column_that_the_rule_needs_is_missed_before_the_run(folder, opened):
+    (folder / "rules.py").write_text("def by_level(completions, level):\n    return [1.0 for _ in completions]")
+    pipeline, model = opened("by_level")
+    assert model.missing_columns({"prompt"}) == pipeline.functions[0].missing_columns({"prompt"}) == ["level"]
+    assert model.missing_columns({"prompt", "level"}) == []
+
+
+def test_a_classifier_without_its_head_or_with_several_labels_is_refused(folder, opened):
+    save_reward_model(folder / "two", "decoder", labels=2)
+    with pytest.raises(ConfigError, match=r"kwargs.path=.*two' has 2 labels: use a model with one"):
+        opened(path=str(folder / "two"))
+    save_reward_model(folder / "one", "decoder")
+    weights = load_file(folder / "one/model.safetensors")
+    save_file(
+        {name: value for name, value in weights.items() if not name.startswith("score")},
+        folder / "one/model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(ConfigError, match=r"lacks 1 weights of Qwen3ForSequenceClassification, e.g. score.weight"):
+        opened(path=str(folder / "one"))
+
+
+def test_the_rule_counts_as_code_of_the_run(folder):
+    verifier = f"{folder}/rules.py:digits"
+    words = [f"reward.functions=[{{name: online_reward_model, kwargs: {{verifier: '{verifier}'}}}}]"]
+    assert code_files(runs.small(folder / "run", *words)) == {"reward.functions.0.kwargs.verifier": folder / "rules.py"}
+    with pytest.raises(ConfigError, match=r"reward.functions.0.kwargs.verifier=.*there is no file"):
+        runs.small(folder / "run", words[0].replace("rules.py", "absent.py"))
+
+
+def test_a_rule_that_runs_programs_has_a_sandbox_to_choose(tmp_path):
+    words = "reward.functions=[{name: online_reward_model, kwargs: {verifier: code}}]"
+    assert runs.small(tmp_path / "run", words, "reward.sandbox.level=seccomp").reward.sandbox.level == "seccomp"
 
 
 def test_a_rules_random_numbers_differ_from_step_to_step_and_are_the_same_again(folder, opened, make_batch):
@@ -392,7 +428,7 @@ def test_steps_have_outcomes_and_scores_of_their_own(opened, make_batch):
     assert [row.target for row in model._own] == expected
     assert [row.end for row in model._own] == Lines().ends(text)
     assert rewards.per_function["online_reward_model"][chosen] == sum(expected)
-    model.learn(1, alone, keep)
+    learn(model, 1)
     assert model.metrics()["loss"] > 0
 
 

@@ -140,6 +140,17 @@ def test_long_rows_are_treated_as_overlong_says(tmp_path: Path):
         build(tmp_path, rows, chat=False, limit=3)
 
 
+def test_pairs_that_are_equal_once_they_are_cut_are_left_out(tmp_path: Path):
+    rows = [{"prompt": "abc", "chosen": "dd" + end, "rejected": "ddef"} for end in ("x", "yz")]
+    rows.append({"prompt": "a", "chosen": "bcde", "rejected": "x"})
+    pairs = build(
+        tmp_path, rows, "reward_model.loss=bradley_terry", "data.overlong=truncate_right", chat=False, limit=5
+    )
+    assert texts(pairs) == [["abcde", "ax"]]
+    assert pairs is not None
+    assert (pairs.filtered, pairs.truncated) == (2, 0)
+
+
 def test_a_validation_without_the_columns_is_none(tmp_path: Path):
     rows = [{"prompt": "a", "response": "b"}]
     assert build(tmp_path, rows, which="validation") is None

@@ -7,6 +7,8 @@ outcomes.py               which responses the rule verifies; the replay buffer
 reward_training.py        its updates
 reward_losses.py          losses of reward models
 outcome_metrics.py        agreement of scores with outcomes
+score_ranking.py          how well scores order responses
+score_head.py             heads with one score: which models have one, and new ones
 sequence_logits.py        logits of rows of tokens
 scored_text.py            prompt and response as the model's own chat template has them, and their tokens
 pretrained.py             the model and its tokenizer from a folder or the hub, and what is wrong with them

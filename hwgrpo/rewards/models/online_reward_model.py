@@ -8,7 +8,7 @@ scores the other responses. Source: iterative training of the reward model with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from hwgrpo.rewards.models.padded_batches import batches
 from hwgrpo.rewards.models.placement import PlacedModel, check_placement
 from hwgrpo.rewards.models.pretrained import Pretrained, longest_input
 from hwgrpo.rewards.models.reward_training import LOSSES, RewardTraining
+from hwgrpo.rewards.models.score_head import is_classifier
 from hwgrpo.rewards.models.scored_text import TOO_LONG, ScoredText, TooLong
 from hwgrpo.rewards.models.sequence_logits import padding_id, sequence_logits
 from hwgrpo.rewards.processes.messages import is_listed, number_of
@@ -32,8 +33,6 @@ from hwgrpo.rewards.response_steps import StepFinder
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 DTYPES = ("float32", "bfloat16")
-Gather = Callable[[Any], list[Any]]
-"""A value of this rank -> those of all ranks, in their order."""
 DRIFT_ROWS = 64
 """Most outcomes whose scores before and after a training are compared."""
 
@@ -139,13 +138,16 @@ class OnlineRewardModel:
         services = {"device": device, "steps": steps}
         self._verifier = open_reward(rule, context, f"{key}.kwargs.verifier", services=services)
         pretrained = Pretrained(checks, policy_path if path is None else path, revision, trust_remote_code)
+        config = pretrained.config()
+        if is_classifier(config) and config.num_labels != 1:
+            raise checks.error(
+                "path", path, f"has {config.num_labels} labels: use a model with one, or a language model"
+            )
         tokenizer = pretrained.tokenizer()
         self._tokenizer = tokenizer
-        limit = max_length or longest_input(pretrained.config(), tokenizer)
+        limit = max_length or longest_input(config, tokenizer)
         self._text = ScoredText(tokenizer, chat_template, limit, too_long)
         model = pretrained.model("AutoModelForSequenceClassification", "float32", head_seed=training_seed)
-        if model.config.num_labels != 1:
-            raise checks.error("path", path, f"has {model.config.num_labels} labels: the model needs one")
         self._placed = PlacedModel(model.requires_grad_(True), device, place, offload=False)
         self._pad, self._tokens, self._casts = padding_id(model), tokens_per_batch, dtype == "bfloat16"
         self._training = RewardTraining(model, self._logits, loss, lr, batch_size, epochs, tokens_per_batch)
@@ -158,6 +160,8 @@ class OnlineRewardModel:
         """All ranks' outcomes since the last training."""
         self._counts = {"verifier_calls": 0, "validation_verifier_calls": 0}
         self._metrics: dict[str, float] = {}
+        self._watched: list[Outcome] = []
+        self._before: list[float] = []
 
     def __call__(self, batch: PromptBatch, completions: Completions, step: int | None = None) -> list[Any]:
         """Return the reward of each response, or the rewards of its steps, [S]; an exception stands for none.
@@ -197,34 +201,43 @@ class OnlineRewardModel:
                 self._own.append(Outcome(uid, places[sample], end, tuple(tokens), target, score))
         return rewards
 
-    def learn(self, step: int, gather: Gather, copy_from_rank_0: Callable[[Any], None]) -> None:
-        """Train the model on the outcomes of all ranks, where it is due; all ranks call this after each step.
+    def collect(self) -> list[Outcome]:
+        """Return this rank's outcomes since the last call."""
+        own, self._own = self._own, []
+        return own
 
-        Args:
-            step: the finished step.
-            gather: returns the values of all ranks, in their order.
-            copy_from_rank_0: gives all ranks rank 0's weights: some devices add up in no fixed order.
+    def add(self, ranks: Sequence[Sequence[Outcome]]) -> None:
+        """Add what `collect` returned on all ranks, in an order that does not depend on their number."""
+        self._new += sorted(row for rows in ranks for row in rows)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the model is trained after a step."""
+        return bool(self._new) and step % self._every == 0
+
+    def train(self, step: int) -> None:
+        """Train the model after a step in which it is due. Ranks then need equal weights: `network` of rank 0.
 
         Raises:
-            RunError: the loss is not finite.
+            RunError: a loss or a gradient is not finite.
         """
-        self._new += sorted(row for rows in gather(self._own) for row in rows)
-        self._own = []
-        if step % self._every or not self._new:
-            return
         new, self._new = self._new, []
-        watched = (self._buffer.rows or new)[-DRIFT_ROWS:]
-        metrics: dict[str, float | None] = self._agreement(new)
-        before = self._scores([row.tokens for row in watched])
-        metrics["loss"] = self._training.train(
-            self._buffer.mixed(new, self._history, f"{self._seed} {step}"), f"{self._seed} {step}"
-        )
-        copy_from_rank_0(self._placed.model)
-        after = self._scores([row.tokens for row in watched])
-        moved = zip(self._values(before), self._values(after), strict=True)
-        metrics["drift"] = sum(abs(later - earlier) for earlier, later in moved) / len(watched)
-        metrics["buffer"] = len(self._buffer.rows)
-        self._metrics = {name: value for name, value in metrics.items() if value is not None}
+        self._watched = (self._buffer.rows or new)[-DRIFT_ROWS:]
+        self._before = self._scores([row.tokens for row in self._watched])
+        self._metrics = self._agreement(new)
+        seed = f"{self._seed} {step}"
+        loss = self._training.train(self._buffer.mixed(new, self._history, seed), seed)
+        self._metrics |= {"buffer": float(len(self._buffer.rows))} | ({} if loss is None else {"loss": loss})
+
+    def measure_drift(self) -> None:
+        """Compare scores with those before `train`."""
+        after = self._scores([row.tokens for row in self._watched])
+        moved = zip(self._values(self._before), self._values(after), strict=True)
+        self._metrics["drift"] = sum(abs(later - earlier) for earlier, later in moved) / len(self._watched)
+
+    @property
+    def network(self) -> torch.nn.Module:
+        """The model, of transformers."""
+        return self._placed.model
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the training since the last call, equal on all ranks; empty if there was none."""
@@ -235,6 +248,10 @@ class OnlineRewardModel:
         """Return the number of responses that the rule verified on this rank since the last call."""
         counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
         return {name: float(count) for name, count in counts.items()}
+
+    def missing_columns(self, columns: Collection[str]) -> list[str]:
+        """Return the data columns that the rule needs and `columns` lacks."""
+        return self._verifier.missing_columns(columns)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return model, optimizer, outcomes and replay buffer, equal on all ranks, as copies on the CPU."""
@@ -333,10 +350,11 @@ class OnlineRewardModel:
             return list(scores)
         return torch.tensor(list(scores), dtype=torch.float64).sigmoid().tolist()
 
-    def _agreement(self, rows: Sequence[Outcome]) -> dict[str, float | None]:
+    def _agreement(self, rows: Sequence[Outcome]) -> dict[str, float]:
         """Return how well the scores that the responses got agree with the rule."""
         scores, targets = [row.score for row in rows], [row.target for row in rows]
-        metrics = {"ranking_accuracy": ranking_accuracy(scores, targets)}
+        accuracy = ranking_accuracy(scores, targets)
+        metrics = {} if accuracy is None else {"ranking_accuracy": accuracy}
         if self._loss == "classification":
             metrics["calibration_error"] = calibration_error(self._values(scores), targets)
         return metrics

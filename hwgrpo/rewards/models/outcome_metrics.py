@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from hwgrpo.rewards.models.score_ranking import rank_outcomes
+
 
 def ranking_accuracy(scores: Sequence[float], outcomes: Sequence[float]) -> float | None:
     """Return the share of pairs of different outcomes whose scores have the same order; equal scores count half.
@@ -17,15 +21,8 @@ def ranking_accuracy(scores: Sequence[float], outcomes: Sequence[float]) -> floa
     Returns:
         The share; None if all outcomes are equal.
     """
-    right = pairs = 0.0
-    for first in range(len(scores)):
-        for second in range(first):
-            if outcomes[first] == outcomes[second]:
-                continue
-            pairs += 1
-            higher, lower = (first, second) if outcomes[first] > outcomes[second] else (second, first)
-            right += 0.5 * (scores[higher] >= scores[lower]) + 0.5 * (scores[higher] > scores[lower])
-    return right / pairs if pairs else None
+    ranking = rank_outcomes(*(torch.tensor(list(each), dtype=torch.float64) for each in (scores, outcomes)))
+    return ranking.right / ranking.pairs if ranking.pairs else None
 
 
 def calibration_error(probabilities: Sequence[float], outcomes: Sequence[float], bins: int = 10) -> float:

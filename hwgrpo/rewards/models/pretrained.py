@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from hwgrpo.paths import did_you_mean
 from hwgrpo.rewards.checked_kwargs import Kwargs
+from hwgrpo.rewards.models.score_head import draw_head, is_classifier, missing_weights, without_load_report
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -70,7 +70,7 @@ class Pretrained:
         Args:
             kind: name of the auto class, e.g. "AutoModelForSequenceClassification".
             dtype: one of `DTYPES`; auto: as stored.
-            head_seed: seed of the weights of a head with one label that the folder lacks; None: it may lack none.
+            head_seed: seed of a new head with one label, where the folder is a language model's; None: it may be none.
 
         Raises:
             ConfigError: it cannot be found or read, or lacks weights, which would be random.
@@ -81,14 +81,13 @@ class Pretrained:
         loader = getattr(transformers, kind)
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
         options = {"dtype": wanted, "output_loading_info": True, **self._options}
-        if head_seed is not None:
+        new_head = head_seed is not None and not is_classifier(self.config())
+        if new_head:
             options["num_labels"] = 1
-        with torch.random.fork_rng(devices=[]), _quiet(head_seed is not None):
-            torch.manual_seed(head_seed or 0)
+        with without_load_report() if new_head else nullcontext():
             model, report = self._read("model", lambda: loader.from_pretrained(self._source, **options))
-        missing = sorted(report["missing_keys"])
-        if head_seed is not None:
-            missing = [each for each in missing if each.startswith(f"{model.base_model_prefix}.")]
+        head, missing = missing_weights(model, report, new_head=new_head)
+        draw_head(model, head, head_seed or 0)
         if missing:
             raise self._checks.error(
                 "path",
@@ -122,20 +121,6 @@ class Pretrained:
         except (OSError, ValueError, ImportError, KeyError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise self._checks.error("path", self.path, f"has no readable {what}: {reason}") from error
-
-
-@contextmanager
-def _quiet(quiet: bool) -> Iterator[None]:
-    """Leave out transformers' report of missing weights, where a new head is wanted."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    if quiet:
-        logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def longest_input(config: Any, tokenizer: Any) -> int | None:

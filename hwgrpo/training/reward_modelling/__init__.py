@@ -5,5 +5,4 @@ reward_steps.py      one step: examples -> update -> observe; and the validation
 reward_update.py     the optimizer updates, with one of three losses
 score_model.py       the model that strategies wrap: tokens -> scores
 scored_examples.py   rows -> examples: responses with a score, or pairs of them
-score_ranking.py     how well scores order responses
 """

@@ -11,8 +11,9 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_vocabulary, load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_tensors
-from hwgrpo.models.sequence_classifier import classifier_config, is_classifier, load_classifier
+from hwgrpo.models.sequence_classifier import classifier_config, load_classifier
 from hwgrpo.models.to_device import move_to_device
+from hwgrpo.rewards.models.score_head import is_classifier
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype, choose_strategy

@@ -7,8 +7,8 @@ from typing import cast
 
 import torch
 
+from hwgrpo.rewards.models.score_ranking import Ranking, rank_outcomes, rank_pairs
 from hwgrpo.training.reward_modelling.reward_update import RewardUpdate
-from hwgrpo.training.reward_modelling.score_ranking import Ranking, rank_outcomes, rank_pairs
 from hwgrpo.training.reward_modelling.scored_examples import ScoredExample
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import TrainingRun

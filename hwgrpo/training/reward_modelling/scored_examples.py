@@ -190,6 +190,9 @@ class _Reader:
                 raise TooLong(f"prompt and response have {longest} tokens, above {self._max_tokens}")
             self.cut += 1
             ids = [each[-self._max_tokens :] if side == "left" else each[: self._max_tokens] for each in ids]
+            if self._pairs and ids[0] == ids[1]:
+                self.cut -= 1
+                raise TooLong(f"cut to {self._max_tokens} tokens the two responses are equal")
         return tuple(map(tuple, ids))
 
     def target(self, index: int) -> float:

@@ -15,26 +15,13 @@ from hwgrpo.training.loop import Status, run_steps
 from hwgrpo.training.reward_modelling import reward_model_run
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.supervised.supervised_setup import build_supervised
-from tests.support.runs.supervised_runs import results
+from tests.support.runs.supervised_runs import COMMON, results
 
 __all__ = ["build", "outcomes", "pairs", "results", "run", "small"]
 
-SMALL = (
-    "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=0&digits=3",
-    "data.max_prompt_tokens=48",
-    "rollout.max_response_tokens=32",
-    "optim.lr=3e-3",
-    "trainer.prompts_per_step=8",
-    "trainer.max_steps=6",
-    "trainer.threads=1",
-    "observe.loggers=[jsonl]",
-    "observe.progress=none",
-)
-
-
 def small(output: Path, *overrides: str) -> Config:
     """Return the settings of a small run."""
-    return load_config(None, [*SMALL, f"trainer.output_dir={output}", *overrides], used=supervised_settings)
+    return load_config(None, [*COMMON, f"trainer.output_dir={output}", *overrides], used=supervised_settings)
 
 
 def build(output: Path, *overrides: str) -> TrainingRun:

@@ -15,10 +15,8 @@ from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.supervised.supervised_setup import build_supervised
 from hwgrpo.training.supervised.steps import supervised_step, validate_examples
 
-SMALL = (
+COMMON = (
     "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=0&digits=3",
-    "data.train=task://sort?digits=3",
-    "data.validation_max_rows=8",
     "data.max_prompt_tokens=48",
     "rollout.max_response_tokens=32",
     "optim.lr=3e-3",
@@ -28,6 +26,8 @@ SMALL = (
     "observe.loggers=[jsonl]",
     "observe.progress=none",
 )
+"""Settings of small runs that train on examples."""
+SMALL = ("data.train=task://sort?digits=3", "data.validation_max_rows=8", *COMMON)
 
 
 def small(output: Path, *overrides: str) -> Config:
