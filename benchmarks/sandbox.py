@@ -72,11 +72,15 @@ def measure(pool: SandboxPool, job: Mapping[str, Any], programs: int) -> tuple[f
 
 def _cpu_seconds() -> float:
     """Return the CPU time of this process's descendants and of those of theirs that have ended."""
-    ticks = 0
-    for each in descendants(os.getpid()):
-        fields = Path(f"/proc/{each}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    while True:
+        ticks = 0
+        try:
+            for each in descendants(os.getpid()):
+                fields = Path(f"/proc/{each}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # one has just ended: its time is its parent's now, which may have been read before
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ FAULTS = (
     Fault(
         "the options of a launched command lost",
         "cli/launch.py",
-        "words += [option, *([] if value is True else [str(value)])]",
-        "words += []",
+        "set_options += [option, *([] if value is True else [str(value)])]",
+        "set_options += []",
         "cli/test_launch.py -k with_their_options",
     ),
     Fault(
