@@ -16,7 +16,6 @@ from hwgrpo.imports.peer_settings import PeerSettings
 from hwgrpo.imports.recipe_text import compact, nested
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
 
-
 Conversion = Callable[[Any], Iterator[Converted]]
 """What reads the settings of a project, a kind of `PeerSettings`, and yields what becomes of some of them."""
 

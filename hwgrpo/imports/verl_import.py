@@ -34,7 +34,7 @@ def import_verl(v: VerlSettings) -> Imported:
     return import_peer(v, CONVERSIONS, devices_key="trainer.n_gpus_per_node", notices=_notices(v))
 
 
-def _notices(v: PeerSettings) -> list[str]:
+def _notices(v: VerlSettings) -> list[str]:
     notices = []
     if not v.is_given("data.val_files"):
         notices.append(
