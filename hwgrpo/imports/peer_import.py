@@ -106,7 +106,8 @@ def _default(key: str) -> Any:
 
 def _unused(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that have no effect beside the others, with the reason."""
-    config: Config = build(Config, expand_names(nested(settings)), "")
+    required = {"model.path": "", "data.train": ""}
+    config: Config = build(Config, expand_names(nested(required | dict(settings))), "")
     keys = unused_settings(config)
     notes = check_used(config, keys)
     return {key: note for key in keys for note in notes if note.startswith(f"{key}=")}
