@@ -50,6 +50,7 @@ def trl_settings(
     *,
     prompts: int | None = None,
     longest_prompt: int | None = None,
+    evaluates: bool = False,
 ) -> TrlSettings:
     """Return settings under the names of the tables, checked.
 
@@ -58,11 +59,12 @@ def trl_settings(
         environment: variables.
         prompts: rows of the training data, if known.
         longest_prompt: tokens of the longest prompt, if known.
+        evaluates: whether validation data is given as an object.
 
     Raises:
         ConfigError: unknown keys, all of them, with the nearest known ones; or an illegal value, with the legal ones.
     """
-    settings = TrlSettings(environment=environment, prompts=prompts, longest_prompt=longest_prompt)
+    settings = TrlSettings(environment=environment, prompts=prompts, longest_prompt=longest_prompt, evaluates=evaluates)
     fill(settings, {key: _typed(key, value) for key, value in values.items()})
     return settings
 

@@ -186,16 +186,12 @@ class GRPOConfig(_Arguments):
         """Return the arguments that were given, or set later, as the settings of a TRL run.
 
         Args:
-            **known: `prompts` and `longest_prompt` of `trl_settings`.
+            **known: `prompts`, `longest_prompt` and `evaluates` of `trl_settings`.
 
         Raises:
             ConfigError: an illegal value, or a field of this transformers version that has no counterpart.
         """
-        values = {}
-        for name in FIELDS:
-            value = getattr(self, name)
-            if name in self._given or value != self._made[name]:
-                values[name] = _plain(value)
+        values = {name: _plain(getattr(self, name)) for name in self.given_names()}
         values["output_dir"] = self.output_dir
         unknown = [name for name in values if TRL.row_of(TRL.current_name(name)[0]) is None]
         if unknown:
@@ -204,6 +200,10 @@ class GRPOConfig(_Arguments):
                 "transformers added; leave it at its default"
             )
         return trl_settings(values, os.environ, **known)
+
+    def given_names(self) -> list[str]:
+        """Return the names of the arguments that were given, or set later."""
+        return [name for name in FIELDS if name in self._given or getattr(self, name) != self._made[name]]
 
     @property
     def world_size(self) -> int:
