@@ -4,11 +4,19 @@ verl_reader.py     a verl script, a Hydra file or overrides -> the settings of a
 shell_script.py    the verl command in a bash script, found without running it
 bash_words.py      bash source -> statements of words
 hydra_values.py    Hydra's overrides, values and interpolations
-verl_settings.py   a verl run's settings by the names of the tables, checked
+peer_settings.py   another project's settings by the names of the tables, checked
+peer_import.py     they become settings here
+verl_settings.py   a verl run's settings
 verl_import.py     they become settings here
 verl_algorithm.py  conversions: advantage, loss, KL, correction, filter, rewards
 verl_batches.py    conversions: data, batches, adapters, optimizer
 verl_devices.py    conversions: engine, parallelism, the run
+trl_reader.py      a YAML file of `trl grpo`, or settings -> the settings of a TRL run
+trl_settings.py    a TRL run's settings, and its batches in prompts
+trl_import.py      they become settings here
+trl_algorithm.py   conversions: loss, advantage, KL, correction, rewards
+trl_batches.py     conversions: batches, length, optimizer, data, model, adapters
+trl_run.py         conversions: sampling, engine, devices, validations, checkpoints, logs
 conversion.py      what a conversion yields
 import_result.py   what became of every key
 import_table.py    it as a table
