@@ -187,10 +187,10 @@ _ROLLOUT = section(
     joint("engine_kwargs.vllm.*", "rollout.engine_kwargs", note="vLLM's alone"),
     joint("engine_kwargs.sglang.*", "rollout.engine_kwargs", note="SGLang's alone"),
     joint("val_kwargs.n", "trainer.validation_n", 1),
-    joint("val_kwargs.do_sample", "trainer.validation_n", False),
-    joint("val_kwargs.temperature", "trainer.validation_n", 0.0),
-    joint("val_kwargs.top_p", "trainer.validation_n", 1.0),
-    joint("val_kwargs.top_k", "trainer.validation_n", -1),
+    joint("val_kwargs.do_sample", "trainer.validation_n", False, "the temperature decides, as in verl"),
+    joint("val_kwargs.temperature", "trainer.validation_sampling.temperature, trainer.validation_n", 0.0),
+    joint("val_kwargs.top_p", "trainer.validation_sampling.top_p", 1.0),
+    joint("val_kwargs.top_k", "trainer.validation_sampling.top_k", -1),
 )
 
 _MODEL = section(

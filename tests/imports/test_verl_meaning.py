@@ -170,8 +170,23 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     ),
     (
         (f"{ROLLOUT}val_kwargs.do_sample=True", f"{ROLLOUT}val_kwargs.temperature=1.0", f"{ROLLOUT}val_kwargs.n=16"),
-        {"trainer.validation_n": 16},
+        {"trainer.validation_n": 16, "trainer.validation_sampling.temperature": None},
     ),
+    # the temperature alone decides, there too
+    (
+        (f"{ROLLOUT}val_kwargs.temperature=0.6", f"{ROLLOUT}val_kwargs.top_p=0.95", f"{ROLLOUT}val_kwargs.n=4"),
+        {
+            "trainer.validation_n": 4,
+            "trainer.validation_sampling.temperature": 0.6,
+            "trainer.validation_sampling.top_p": 0.95,
+            "trainer.validation_sampling.top_k": None,
+        },
+    ),
+    (
+        (f"{ROLLOUT}val_kwargs.temperature=1.0", f"{ROLLOUT}top_k=50"),
+        {"rollout.top_k": 50, "trainer.validation_n": 1, "trainer.validation_sampling.top_k": 0},
+    ),
+    ((f"{ROLLOUT}val_kwargs.n=16",), {"trainer.validation_n": 0}),
     (("trainer.save_freq=20", "trainer.test_freq=5"), {"trainer.save_every": 20, "trainer.validate_every": 5}),
     (("trainer.resume_mode=disable",), {"trainer.resume": "never"}),
     (("trainer.logger=[console,tensorboard]",), {"observe.loggers": ["jsonl", "tensorboard"]}),
