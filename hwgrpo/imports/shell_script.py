@@ -258,6 +258,7 @@ class _Script:
                     self._variables.pop(word.literal or "", None)
                 else:
                     self._variables[word.literal or ""] = [self._mark(f"{word.literal} is unset under {why}")]
+            return
         if name == "exit" and why is None:
             self._ends = line
             return

@@ -13,6 +13,7 @@ from hwgrpo.imports.verl_settings import ACTOR, ROLLOUT, VerlSettings
 
 _ENGINES = {"dp": "", "fsdp": "", "fsdp2": "", "megatron": "Megatron", "veomni": "VeOmni", "mindspeed": "MindSpeed"}
 """verl's training engines -> what is said of one that shards otherwise."""
+_AUTO = "vLLM where it is installed and the device can use it, else the local engine; the run prints which"
 _VLLM = ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
 _VALIDATION = tuple(f"{ROLLOUT}val_kwargs.{each}" for each in ("do_sample", "temperature", "top_p", "top_k", "n"))
 
@@ -25,7 +26,8 @@ def engine(v: VerlSettings) -> Iterator[Converted]:
     if not here:
         yield Refusal(key, name, "TensorRT-LLM is not supported", "vllm, sglang or hf")
         return
-    yield Assignment("rollout.engine", here, (key,), "" if v.is_given(key) else "verl needs the key; this is vllm's")
+    note = "" if v.is_given(key) else "verl needs the key; this is vllm's"
+    yield Assignment("rollout.engine", here, (key,), _AUTO if name == "vllm" else note)
     vllm, sglang = (v.below(f"{ROLLOUT}engine_kwargs.{each}.") for each in ("vllm", "sglang"))
     own = tuple(ROLLOUT + each for each in _VLLM)
     kwargs, keys = {}, []
