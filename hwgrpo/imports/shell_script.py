@@ -1,9 +1,9 @@
 """The verl command in a bash run script: its arguments, found by reading. Nothing of a script is ever run.
 
 Read are assignments, arrays, `export`, quotes, `$X`, `${X:-y}` and its kin, `$((...))`, and arguments (`"$@"`).
-Commands other than verl's are left out. Conditions that compare known variables are evaluated (shell_conditions.py). What
-depends on another condition, a loop or another program is unknown; that is an error only where the verl command needs
-it.
+Commands other than verl's are left out. Conditions that compare known variables are evaluated (shell_conditions.py);
+what depends on another condition, a loop or another program is unknown, which is an error only where the verl command
+needs it.
 """
 
 from __future__ import annotations

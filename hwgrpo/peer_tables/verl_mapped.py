@@ -116,7 +116,7 @@ _ACTOR = section(
     same("fsdp_config.reshard_after_forward", "trainer.fsdp2.reshard_after_forward", True),
     joint("fsdp_config.ulysses_sequence_parallel_size", "trainer.sequence_parallel_size", 1),
     same("fsdp_config.full_determinism", "trainer.deterministic", False),
-    joint(
+    same(
         "fsdp_config.dtype",
         "model.dtype",
         note="its default is left to auto, which is bfloat16 on accelerators",
