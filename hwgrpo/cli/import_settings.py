@@ -1,4 +1,4 @@
-"""`hwgrpo import verl FILE key=value ...`: a recipe from another project's settings, and what became of each."""
+"""`hwgrpo import verl|trl FILE key=value ...`: a recipe from another project's settings, and what became of each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hwgrpo.errors import ConfigError
 if TYPE_CHECKING:
     from hwgrpo.imports.import_result import Imported
 
-HELP = "write a recipe from the settings of verl, and show what became of each"
-SYSTEMS = ("verl",)
+HELP = "write a recipe from the settings of verl or TRL, and show what became of each"
+SYSTEMS = ("verl", "trl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="+",
         metavar="FILE|KEY=VALUE",
-        help="a run script, which is read and never run (- for standard input), or a YAML file that Hydra wrote; then "
-        "settings that override it, as the script's arguments. Settings alone, without a file, are accepted, too",
+        help="verl: a run script, which is read and never run (- for standard input), or a YAML file that Hydra wrote; "
+        "trl: a YAML file of `trl grpo --config`; then settings that override it. Settings alone are accepted, too",
     )
     parser.add_argument("--output", metavar="FILE", help="write the recipe to this file (default: standard output)")
     parser.add_argument(
@@ -59,7 +59,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and the recipe; return the exit code."""
-    imported, recipe = import_settings(args.overrides, drop_refused=args.drop_refused, prints=True)
+    imported, recipe = import_settings(args.system, args.overrides, drop_refused=args.drop_refused, prints=True)
     if args.output is None:
         print(recipe, end="")
         return 0
@@ -71,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def import_settings(arguments: Sequence[str], *, drop_refused: bool, prints: bool) -> tuple[Imported, str]:
+def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool, prints: bool) -> tuple[Imported, str]:
     """Return an import and its recipe, and print the table on standard error.
 
     Args:
+        system: one of `SYSTEMS`.
         arguments: a file and settings, or settings alone.
         drop_refused: leave refused settings out instead of raising.
         prints: whether to print the table.
@@ -84,13 +85,10 @@ def import_settings(arguments: Sequence[str], *, drop_refused: bool, prints: boo
     """
     from hwgrpo.imports.import_table import table_text
     from hwgrpo.imports.recipe_text import recipe_text
-    from hwgrpo.imports.verl_import import import_verl
-    from hwgrpo.imports.verl_reader import read_verl
 
     has_file = "=" not in arguments[0]
     file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
-    settings, notices = read_verl(file, rest, os.environ)
-    imported = import_verl(settings)
+    imported, notices = _imported(system, file, rest)
     if prints:
         print(table_text(imported, shutil.get_terminal_size((140, 24)).columns), file=sys.stderr)
         for notice in [*notices, *imported.notices]:
@@ -100,12 +98,27 @@ def import_settings(arguments: Sequence[str], *, drop_refused: bool, prints: boo
         raise ConfigError(
             f"without a counterpart here: {keys}; see above. Change them, or leave them out with --drop-refused"
         )
-    source = "verl" if file is None else "standard input" if file == "-" else file
+    source = imported.project if file is None else "standard input" if file == "-" else file
     return imported, recipe_text(imported, source)
 
 
+def _imported(system: str, file: str | None, settings: Sequence[str]) -> tuple[Imported, list[str]]:
+    """Return an import, and notices about what was read."""
+    if system == "verl":
+        from hwgrpo.imports.verl_import import import_verl
+        from hwgrpo.imports.verl_reader import read_verl
+
+        of_verl, notices = read_verl(file, settings, os.environ)
+        return import_verl(of_verl), notices
+    from hwgrpo.imports.trl_import import import_trl
+    from hwgrpo.imports.trl_reader import read_trl
+
+    of_trl, notices = read_trl(file, settings, os.environ)
+    return import_trl(of_trl), notices
+
+
 def use_imported(args: argparse.Namespace) -> None:
-    """Let `hwgrpo train --from verl` train on the imported settings, with those of --set above them; else do nothing.
+    """Let `hwgrpo train --from` train on the imported settings, with those of --set above them; else do nothing.
 
     Raises:
         ConfigError: an option that is for --from is given without it; or as `import_settings` does.
@@ -113,12 +126,12 @@ def use_imported(args: argparse.Namespace) -> None:
     if getattr(args, "source", None) is None:
         if getattr(args, "settings", []) or getattr(args, "drop_refused", False):
             option = "--set" if args.settings else "--drop-refused"
-            raise ConfigError(f"{option} is for --from verl; settings of a recipe follow it as key=value")
+            raise ConfigError(f"{option} is for --from verl or trl; settings of a recipe follow it as key=value")
         return
     first = os.environ.get("RANK", "0") == "0"
     arguments = [args.recipe, *args.overrides]
-    _, recipe = import_settings(arguments, drop_refused=args.drop_refused, prints=first)
+    _, recipe = import_settings(args.source, arguments, drop_refused=args.drop_refused, prints=first)
     folder = Path(tempfile.mkdtemp(prefix="hwgrpo-import-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "verl.yaml").write_text(recipe, encoding="utf-8")
-    args.recipe, args.overrides = str(folder / "verl.yaml"), args.settings
+    (folder / "imported.yaml").write_text(recipe, encoding="utf-8")
+    args.recipe, args.overrides = str(folder / "imported.yaml"), args.settings

@@ -4,7 +4,9 @@ verl_reader.py     a verl script, a Hydra file or overrides -> the settings of a
 shell_script.py    the verl command in a bash script, found without running it
 bash_words.py      bash source -> statements of words
 hydra_values.py    Hydra's overrides, values and interpolations
-verl_settings.py   a verl run's settings by the names of the tables, checked
+peer_settings.py   another project's settings by the names of the tables, checked
+peer_import.py     they become settings here
+verl_settings.py   a verl run's settings
 verl_import.py     they become settings here
 verl_algorithm.py  conversions: advantage, loss, KL, correction, filter, rewards
 verl_batches.py    conversions: data, batches, adapters, optimizer

@@ -8,7 +8,7 @@ from typing import Any, Literal
 Group = Literal["mapped", "default", "ignored", "refused"]
 TITLES: dict[Group, str] = {
     "mapped": "Mapped",
-    "default": "Defaults of verl that differ from those here, applied",
+    "default": "Defaults of {} that differ from those here, applied",
     "ignored": "Without meaning here",
     "refused": "Refused",
 }
@@ -30,6 +30,8 @@ class Entry:
 class Imported:
     """What an import gives."""
 
+    project: str
+    """The other project."""
     entries: list[Entry]
     settings: dict[str, Any]
     """Dotted setting here -> value, of those that differ from the defaults."""

@@ -20,11 +20,11 @@ def table_text(imported: Imported, width: int) -> str:
         ]
         if not rows:
             continue
-        header = ("verl key", "value", "becomes", "note")
+        header = (f"{imported.project} key", "value", "becomes", "note")
         used = [i for i in range(4) if any(row[i] for row in rows)]
         cells = [[row[i] for i in used] for row in (header, *rows)]
         widths = _widths(cells, width)
-        lines += ["", f"{title} ({len(rows)})"]
+        lines += ["", f"{title.format(imported.project)} ({len(rows)})"]
         for row in cells:
             lines += _wrapped(row, widths)
     return "\n".join(lines[1:]) + "\n"

@@ -1,24 +1,13 @@
-"""Settings of a verl run -> settings here, and an account of every key."""
+"""Settings of a verl run -> settings here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-from hwgrpo.config.document import entries as entries_here
-from hwgrpo.config.keys import expand_names
-from hwgrpo.config.schema import Config
-from hwgrpo.config.typed import build
-from hwgrpo.config.uses import check_used, unused_settings
 from hwgrpo.imports import verl_algorithm, verl_batches, verl_devices
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
-from hwgrpo.imports.import_result import Entry, Imported
-from hwgrpo.imports.recipe_text import compact, nested
+from hwgrpo.imports.import_result import Imported
+from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.verl_settings import ACTOR, VerlSettings
-from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
-from hwgrpo.peer_tables.verl_names import ROWS, row_of
 
-CONVERSIONS: tuple[Callable[[VerlSettings], Iterator[Converted]], ...] = (
+CONVERSIONS: tuple[Conversion, ...] = (
     verl_batches.data,
     verl_batches.model,
     verl_batches.batches,
@@ -42,139 +31,7 @@ def import_verl(v: VerlSettings) -> Imported:
     Raises:
         ConfigError: batch sizes or bounds that verl refuses, too.
     """
-    converted = [*_same(v), *(each for conversion in CONVERSIONS for each in conversion(v))]
-    assignments = {each.key: each for each in converted if isinstance(each, Assignment)}
-    refusals = [each for each in converted if isinstance(each, Refusal)]
-    remarks = [each for each in converted if isinstance(each, Remark)]
-    refusals += _refused(v)
-    defaults = {each.key: _default(each.key) for each in assignments.values()}
-    settings = {key: each.value for key, each in assignments.items() if each.value != defaults[key]}
-    unused = _unused(settings)
-    order = {each.key: i for i, each in enumerate(entries_here())}
-    settings = {key: settings[key] for key in sorted(settings, key=order.__getitem__) if key not in unused}
-    entries = [_entry(v, key, assignments, remarks, refusals, unused) for key in v.given]
-    entries += [Entry("ignored", name, v.given[key], "", f"as {v.written[key]}") for name, key in v.repeated.items()]
-    entries += [
-        Entry("refused", each.origin, each.value, "", f"{each.why}; nearest: {each.instead}")
-        for each in refusals
-        if each.origin not in v.given
-    ]
-    entries += [
-        Entry("default", _names_of(each), _values_of(v, each), _shown(each), each.note)
-        for key, each in assignments.items()
-        if key in settings and not any(origin in v.given for origin in each.origins)
-    ]
-    origins = {key: _origin(v, assignments[key]) for key in settings}
-    devices = next((each.note for each in remarks if each.origins[0] == "trainer.n_gpus_per_node"), "")
-    return Imported(entries, settings, origins, _notices(v), devices)
-
-
-def _same(v: VerlSettings) -> Iterator[Converted]:
-    """Convert the keys with one counterpart each."""
-    for row in ROWS.values():
-        if row.kind != "same":
-            continue
-        value = v.given.get(row.key)
-        if value is None:
-            if row.default is UNSET or row.default is None:
-                continue
-            value = row.default
-        if row.values:
-            value = row.values[value].partition(" | ")[0]
-        elif value in row.replaces if not isinstance(value, list) else False:
-            value = row.replaces[value]
-        yield Assignment(row.here, value, (row.key,), row.note)
-
-
-def _refused(v: VerlSettings) -> Iterator[Refusal]:
-    """Yield the given keys without a counterpart whose value is not neutral."""
-    for key, value in v.given.items():
-        row = row_of(key)
-        assert row is not None
-        if row.kind == "refused" and not any(value == each and type(value) is type(each) for each in _neutral(row)):
-            if row.neutral == (None,) and not value:
-                continue
-            yield Refusal(key, value, row.note, row.instead)
-
-
-def _neutral(row: PeerRow) -> Iterator[Any]:
-    for each in row.neutral:
-        yield each
-        if isinstance(each, int | float) and not isinstance(each, bool):
-            yield from (int(each), float(each))
-
-
-def _default(key: str) -> Any:
-    """Return the default of a setting here."""
-    value: Any = Config()
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _unused(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that have no effect beside the others, with the reason."""
-    config: Config = build(Config, expand_names(nested(settings)), "")
-    keys = unused_settings(config)
-    notes = check_used(config, keys)
-    return {key: note for key in keys for note in notes if note.startswith(f"{key}=")}
-
-
-def _entry(
-    v: VerlSettings,
-    key: str,
-    assignments: Mapping[str, Assignment],
-    remarks: list[Remark],
-    refusals: list[Refusal],
-    unused: Mapping[str, str],
-) -> Entry:
-    """Return the line of a given key."""
-    row, name, value = row_of(key), v.written[key], v.given[key]
-    assert row is not None
-    renamed = v.notes.get(key, "")
-    refusal = next((each for each in refusals if each.origin == key), None)
-    if refusal is not None:
-        return Entry("refused", name, value, "", _joined(f"{refusal.why}; nearest: {refusal.instead}", renamed))
-    if row.kind in ("ignored", "refused"):
-        why = row.note if row.kind == "ignored" else "its neutral value"
-        return Entry("ignored", name, value, "", _joined(why, renamed))
-    becomes = [each for each in assignments.values() if key in each.origins]
-    used = [each for each in becomes if each.key not in unused]
-    if used:
-        return Entry("mapped", name, value, ", ".join(map(_shown, used)), _joined(*(e.note for e in used), renamed))
-    remark = next((each.note for each in remarks if key in each.origins), "")
-    why = (
-        next((unused[each.key].partition("; ")[0] for each in becomes), "")
-        or remark
-        or f"null: the default of {row.here}"
-    )
-    return Entry("ignored", name, value, "", _joined(why, renamed))
-
-
-def _joined(*notes: str) -> str:
-    return "; ".join(dict.fromkeys(note for note in notes if note))
-
-
-def _shown(each: Assignment) -> str:
-    return f"{each.key}={compact(each.value)}"
-
-
-def _names_of(each: Assignment) -> str:
-    return ", ".join(each.origins)
-
-
-def _values_of(v: VerlSettings, each: Assignment) -> Any:
-    values = [v[key] for key in each.origins]
-    return values[0] if values else None
-
-
-def _origin(v: VerlSettings, each: Assignment) -> str:
-    given = [f"{v.written[key]}={compact(v.given[key])}" for key in each.origins if key in v.given]
-    if given:
-        return f"verl: {' '.join(given)}"
-    return f"verl's default{': ' if each.origins else ''}" + " ".join(
-        f"{key}={compact(v[key])}" for key in each.origins[:2]
-    )
+    return import_peer(v, CONVERSIONS, devices_key="trainer.n_gpus_per_node", notices=_notices(v))
 
 
 def _notices(v: VerlSettings) -> list[str]:

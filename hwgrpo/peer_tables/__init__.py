@@ -1,6 +1,7 @@
 """Settings of other projects as data, one row per key: for messages, for the importers, for the documentation.
 
 peer_row.py        a row, and how rows are written
+peer_names.py      the tables of a project, and other names of their keys
 verl_mapped.py     verl's settings that have a counterpart
 verl_ignored.py    verl's settings that mean nothing here
 verl_refused.py    verl's settings that have no counterpart, except at their neutral value

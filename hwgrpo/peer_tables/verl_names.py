@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from hwgrpo.peer_tables.peer_row import PeerRow
+from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.verl_ignored import IGNORED
 from hwgrpo.peer_tables.verl_mapped import MAPPED
 from hwgrpo.peer_tables.verl_refused import REFUSED
@@ -48,42 +46,5 @@ TUTORIALS = {
 }
 """Names that no version of verl has; it would refuse them."""
 
-
-def current_name(key: str) -> tuple[str, str]:
-    """Return the name of the tables for a key, and why it is another; "" where it is the same."""
-    if key in TUTORIALS:
-        return TUTORIALS[key], "no version of verl has this name; read as"
-    for old, new in OLDER.items():
-        if key == old:
-            return new, "an older name of"
-        if old.endswith(".*") and key.startswith(old[:-1]) and row_of(key) is None:
-            return new[:-1] + key.removeprefix(old[:-1]), "an older name of"
-    return key, ""
-
-
-def row_of(key: str) -> PeerRow | None:
-    """Return the row of a key by a name of the tables; None for an unknown one."""
-    if key in ROWS:
-        return ROWS[key]
-    name = key
-    while "." in name:
-        name = name.rpartition(".")[0]
-        if f"{name}.*" in ROWS:
-            return ROWS[f"{name}.*"]
-    return None
-
-
-def counterparts() -> Iterator[tuple[str, PeerRow]]:
-    """Yield every name of a setting that has a counterpart, with its row."""
-    for key, row in ROWS.items():
-        if row.here:
-            yield key.removesuffix(".*"), row
-    for key in (*TUTORIALS, *(old for old in OLDER if not old.endswith(".*"))):
-        row = row_of(current_name(key)[0])
-        if row is not None and row.here:
-            yield key, row
-    for old, new in OLDER.items():
-        if old.endswith(".*"):
-            for key, row in ROWS.items():
-                if key.startswith(new[:-1]) and row.here:
-                    yield old[:-1] + key.removeprefix(new[:-1]).removesuffix(".*"), row
+VERL = PeerNames("verl", ROWS, OLDER, TUTORIALS)
+current_name, row_of, counterparts = VERL.current_name, VERL.row_of, VERL.counterparts

@@ -40,7 +40,7 @@ FAULTS = (
     ),
     Fault(
         "import: any value of a refused key passes",
-        "imports/verl_import.py",
+        "imports/peer_import.py",
         'if row.kind == "refused" and not any',
         'if row.kind == "refused" and any',
         "imports/test_verl_account.py",

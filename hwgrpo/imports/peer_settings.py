@@ -1,0 +1,121 @@
+"""The settings of another project's run: given ones by their names in the tables, and its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hwgrpo.errors import ConfigError, choice_error, nearest, shown
+from hwgrpo.peer_tables.peer_names import PeerNames
+from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
+
+
+@dataclass
+class PeerSettings:
+    """What a run of another project is set to."""
+
+    names: PeerNames
+    given: dict[str, Any] = field(default_factory=dict)
+    """Name of the tables -> value."""
+    written: dict[str, str] = field(default_factory=dict)
+    """Name of the tables -> the name as it was written."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Name of the tables -> why it was written by another name."""
+    repeated: dict[str, str] = field(default_factory=dict)
+    """A further name, as it was written, of a setting that is given -> its name in the tables."""
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a key, the project's default where it is not given, None where it has none."""
+        if key in self.given:
+            return self.given[key]
+        default = self.names.rows[key].default
+        return None if default is UNSET else default
+
+    def is_given(self, key: str) -> bool:
+        """Return whether a key is given a value."""
+        return self.given.get(key) is not None
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Return the given settings below a prefix, their names without it."""
+        return {key.removeprefix(prefix): value for key, value in self.given.items() if key.startswith(prefix)}
+
+
+def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable[str] = ()) -> None:
+    """Add settings under the names of the tables, checked.
+
+    Args:
+        settings: receives them.
+        values: key as it was written -> value.
+        deleted: keys that `~key` deletes.
+
+    Raises:
+        ConfigError: unknown keys, all of them, with the nearest known ones; or an illegal value, with the legal ones.
+    """
+    names, unknown = settings.names, []
+    for written, value in values.items():
+        key, why = names.current_name(written)
+        row = names.row_of(key)
+        if row is None:
+            unknown.append(_unknown(names, written))
+            continue
+        if key in settings.given and None in (settings.given[key], value):
+            value = settings.given[key] if value is None else value
+        elif key in settings.given and settings.given[key] != value:
+            raise ConfigError(
+                f"{settings.written[key]}={shown(settings.given[key])} and {written}={shown(value)} are one setting; "
+                "leave one of them out"
+            )
+        if key in settings.given:
+            settings.repeated[settings.written[key]] = key
+        settings.given[key] = _checked(names.project, row, written, value)
+        settings.written[key] = written
+        if why:
+            settings.notes[key] = f"{why} {key}"
+    if unknown:
+        raise ConfigError("; ".join(unknown))
+    for key in deleted:
+        row = names.row_of(names.current_name(key)[0])
+        if row is None or row.kind not in ("ignored", "refused"):
+            raise ConfigError(f"~{key} deletes a setting of {names.project}; give it a value instead")
+
+
+def _unknown(names: PeerNames, key: str) -> str:
+    known = {each for each in names.rows if not each.endswith(".*")} | {name for name, _ in names.counterparts()}
+    near = nearest(key, known)
+    last = key.rpartition(".")[2]
+    if near is None or near.rpartition(".")[2] != last:
+        same = sorted(each for each in known if each.rpartition(".")[2] == last)
+        near = nearest(key, same) or (same[0] if same else near)
+    return f"unknown key of {names.project} {shown(key)}" + (f": did you mean {near}?" if near else "")
+
+
+def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
+    """Return a value as the row's type.
+
+    Raises:
+        ConfigError: it has another type, or is none of the choices.
+    """
+    if value is None or row.key.endswith(".*"):
+        return value
+    if row.values:
+        text = str(value)
+        if text not in row.values:
+            raise choice_error(written, value, row.values)
+        return text
+    for kind in row.type.split("|"):
+        if kind in ("", "mapping") or (kind == "list" and isinstance(value, list)):
+            return value
+        if kind == "bool" and isinstance(value, bool):
+            return value
+        if kind == "text" and isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if kind == "int" and value == int(value):
+                return int(value)
+            if kind == "number":
+                return float(value)
+    wanted = {"bool": "true or false", "int": "a whole number", "number": "a number", "text": "text", "list": "a list"}
+    raise ConfigError(
+        f"{written}={shown(value)} must be {' or '.join(wanted[kind] for kind in row.type.split('|'))}, as in {project}"
+    )
