@@ -55,7 +55,7 @@ _ACTOR = section(
     joint("clip_ratio", _CLIP, 0.2, "both bounds, where clip_ratio_low and clip_ratio_high are null"),
     joint("clip_ratio_low", "algorithm.loss.clip_low", 0.2),
     joint("clip_ratio_high", "algorithm.loss.clip_high", 0.2),
-    joint("clip_ratio_c", "algorithm.loss.dual_clip", 3.0),
+    joint("clip_ratio_c", "algorithm.loss.dual_clip, algorithm.loss.kwargs", 3.0, "of dppo_tv and dppo_kl the cap"),
     same("tau_pos", "algorithm.loss.tau_pos", 1.0),
     same("tau_neg", "algorithm.loss.tau_neg", 1.05),
     joint(
