@@ -133,6 +133,22 @@ def _function_of(file: str, name: str, namespace: dict[str, Any]) -> Any:
     return namespace[name]
 
 
+def verl_sampler(data: Any, rows: Sequence[Any]) -> Any:
+    """Return the sampler of prompts of the settings `data`; torch's own takes the place of torchdata's."""
+    stub = ModuleType("torchdata.stateful_dataloader.sampler")
+    vars(stub)["RandomSampler"] = torch.utils.data.RandomSampler
+    names = ("torchdata", "torchdata.stateful_dataloader", stub.__name__)
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(dict.fromkeys(names, stub))
+    try:
+        return _function_of("verl/trainer/ppo/utils.py", "create_rl_sampler", {})(data, rows)
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+
 def verl_advantages(algorithm: Any, batch: dict[str, Any], non_tensors: dict[str, Any]) -> torch.Tensor:
     """Return the advantages [B, T] of verl's trainer for the settings `algorithm`."""
     core = verl_core()
@@ -220,15 +236,18 @@ def trl_loss(
     entropies: torch.Tensor,
     inputs: Mapping[str, torch.Tensor],
     adapted: dict[str, Any] | None = None,
+    *,
+    accumulation: int = 1,
     **settings: Any,
 ) -> torch.Tensor:
-    """Return the loss that TRL's `_compute_loss` computes in one process without accumulation.
+    """Return the loss that TRL's `_compute_loss` computes in one process, of one micro-batch of an update.
 
     Args:
         logprobs: [B, T] of the current policy, with gradient.
         entropies: [B, T].
         inputs: what TRL's trainer passes on: `completion_mask` [B, T], `advantages` [B], `old_per_token_logps`, ...
         adapted: attributes of the trainer's adaptive entropy, changed by the call; None: it is off.
+        accumulation: micro-batches of the update; `num_items_in_batch` of the inputs is then the tokens of all.
         settings: attributes of the trainer and fields of its arguments.
     """
     unknown = settings.keys() - TRL_DEFAULTS.keys() - TRL_ARGUMENTS.keys()
@@ -246,7 +265,7 @@ def trl_loss(
         args=SimpleNamespace(**TRL_ARGUMENTS | {k: v for k, v in settings.items() if k in TRL_ARGUMENTS}),
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
-        current_gradient_accumulation_steps=1,
+        current_gradient_accumulation_steps=accumulation,
         aux_loss_enabled=False,
         use_adaptive_entropy=adapted is not None,
         _entropy_bonus_enabled=bool(settings.get("entropy_coef")) or adapted is not None,

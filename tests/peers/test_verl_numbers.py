@@ -10,13 +10,16 @@ import torch
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.config import Config
+from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.peer_tables.verl_names import ROWS
 from tests.imports.verl_runs import config_of, imported
 from tests.peers.peer_formulas import (
+    trl_loss,
     verl_advantages,
     verl_core,
     verl_kl_penalty,
     verl_loss,
+    verl_sampler,
     verl_settings,
     verl_weights,
 )
@@ -192,3 +195,42 @@ def test_the_kl_in_the_reward(kind: str, control: str, tmp_path: Path):
     rewards = scores.sum(-1) - kl.coef * spread.sum(-1)
     torch.testing.assert_close(rewards, expected.batch["token_level_rewards"].sum(-1), rtol=1e-6, atol=1e-6)
     assert (kl.target, kl.horizon) == ((0.1, 100) if control == "adaptive" else (None, kl.horizon))
+
+
+@pytest.mark.parametrize("bound", [1.3, 1.6])
+def test_dual_clip_of_verl_is_delta_of_trl(bound: float):
+    """Where the bound is above `1 + clip_high`, one bounds the loss of negative advantages, the other the ratio."""
+    given = tensors()
+    logprob = given["logprob"].clone().requires_grad_()
+    of_verl = theirs((f"{ACTOR}clip_ratio_c={bound}",), given, logprob)
+    inputs = {"completion_mask": MASK.to(torch.int64), "advantages": given["advantage"]}
+    inputs["old_per_token_logps"] = given["old_logprob"]
+    of_trl = trl_loss(logprob, given["entropy"], inputs, delta=bound)
+    found = torch.autograd.grad(of_verl, logprob)[0], torch.autograd.grad(of_trl, logprob)[0]
+    torch.testing.assert_close(of_verl, of_trl, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
+    ratio, advantage = (logprob - given["old_logprob"]).exp(), given["advantage"][:, None]
+    assert ((ratio > bound) & (advantage < 0) & MASK).any(), "the bound acts"
+
+
+def test_rejected_tokens_are_out_of_verls_mean_and_in_ours(tmp_path: Path):
+    overrides = (f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.9_1.1")
+    config, given = imported_config(tmp_path, *overrides), tensors()
+    logprob = given["logprob"].clone().requires_grad_()
+    expected = theirs(overrides, given, logprob)
+    (gradient,) = torch.autograd.grad(expected, logprob)
+    loss, found = ours(config.algorithm, given, "token-mean")
+    correction = verl_settings(overrides).algorithm.rollout_correction
+    _, kept = verl_weights(correction, given["old_logprob"], given["rollout_logprob"], MASK.double())
+    share = float(kept.sum() / MASK.sum())
+    assert 0 < share < 1
+    torch.testing.assert_close(loss, expected.detach() * share, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found, gradient * share, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_seed_gives_another_order_of_prompts(seed: int):
+    of_verl = [*verl_sampler(verl_settings((f"data.seed={seed}",)).data, range(20))]
+    here = [row for _, row in PromptSampler(20, seed).take(20)]
+    assert sorted(of_verl) == sorted(here) == [*range(20)]
+    assert of_verl != here
