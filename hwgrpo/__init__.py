@@ -1,5 +1,6 @@
 """GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU. Importing it imports no torch.
 
+trainer/      `Trainer`, for use from Python
 cli/          one file per command; __main__.py runs them
 report/ bench/ doctor/   the page of a run; measurements; diagnosis of a host
 planning/     memory and time of a run: `--dry-run` and `hwgrpo plan`
@@ -16,9 +17,26 @@ values.py     the values that flow through one step; step_rewards.py those of pr
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
 errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host
-user_code.py  functions of the user's own, from files
+user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects
 http_exchange.py   HTTP requests with limits on time and size
 paths.py, text.py, jsonlines.py, permissions.py, scratch.py, terminal_width.py, waits.py, closing.py   small helpers
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
+    from hwgrpo.trainer import Step, Trainer
+
+__all__ = ["Config", "Step", "Trainer", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Config`, `Step` or `Trainer` at its first use."""
+    homes = {"Config": "hwgrpo.config", "Step": "hwgrpo.trainer", "Trainer": "hwgrpo.trainer"}
+    if name not in homes:
+        raise AttributeError(f"module 'hwgrpo' has no attribute {name!r}")
+    return getattr(importlib.import_module(homes[name]), name)

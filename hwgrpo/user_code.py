@@ -23,6 +23,8 @@ _OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), "<froze
 LINE = 200
 """Longest line of code in a message, in characters."""
 FORM = "path/to/file.py:function"
+MODULE_PREFIX = "hwgrpo_user_"
+"""Of the names of modules that are the user's files."""
 
 _plugins: list[str] = []
 
@@ -91,7 +93,7 @@ def import_file(path: Path, setting: str) -> ModuleType:
     Raises:
         ConfigError: running the file failed.
     """
-    module_name = f"hwgrpo_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    module_name = _module_name(path)
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -107,6 +109,10 @@ def import_file(path: Path, setting: str) -> ModuleType:
             raise
         raise ConfigError(f"{setting}: running the file failed: {describe_error(error)}") from error
     return module
+
+
+def _module_name(path: Path) -> str:
+    return f"{MODULE_PREFIX}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 
 def import_plugins(names: Sequence[str]) -> None:
@@ -140,6 +146,11 @@ def import_plugins(names: Sequence[str]) -> None:
 def imported_plugins() -> tuple[str, ...]:
     """Return the plugins imported in this process, for its child processes."""
     return tuple(_plugins)
+
+
+def plugin_modules() -> set[str]:
+    """Return the names of the modules of plugins that are files."""
+    return {_module_name(Path(name)) for name in _plugins if name.endswith(".py")}
 
 
 def bind_arguments(

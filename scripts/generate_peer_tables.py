@@ -1,20 +1,20 @@
-"""Write the tables of docs/from-verl.md, from the rows that the importer reads.
+"""Write the tables of docs/from-verl.md and docs/from-trl.md, from the rows that the importers read.
 
-`python scripts/generate_peer_tables.py` writes them; --check exits with 1 if the page is out of date.
+`python scripts/generate_peer_tables.py` writes them; --check exits with 1 if a page is out of date.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
-from hwgrpo.peer_tables.verl_ignored import IGNORED
-from hwgrpo.peer_tables.verl_mapped import MAPPED
-from hwgrpo.peer_tables.verl_names import OLDER, TUTORIALS
-from hwgrpo.peer_tables.verl_refused import REFUSED
+from hwgrpo.peer_tables.trl_names import TRL
+from hwgrpo.peer_tables.verl_names import VERL
 
-PAGE = Path(__file__).parents[1] / "docs" / "from-verl.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"from-verl.md": VERL, "from-trl.md": TRL}
 MARK = "<!-- below: python scripts/generate_peer_tables.py -->\n"
 INTRODUCTION = """\
 ## Every key
@@ -22,26 +22,32 @@ INTRODUCTION = """\
 """
 
 
-def tables() -> str:
-    """Return the tables."""
-    parts = [INTRODUCTION, "### Mapped\n\n| verl | here | what differs; values |\n|---|---|---|\n"]
-    parts += [f"| `{row.key}` | {_here(row)} | {_text(_differs(row))} |\n" for row in MAPPED]
-    parts.append("\n### Refused unless neutral\n\n| verl | neutral | reason | nearest here |\n|---|---|---|---|\n")
+def tables(names: PeerNames) -> str:
+    """Return the tables of a project."""
+    project, rows = names.project, names.rows.values()
+    mapped = [row for row in rows if row.kind in ("same", "joint")]
+    parts = [INTRODUCTION, f"### Mapped\n\n| {project} | here | what differs; values |\n|---|---|---|\n"]
+    parts += [f"| `{row.key}` | {_here(row)} | {_text(_differs(row))} |\n" for row in mapped]
+    parts.append(
+        f"\n### Refused unless neutral\n\n| {project} | neutral | reason | nearest here |\n|---|---|---|---|\n"
+    )
     parts += [
         f"| {keys} | {', '.join(map(_value, row.neutral))} | {_text(row.note)} | {_text(row.instead)} |\n"
-        for keys, row in _joined(REFUSED)
+        for keys, row in _joined(row for row in rows if row.kind == "refused")
     ]
     parts.append(
-        "\n### Without meaning here\n\nAccepted, and listed with this reason.\n\n| verl | reason |\n|---|---|\n"
+        f"\n### Without meaning here\n\nAccepted, and listed with this reason.\n\n| {project} | reason |\n|---|---|\n"
     )
-    parts += [f"| {keys} | {_text(row.note)} |\n" for keys, row in _joined(IGNORED)]
+    parts += [
+        f"| {keys} | {_text(row.note)} |\n" for keys, row in _joined(row for row in rows if row.kind == "ignored")
+    ]
     parts.append("\n### Other names\n\n| name | read as | |\n|---|---|---|\n")
-    for names, why in ((OLDER, "an older name"), (TUTORIALS, "in tutorials alone; verl refuses it")):
-        parts += [f"| `{name}` | `{known}` | {why} |\n" for name, known in names.items()]
+    for others, why in ((names.older, "an older name"), (names.tutorials, f"in tutorials alone; {project} refuses it")):
+        parts += [f"| `{name}` | `{known}` | {why} |\n" for name, known in others.items()]
     return "".join(parts)
 
 
-def _joined(rows: tuple[PeerRow, ...]) -> Iterator[tuple[str, PeerRow]]:
+def _joined(rows: Iterable[PeerRow]) -> Iterator[tuple[str, PeerRow]]:
     """Yield rows of the same reason as one, with the names of all."""
     reasons: dict[tuple[Any, ...], list[PeerRow]] = {}
     for row in rows:
@@ -75,14 +81,15 @@ def _text(text: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or compare it."""
-    before, mark, now = PAGE.read_text(encoding="utf-8").partition(MARK)
-    if "--check" in sys.argv[1:]:
-        if mark and now == tables():
-            return 0
-        print("docs/from-verl.md is out of date; run `python scripts/generate_peer_tables.py`")
-        return 1
-    PAGE.write_text(before + MARK + tables(), encoding="utf-8")
+    """Write the pages, or compare them."""
+    for name, names in PAGES.items():
+        page = DOCS / name
+        before, mark, now = page.read_text(encoding="utf-8").partition(MARK)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(before + MARK + tables(names), encoding="utf-8")
+        elif not mark or now != tables(names):
+            print(f"docs/{name} is out of date; run `python scripts/generate_peer_tables.py`")
+            return 1
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hwgrpo_backends import Backend, BackendError, Decision, choose, registry
 from hwgrpo_backends.decide import AUTO
-from hwgrpo_backends.environment import apply
+from hwgrpo_backends.environment import apply, profile
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
@@ -61,14 +61,16 @@ def prepare_host(config: Config) -> Host:
         ConfigError: the batch sizes or the strategy do not fit the number of ranks.
         BackendError: no backend can be selected; the message has the reason and the remedy.
     """
-    if "torch" in sys.modules:
-        print(
-            "hwgrpo: warning: torch is already imported and may ignore the backend's environment variables",
-            file=sys.stderr,
-        )
     world_size, rank = _world()
     check_world_size(config, world_size)
     selection = choose(config.backend.name)
+    settings = profile(selection.backend, "train", deterministic=config.trainer.deterministic)
+    late = [setting.name for setting in settings if os.environ.get(setting.name) != setting.value]
+    if late and "torch" in sys.modules:
+        print(
+            f"hwgrpo: warning: torch is already imported and may ignore {', '.join(late)}, which the backend sets",
+            file=sys.stderr,
+        )
     apply(selection.backend, "train", deterministic=config.trainer.deterministic)
     return Host(
         backend=selection.backend,

@@ -54,31 +54,15 @@ def run(args: argparse.Namespace) -> int:
         return print_plan(config, allow_finished=args.allow_finished)
 
     from hwgrpo.cli.backend_selection import prepare_host
+    from hwgrpo.cli.run_start import start_run
 
     host = prepare_host(config)
-    from hwgrpo_backends.device import Device
-
     from hwgrpo.errors import RunFinished
-    from hwgrpo.planning.engine_choice import resolve_engine
-    from hwgrpo.planning.engine_share import planned_engine_share
-    from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train
-    from hwgrpo.training.setup import build_run
 
-    planned = config, host.backend, host.world_size, Device(host.backend, host.local_rank)
-    notes = [*resolve_engine(*planned), *resolve_strategy(*planned)]
-    share, more = planned_engine_share(*planned)
     try:
-        ranks = host.local_rank, host.local_world_size
-        run = build_run(
-            config,
-            host.backend,
-            *ranks,
-            allow_finished=args.allow_finished,
-            notes=[*notes, *more],
-            engine_share=share,
-        )
+        run = start_run(config, host, allow_finished=args.allow_finished)
     except RunFinished as finished:
         if host.rank == 0:
             print(hide_secrets(str(finished)))

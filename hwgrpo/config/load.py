@@ -15,7 +15,7 @@ from hwgrpo.config.interpolation import resolve_interpolations
 from hwgrpo.config.keys import check_keys, leaf_keys
 from hwgrpo.config.overrides import apply_override, parse_override
 from hwgrpo.config.presets import with_presets
-from hwgrpo.config.recipe_files import find_recipe, read_recipe
+from hwgrpo.config.recipe_files import settings_tree
 from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import unused_settings
@@ -38,7 +38,7 @@ _GIVEN = "_given"
 
 
 def load_config(
-    recipe: str | Path | None,
+    recipe: str | Path | Mapping[str, Any] | None,
     overrides: Sequence[str] = (),
     *,
     data_may_be_missing: bool = False,
@@ -50,7 +50,7 @@ def load_config(
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 
     Args:
-        recipe: YAML file or name of a shipped recipe; None starts from the defaults.
+        recipe: YAML file, name of a shipped recipe, or settings as a mapping; None starts from the defaults.
         overrides: `section.key=value` arguments; values are YAML. They win over the recipe; a setting of the recipe
             that has no effect beside them is noted on stderr.
         data_may_be_missing: do not insist on files with prompts that the settings name.
@@ -64,7 +64,7 @@ def load_config(
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
     """
-    recipe_tree = read_recipe(find_recipe(recipe)) if recipe is not None else {}
+    recipe_tree = settings_tree(recipe)
     overriding = [parse_override(override) for override in overrides]
     raw, of_presets = with_presets(recipe_tree, overriding)
     check_keys(raw, Config, "")

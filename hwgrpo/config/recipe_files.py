@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.keys import expand_names
+from hwgrpo.config.overrides import apply_override
 from hwgrpo.config.schema import Config
 from hwgrpo.config.shipped_files import recipe_folders
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
@@ -13,6 +15,33 @@ from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.paths import check_path
 
 _SUFFIXES = (".yaml", ".yml")
+
+
+def settings_tree(recipe: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings of a recipe file, or of a mapping with nested or dotted keys; {} for None.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read; a key of the mapping is not text.
+    """
+    if recipe is None:
+        return {}
+    if not isinstance(recipe, Mapping):
+        return read_recipe(find_recipe(recipe))
+    tree: dict[str, Any] = {}
+    for key, value in recipe.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"the settings have the key {shown(key)}; keys are text, e.g. 'trainer.max_steps'")
+        apply_override(tree, key, _plain(value))
+    return tree
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy of a value as plain containers, with paths as text."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def find_recipe(recipe: str | Path) -> Path:

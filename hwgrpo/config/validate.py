@@ -20,6 +20,7 @@ from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
+from hwgrpo.given_objects import find_object, is_object
 from hwgrpo.paths import check_path, did_you_mean, find_model, verifier_of
 from hwgrpo.user_code import FORM, names_a_file, split_name
 
@@ -166,7 +167,9 @@ def _check_names(config: Config, unread: Sequence[str]) -> None:
     if "observe" not in unread:
         _check_observe(config.observe)
     for i, function in enumerate(config.reward.functions):
-        if ".py" not in function.name and function.name not in REWARDS:
+        if is_object(function.name):
+            find_object(function.name, f"reward.functions.{i}.name")
+        elif ".py" not in function.name and function.name not in REWARDS:
             raise unknown_choice(f"reward.functions.{i}.name", function.name, [*REWARDS.names(), FORM])
     _check_fused_modules(list(config.model.fused_modules))
     betas = config.optim.betas
@@ -252,6 +255,9 @@ def missing_data(config: Config) -> list[str]:
             if spec.startswith(PREFIX):
                 parse_task(spec)
                 continue
+            if is_object(spec):
+                find_object(spec, key)
+                continue
             try:
                 find_data(spec, key)
             except DataError as error:
@@ -261,7 +267,9 @@ def missing_data(config: Config) -> list[str]:
 
 def _check_files(config: Config) -> None:
     for key, name in (("model.path", config.model.path), ("model.tokenizer", config.model.tokenizer)):
-        if name is not None and not name.startswith("builtin://"):
+        if is_object(name):
+            find_object(str(name), key)
+        elif name is not None and not name.startswith("builtin://"):
             find_model(name, key)
     for i, function in enumerate(config.reward.functions):
         if ".py" in function.name:

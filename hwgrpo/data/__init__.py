@@ -3,6 +3,7 @@
 tasks.py           task://sort, add, copy: synthetic prompts with disjoint splits, and warm-start demonstrations
 formats.py         one data file -> rows; every error names the file and line
 sources.py         what `data.train` names (task, file, folder, hub dataset) -> rows
+given_rows.py      rows in memory, given as an object -> rows
 row_schema.py      one row -> conversation or text, ground truth, source; verl's and TRL's columns
 prompts.py         rows -> tokenized prompts, the length limit
 chat_template.py   a row -> the model's input text

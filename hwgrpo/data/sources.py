@@ -1,4 +1,4 @@
-"""Sources in `data.train` or `data.validation` -> rows: tasks, files, folders and hub datasets."""
+"""Sources in `data.train` or `data.validation` -> rows: tasks, files, folders, hub datasets and rows in memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.data.formats import READERS, TABLES, Part, Row, read_file
+from hwgrpo.data.given_rows import rows_of_object
 from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import DataError, choice_error, nearest
+from hwgrpo.given_objects import is_object
 from hwgrpo.paths import did_you_mean, same_spelling
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
@@ -95,7 +97,7 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
     """Find and read the rows of one source.
 
     Args:
-        spec: `task://...`, a file, a folder (of data files, or made by `save_to_disk`), or a hub name
+        spec: `task://...`, `object://...`, a file, a folder (of data files, or made by `save_to_disk`), or a hub name
             (`owner/name`, or `owner/name:subset`).
         split: the split of a task, a folder with several, or a hub dataset.
         key: the setting, for messages ("data.train").
@@ -109,6 +111,8 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
         if split not in splits:
             raise choice_error(f"{key}={spec}: split", split, splits)
         return Rows([Part(spec, splits[split], tuple(splits[split][0]), spec)])
+    if is_object(spec):
+        return Rows([rows_of_object(spec, key)])
     path = find_data(spec, key)
     if path is None:
         return _open_hub(spec, split, key)

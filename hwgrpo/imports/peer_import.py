@@ -73,7 +73,7 @@ def _same(v: PeerSettings) -> Iterator[Converted]:
             value = row.default
         if row.values:
             value = row.values[value].partition(" | ")[0]
-        elif value in row.replaces if not isinstance(value, list) else False:
+        elif not isinstance(value, list | dict) and value in row.replaces:
             value = row.replaces[value]
         yield Assignment(row.here, value, (row.key,), row.note)
 
@@ -106,7 +106,8 @@ def _default(key: str) -> Any:
 
 def _unused(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that have no effect beside the others, with the reason."""
-    config: Config = build(Config, expand_names(nested(settings)), "")
+    required = {"model.path": "", "data.train": ""}
+    config: Config = build(Config, expand_names(nested(required | dict(settings))), "")
     keys = unused_settings(config)
     notes = check_used(config, keys)
     return {key: note for key in keys for note in notes if note.startswith(f"{key}=")}

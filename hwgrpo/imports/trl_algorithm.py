@@ -77,7 +77,9 @@ def kl(v: TrlSettings) -> Iterator[Converted]:
     if not v["beta"]:
         yield Remark(("use_bias_correction_kl", *moving), "without effect beside beta=0.0")
         return
-    yield Assignment("algorithm.kl.times_ratio", v["use_bias_correction_kl"], ("use_bias_correction_kl",))
+    sequence = v["importance_sampling_level"] == "sequence"
+    note = "the ratio of the token; TRL's is that of the sequence here" if sequence else ""
+    yield Assignment("algorithm.kl.times_ratio", v["use_bias_correction_kl"], ("use_bias_correction_kl",), note)
     yield Assignment("algorithm.kl.input_clamp", None, (), "TRL does not clamp the KL")
     yield Assignment("algorithm.kl.output_clamp", None, (), "TRL does not clamp the KL")
     if v["sync_ref_model"]:

@@ -16,6 +16,8 @@ _WITHOUT_EFFECT = ("dtype", "torch_dtype", "device_map", "low_cpu_mem_usage", "u
 """Arguments of from_pretrained that change neither the parameters nor the gradient here."""
 UNKNOWN_PROMPT = 2048
 """Longest prompt where neither data nor settings say it."""
+GIVEN = "object://validation"
+"""Validation data that is given as an object."""
 _LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora")
 
 
@@ -95,6 +97,8 @@ def data(v: TrlSettings) -> Iterator[Converted]:
         if validates:
             yield Assignment("data.validation", v[name], (name, "eval_strategy"))
             yield Assignment("data.validation_split", v[splits[1]], splits[1:])
+    if v.evaluates and validates:
+        yield Assignment("data.validation", GIVEN, ("eval_strategy",))
     yield Remark(splits, "nothing reads it")
     prompt = "max_prompt_length"
     if v[prompt] is not None:
@@ -134,7 +138,7 @@ def model(v: TrlSettings) -> Iterator[Converted]:
     if v.is_given("model_name_or_path"):
         yield Assignment("model.path", v["model_name_or_path"], ("model_name_or_path",))
     key = "model_init_kwargs"
-    given = mapping_of(v, key)
+    given = {name: value for name, value in mapping_of(v, key).items() if value is not None}
     revision = given.pop("revision", None) or v["model_revision"]
     yield Assignment("model.revision", None if revision == "main" else revision, (key, "model_revision"))
     if given.pop("trust_remote_code", False):

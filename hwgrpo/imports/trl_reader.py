@@ -50,6 +50,7 @@ def trl_settings(
     *,
     prompts: int | None = None,
     longest_prompt: int | None = None,
+    evaluates: bool = False,
 ) -> TrlSettings:
     """Return settings under the names of the tables, checked.
 
@@ -58,11 +59,12 @@ def trl_settings(
         environment: variables.
         prompts: rows of the training data, if known.
         longest_prompt: tokens of the longest prompt, if known.
+        evaluates: whether validation data is given as an object.
 
     Raises:
         ConfigError: unknown keys, all of them, with the nearest known ones; or an illegal value, with the legal ones.
     """
-    settings = TrlSettings(environment=environment, prompts=prompts, longest_prompt=longest_prompt)
+    settings = TrlSettings(environment=environment, prompts=prompts, longest_prompt=longest_prompt, evaluates=evaluates)
     fill(settings, {key: _typed(key, value) for key, value in values.items()})
     return settings
 
@@ -70,6 +72,8 @@ def trl_settings(
 def _typed(key: str, value: Any) -> Any:
     """Return a value that is written as text as the number or truth value that its row wants."""
     row = TRL.row_of(TRL.current_name(key)[0])
+    if row is not None and value is False and "no" in row.values:
+        return "no"  # as YAML reads it
     if row is None or row.values or not isinstance(value, str) or "text" in row.type:
         return value
     if "bool" in row.type and value.lower() in _YES:

@@ -36,6 +36,8 @@ class TrlSettings(PeerSettings):
     """Rows of the training data; None: not known."""
     longest_prompt: int | None = None
     """Tokens of the longest prompt; None: not known."""
+    evaluates: bool = False
+    """Whether validation data is given as an object."""
 
     def world_size(self) -> int:
         """Return the number of devices."""

@@ -137,6 +137,33 @@ def dropped_records(batch: PromptBatch, completions: Completions) -> Iterator[di
         }
 
 
+def step_records(
+    step: int,
+    batch: PromptBatch,
+    completions: Completions,
+    rewards: Rewards,
+    advantages_S: torch.Tensor,
+    dropped: Sequence[Mapping[str, Any]] = (),
+    *,
+    most: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a step, each as `sample_record` with `step` and `advantage`, then its dropped groups.
+
+    Args:
+        step: step number.
+        batch: the G prompts.
+        completions: their S responses.
+        rewards: [S] rewards.
+        advantages_S: [S] advantages.
+        dropped: `dropped_records`.
+        most: maximum number of samples, complete groups first; None: all.
+    """
+    for i in complete_groups_first(completions.prompt_index.tolist(), len(completions) if most is None else most):
+        yield {"step": step, **sample_record(i, batch, completions, rewards), "advantage": float(advantages_S[i])}
+    for record in dropped:  # of all ranks
+        yield {"step": step, **record, "advantage": None}
+
+
 class CompletionsLog:
     """Appends samples to `run_dir/completions.jsonl`.
 
@@ -158,12 +185,9 @@ class CompletionsLog:
         advantages_S: torch.Tensor,
         dropped: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Append a step's chosen samples, as `sample_record` with `step` and `advantage`, and its dropped groups."""
-        for i in complete_groups_first(completions.prompt_index.tolist(), self._per_step):
-            record = sample_record(i, batch, completions, rewards)
-            self._lines.append({"step": step, **record, "advantage": float(advantages_S[i])})
-        for record in dropped:
-            self._lines.append({"step": step, **record, "advantage": None})
+        """Append the records of a step's chosen samples and dropped groups."""
+        for record in step_records(step, batch, completions, rewards, advantages_S, dropped, most=self._per_step):
+            self._lines.append(record)
 
     def cut_back(self, step: int) -> None:
         """Remove the samples of every later step."""

@@ -23,8 +23,6 @@ _MEMORY = "memory alone; the kernels stream what it would save"
 IGNORED = (
     *ignored(_PADDING, "pad_to_multiple_of", "train_sampling_strategy", "length_column_name"),
     *ignored(_CHUNKS, "use_liger_kernel", "liger_kernel_config"),
-    *ignored("the LM head's products are accumulated in fp32", "cast_lm_head_to_fp32"),
-    *ignored("models are trained without dropout, except that of adapters", "disable_dropout"),
     *ignored("reward functions get the columns that they name", "remove_unused_columns", "label_names"),
     *ignored("keys and values are cached while sampling alone", "cache_implementation", "use_cache"),
     *ignored("non-reentrant, always", "gradient_checkpointing_kwargs"),

@@ -234,6 +234,13 @@ _MODEL = (
     joint("model_init_kwargs", "model.revision, model.attention", None, "revision, dtype", type="text|mapping"),
     same("gradient_checkpointing", "model.gradient_checkpointing", True),
     joint("bf16", "model.dtype", None, "true is bfloat16", type="bool"),
+    same(
+        "cast_lm_head_to_fp32",
+        "kernels.logits_dtype",
+        False,
+        "true is float32",
+        replaces={True: "float32", False: "auto"},
+    ),
     joint("dtype", "", "float32", "parameters are fp32 masters", type="text"),
     joint("use_peft", "model.lora.rank", False, "0 is off"),
     joint("lora_r", "model.lora.rank", 16),

@@ -66,7 +66,7 @@ class RewardPipeline:
         self.metrics = RewardMetrics(self.functions)
         self._columns_known = columns is not None
         if columns is not None:
-            self._check_columns(columns)
+            self.check_columns(columns)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class RewardPipeline:
             ConfigError: a function needs a column that the data lacks.
         """
         if not self._columns_known:
-            self._check_columns({column for prompt in batch.prompts for column in prompt.columns})
+            self.check_columns({column for prompt in batch.prompts for column in prompt.columns})
         size = len(completions)
         scored = []
         valid = torch.ones(size, dtype=torch.bool)
@@ -134,7 +134,8 @@ class RewardPipeline:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_columns(self, columns: Collection[str]) -> None:
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Raise `ConfigError` if a function needs a data column that is missing."""
         for number, function in enumerate(self.functions):
             for missing in function.missing_columns(columns):
                 near = nearest(missing, columns)

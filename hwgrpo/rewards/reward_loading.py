@@ -1,4 +1,4 @@
-"""Loading of reward functions by registered name or from a Python file."""
+"""Loading of reward functions by registered name, from a Python file, or as a Python object."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from hwgrpo import user_code
 from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.given_objects import find_object, is_object, name_of
 
 DEFAULT_FUNCTION = "compute_score"
 
@@ -16,7 +17,7 @@ def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
     """Find a reward function.
 
     Args:
-        name: a registered name, `path/to/file.py:function`, or `path/to/file.py` (its `compute_score`).
+        name: a registered name, `path/to/file.py:function`, `path/to/file.py` (its `compute_score`), or `object://NAME`.
         key: the setting, for messages ("reward.functions[0].name").
 
     Returns:
@@ -26,6 +27,8 @@ def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
         ConfigError: unknown name; the message lists the registered ones.
     """
     file, function = split_name(name)
+    if is_object(name):
+        return function, find_object(name, key)
     if file is None:
         if name not in REWARDS:
             error = choice_error(key, name, REWARDS.names())
@@ -35,5 +38,5 @@ def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """Return the file in a reward's name (None for a registered one) and the function's name in metrics."""
-    return user_code.split_name(name, DEFAULT_FUNCTION)
+    """Return the file in a reward's name (None for a registered one, an object) and the function's name in metrics."""
+    return (None, name_of(name)) if is_object(name) else user_code.split_name(name, DEFAULT_FUNCTION)

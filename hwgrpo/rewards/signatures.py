@@ -41,7 +41,7 @@ def make_reward_function(
         for parameter, entry in signature.items()
         if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY)
     }
-    form = _form(name, set(named), key)
+    form = form_of(name, set(named), key)
     if any(kind == inspect.Parameter.POSITIONAL_ONLY for kind in kinds.values()):
         raise ConfigError(f"{key}: {name} has positional-only parameters; arguments are passed by name")
 
@@ -77,7 +77,12 @@ def make_reward_function(
     )
 
 
-def _form(name: str, parameters: set[str], key: str) -> str:
+def form_of(name: str, parameters: set[str], key: str) -> str:
+    """Return the form of a function by its parameters: "verl", "trl" or "batch".
+
+    Raises:
+        ConfigError: they are those of no form, or of more than one.
+    """
     forms = []
     if "solution_str" in parameters:
         forms.append("verl")

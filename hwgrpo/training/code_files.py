@@ -1,12 +1,15 @@
-"""The user's Python files that a run calls: copied into its folder, and compared by checksum on resume."""
+"""The user's Python files and functions that a run calls: copied to its folder, and compared by checksum on resume."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import shutil
+import inspect
 from pathlib import Path
+from typing import Any
 
 from hwgrpo.config import Config
+from hwgrpo.given_objects import find_object, is_object, name_of
 from hwgrpo.paths import verifier_of
 from hwgrpo.user_code import split_name
 
@@ -38,17 +41,41 @@ def code_files(config: Config) -> dict[str, Path]:
 
 
 def checksums(config: Config) -> dict[str, str]:
-    """Return setting -> SHA-256 of its file; missing files are skipped."""
-    return {key: _checksum(file) for key, file in code_files(config).items() if file.is_file()}
+    """Return setting -> SHA-256 of its code; missing files, and objects without source, are skipped."""
+    return {key: _checksum(code) for key, (_, code) in _codes(config).items()}
 
 
 def keep_copies(config: Config, run_dir: Path) -> None:
-    """Copy the files into a run's folder; copies from earlier starts stay."""
-    for file in set(code_files(config).values()):
+    """Copy the code into a run's folder; copies from earlier starts stay."""
+    for name, code in set(_codes(config).values()):
         folder = run_dir / FOLDER
         folder.mkdir(exist_ok=True)
-        shutil.copyfile(file, folder / f"{_checksum(file)[:12]}-{file.name}")
+        (folder / f"{_checksum(code)[:12]}-{name}").write_bytes(code)
 
 
-def _checksum(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def source_of(function: Any) -> str | None:
+    """Return the source of a function, or of the class of a callable object; None where Python does not have it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        function = type(function)
+    try:
+        return inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):  # typed into an interpreter, or built in
+        return None
+
+
+def _codes(config: Config) -> dict[str, tuple[str, bytes]]:
+    """Return setting -> (name of the file, its content)."""
+    codes = {key: (file.name, file.read_bytes()) for key, file in code_files(config).items() if file.is_file()}
+    for i, function in enumerate(config.reward.functions):
+        if is_object(function.name):
+            key = f"reward.functions.{i}.name"
+            source = source_of(find_object(function.name, key))
+            if source is not None:
+                codes[key] = f"{name_of(function.name)}.py", source.encode()
+    return codes
+
+
+def _checksum(code: bytes) -> str:
+    return hashlib.sha256(code).hexdigest()

@@ -46,7 +46,7 @@ def _save_models(run: TrainingRun, status: Status, output: Path) -> dict[str, Pa
     """Save the final model of a completed run on rank 0; return its folders there."""
     paths: dict[str, Path] = {}
     if status == "completed" and run.config.trainer.save_final_model:
-        model = _full_model(run)
+        model = full_model(run)
         if model is not None:
             paths["model"] = _save_policy(run, model, output / "final", merge=True)
             if uses_lora(run.config.model.lora):
@@ -57,7 +57,7 @@ def _save_models(run: TrainingRun, status: Status, output: Path) -> dict[str, Pa
 
 
 @torch.no_grad()
-def _full_model(run: TrainingRun) -> Any:
+def full_model(run: TrainingRun) -> Any:
     """Return the unsharded trained model on rank 0, None on others; shards are gathered in host memory."""
     main = run.strategy.rank == 0
     if not run.strategy.shards:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 from hwgrpo.observe.completions import dropped_records, pick_sample
@@ -36,11 +36,17 @@ def train(run: Run) -> Status:
     return run_steps(run, train_step, validate_now)
 
 
-def run_steps(run: R, train_step: Callable[[R, int], None], validate_now: Callable[[R, int], None]) -> Status:
-    """Run the remaining steps; validate and save as configured.
+def run_steps(run: R, train: Callable[[R, int], None], validate: Callable[[R, int], None]) -> Status:
+    """Run the remaining steps, as `iterate_steps`; return "interrupted" when a signal ended the run early."""
+    for _ in iterate_steps(run, train, validate):
+        pass
+    return "interrupted" if run.interrupted else "completed"
 
-    Returns:
-        "interrupted" when a signal ended the run early; its last finished step is then in a checkpoint.
+
+def iterate_steps(run: R, train: Callable[[R, int], None], validate: Callable[[R, int], None]) -> Iterator[int]:
+    """Run the remaining steps, validate and save as configured; yield each finished step.
+
+    When a signal ends the run early, its last finished step is in a checkpoint, and `run.interrupted` is set.
 
     Raises:
         RunError: memory ran out, a gradient is not finite, or a checkpoint cannot be written.
@@ -48,9 +54,9 @@ def run_steps(run: R, train_step: Callable[[R, int], None], validate_now: Callab
     t = run.config.trainer
     with Interrupt() as interrupt, explain_out_of_memory(run.config, run.device, lambda: run.watch.failed), run.saver:
         if run.start_step == 0 and t.validate_at_start:
-            validate_now(run, 0)
+            validate(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
-            train_step(run, step)
+            train(run, step)
             if run.lock is not None:
                 run.lock.keep()
             if step == run.start_step + 1:
@@ -59,16 +65,17 @@ def run_steps(run: R, train_step: Callable[[R, int], None], validate_now: Callab
             # all ranks must stop together, though the signal may have reached only one of them
             stopping = run.strategy.sum([interrupt.received is not None])[0] > 0
             if last or (t.validate_every and step % t.validate_every == 0):
-                validate_now(run, step)
+                validate(run, step)
             with run.watch("save"):
                 if last or stopping or (t.save_every and step % t.save_every == 0):
                     run.saver.save(step, last=last or stopping)
                 else:
                     run.saver.poll()
+            yield step
             if stopping and not last:
                 run.observer.note(f"stopped by {interrupt.received or 'another rank'} after step {step}; it is saved")
-                return "interrupted"
-    return "completed"
+                run.interrupted = True
+                return
 
 
 def train_step(run: Run, step: int) -> None:

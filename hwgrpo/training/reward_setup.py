@@ -39,10 +39,8 @@ def build_rewards(
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
         DataError: a prompt has no ground truth, and a reward that compares with it would stop the run.
     """
-    for function in config.reward.functions:
-        if function.name in COMPARING and function.on_error == "raise":
-            for data in filter(None, (dataset, validation)):
-                data.require_ground_truth(f"reward {function.name}")
+    for data in filter(None, (dataset, validation)):
+        require_ground_truths(config, data)
     context = {
         "max_response_tokens": config.rollout.max_response_tokens,
         "sandbox_level": config.reward.sandbox.level,
@@ -61,6 +59,13 @@ def build_rewards(
         steps = StepFinder(config.algorithm.process, tokenizer)
     place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
     return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place)
+
+
+def require_ground_truths(config: Config, data: PromptDataset) -> None:
+    """Raise `DataError` if a prompt has no ground truth, and a reward that compares with it would stop the run."""
+    for function in config.reward.functions:
+        if function.name in COMPARING and function.on_error == "raise":
+            data.require_ground_truth(f"reward {function.name}")
 
 
 def reward_metrics(rewards: RewardPipeline, strategy: Strategy) -> dict[str, float]:

@@ -57,6 +57,8 @@ class TrainingRun:
     start_step: int
     """Steps finished before this start, 0 in a new run."""
     total_steps: int
+    interrupted: bool = field(default=False, init=False)
+    """A signal ended the run before its last step."""
 
     def close(self) -> None:
         """Stop background work and release the run's resources except the process group.

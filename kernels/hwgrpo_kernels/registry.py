@@ -188,6 +188,16 @@ class KernelRegistry:
             self._pins = before
             self._selected.clear()
 
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore pins, preference and strictness after a block."""
+        before = self._pins, self._preference, self._strict
+        try:
+            yield
+        finally:
+            self._pins, self._preference, self._strict = before
+            self._selected.clear()
+
     def resolve(
         self,
         op: str,

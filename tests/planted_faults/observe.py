@@ -6,8 +6,8 @@ FAULTS = (
     Fault(
         "dropped groups not recorded",
         "observe/completions.py",
-        "        for record in dropped:",
-        "        for record in ():",
+        "    for record in dropped:",
+        "    for record in ():",
         "training/test_late_groups.py -k recorded",
     ),
     Fault(

@@ -8,6 +8,7 @@ WAITS = {"wait": 1, "join": 1, "result": 1, "wait_for": 2, "acquire": 2, "commun
 """Methods that wait, and with how many arguments they have a time limit."""
 BOUNDED = {
     "self.wait()": "the checkpoint saver's own, which has a limit",
+    "run.saver.wait()": "as above",
     "self._changed.wait_for(ready)": "within asyncio.wait_for, which has one",
     "reply.result()": "a request to a server, which has a time limit",
     "self._group.broadcast([tensor], options).wait()": "the limit is in the options",

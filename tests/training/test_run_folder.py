@@ -284,7 +284,7 @@ def test_a_folder_that_is_moved_while_training_ends_the_run_with_both_paths_and_
         "in the first step": (loop, "train_step", 1),
         "in a step": (loop, "train_step", 2),
         "before the last save": (loop, "validate_now", 3),
-        "before the final model": (finish, "_full_model", None),
+        "before the final model": (finish, "full_model", None),
     }
     module, name, step = places[when]
     plain = getattr(module, name)

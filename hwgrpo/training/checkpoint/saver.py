@@ -77,6 +77,8 @@ class Saver:
         self._folder_moved = folder_moved
         self._timeout = timeout
         self._save: CheckpointWriter | None = None
+        self.last_step: int | None = None
+        """Step of the last checkpoint that this start has begun to write."""
 
     def save(self, step: int, *, last: bool = False) -> None:
         """Start writing a checkpoint, after the previous one is complete.
@@ -90,6 +92,7 @@ class Saver:
                 untouched, and the failed one is removed.
         """
         self.wait()
+        self.last_step = step
         self._prepare(step)
         shards = self._strategy.owned_shards()
         rank = self._strategy.rank
@@ -151,8 +154,9 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         save, self._save = self._save, None
-        # No collectives here: the other ranks may be anywhere. A second Ctrl-C does not wait.
-        if save is not None and isinstance(error, Exception):
+        # No collectives here: the other ranks may be anywhere. A second Ctrl-C does not wait; GeneratorExit is the end
+        # of a loop over the steps.
+        if save is not None and isinstance(error, Exception | GeneratorExit):
             save.give_time(GRACE_S)
 
     def _prepare(self, step: int) -> None:

@@ -1,0 +1,46 @@
+"""The start of a GRPO run after its settings are checked, for `hwgrpo train` and `hwgrpo.Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hwgrpo.cli.backend_selection import Host
+from hwgrpo.config import Config
+
+if TYPE_CHECKING:
+    from hwgrpo.training.run_parts import Run
+
+
+def start_run(config: Config, host: Host, *, allow_finished: bool = False, notes: Sequence[str] = ()) -> Run:
+    """Resolve the settings that depend on the devices, and make every part of a run.
+
+    Args:
+        config: checked settings; `auto` values are replaced in place.
+        host: from `prepare_host`, which comes before torch is imported.
+        allow_finished: a finished run of other settings or data is not an error.
+        notes: further notes for the user.
+
+    Raises:
+        ConfigError, DataError, RunError: as `resolve_engine`, `resolve_strategy` and `build_run` do.
+        RunFinished: all steps are done, and all outputs exist.
+    """
+    from hwgrpo_backends.device import Device
+
+    from hwgrpo.planning.engine_choice import resolve_engine
+    from hwgrpo.planning.engine_share import planned_engine_share
+    from hwgrpo.planning.strategy_choice import resolve_strategy
+    from hwgrpo.training.setup import build_run
+
+    planned = config, host.backend, host.world_size, Device(host.backend, host.local_rank)
+    notes = [*notes, *resolve_engine(*planned), *resolve_strategy(*planned)]
+    share, more = planned_engine_share(*planned)
+    return build_run(
+        config,
+        host.backend,
+        host.local_rank,
+        host.local_world_size,
+        allow_finished=allow_finished,
+        notes=[*notes, *more],
+        engine_share=share,
+    )

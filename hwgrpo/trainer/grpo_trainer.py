@@ -1,0 +1,387 @@
+"""`Trainer`: the run of `hwgrpo train` as an object, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from hwgrpo_backends.environment import apply
+
+from hwgrpo.cli.backend_selection import prepare_host
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError, RunError, RunFinished
+from hwgrpo.given_objects import given
+from hwgrpo.text import hide_secrets
+from hwgrpo.trainer.given_settings import EVALUATION, MODEL, TOKENIZER, check_prompts, load_given
+from hwgrpo.trainer.process_state import RestoredEnvironment, restored_process
+from hwgrpo.trainer.step_record import Step, StepRecorder
+
+if TYPE_CHECKING:
+    from hwgrpo_backends.device import Device
+
+    from hwgrpo.data.prompts import PromptDataset
+    from hwgrpo.training.run_parts import Run
+
+_open: list[str] = []
+"""Folder of the open run of this process, if there is one."""
+
+
+class Trainer:
+    """A GRPO run: iterate over it to train step by step, or call `train`.
+
+    The constructor checks settings, prompts and reward functions; the model loads at the first use. While the run is
+    open, the process has its settings (threads, determinism, seeds, environment variables); `close` restores them, and
+    a run closes by itself when it ends, also by an error or a `break`. A process has one open run at a time.
+
+    Under torchrun every rank makes the same Trainer and calls the same methods; rank 0 writes.
+
+    Args:
+        config: settings from `Config.load`, a recipe (name or path), or a mapping with nested or dotted keys.
+        overrides: `section.key=value` arguments, as of `hwgrpo train`.
+        model: a transformers model to train, in place of `model.path`; it is written to `output_dir/objects` once, and
+            without LoRA it gets the trained weights at the end.
+        tokenizer: its tokenizer; None: the one of the model's `name_or_path`.
+        train_data: rows in place of `data.train`: a `datasets.Dataset`, a list of dicts, or a sequence of mappings.
+        validation_data: the same in place of `data.validation`.
+        rewards: reward functions in place of `reward.functions`: a function or name, a sequence of functions, names and
+            entries as in `reward.functions`, or a mapping from names to functions. They run in this process.
+        reward_weights: a weight for each reward function.
+
+    Raises:
+        ConfigError, DataError: with the wrong value and its remedy.
+    """
+
+    def __init__(
+        self,
+        config: Config | str | Path | Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        *,
+        model: Any = None,
+        tokenizer: Any = None,
+        train_data: Any = None,
+        validation_data: Any = None,
+        rewards: Any = None,
+        reward_weights: Sequence[float] | None = None,
+    ) -> None:
+        with RestoredEnvironment():
+            self._config, self._objects = load_given(
+                config,
+                overrides,
+                train_data=train_data,
+                validation_data=validation_data,
+                rewards=rewards,
+                reward_weights=reward_weights,
+                model=model,
+                tokenizer=tokenizer,
+            )
+            self._host = prepare_host(self._config)
+            if model is not None:
+                from hwgrpo.trainer.given_model import check_model
+
+                check_model(model)
+        self._run: Run | None = None
+        self._recorder: StepRecorder | None = None
+        self._environment = RestoredEnvironment()
+        self._close: weakref.finalize[Any, Any] | None = None
+        self._steps: weakref.ref[Iterator[Step]] | None = None
+        self._status: Literal["completed", "interrupted"] | None = None
+        self._step = 0
+        self._stopping = False
+
+    @property
+    def config(self) -> Config:
+        """The run's settings; what depends on the devices is resolved when the run opens."""
+        return self._config
+
+    @property
+    def step(self) -> int:
+        """The last finished step; 0 before the first, and before a resumed run opens."""
+        return self._step
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run, those of earlier starts included."""
+        return self._opened().total_steps
+
+    @property
+    def model(self) -> Any:
+        """The policy: a transformers model, or with LoRA a peft model; under sharding this rank's shards."""
+        return self._opened().update.policy.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._opened().tokenizer
+
+    @property
+    def validations(self) -> dict[int, dict[str, float]]:
+        """Step -> metrics of the validation after it, of this start; 0: before training."""
+        return {} if self._recorder is None else self._recorder.validations
+
+    def __iter__(self) -> Iterator[Step]:
+        """Train; yield each finished step. A `break` closes the run without a checkpoint of the step."""
+        steps = None if self._steps is None else self._steps()
+        if steps is None:
+            steps = self._train()
+            self._steps = weakref.ref(steps)
+        return steps
+
+    def train(self) -> Literal["completed", "interrupted"]:
+        """Train the remaining steps, write the final model and the summary, and close the run.
+
+        Returns:
+            "interrupted" when `stop` or a signal ended the run early; its last step is then in a checkpoint.
+
+        Raises:
+            RunError, DataError, RewardError, CheckpointError: as `hwgrpo train` reports them.
+        """
+        for _ in self:
+            pass
+        assert self._status is not None
+        return self._status
+
+    def stop(self) -> None:
+        """End the run after the current step, with a checkpoint."""
+        self._stopping = True
+
+    def save_checkpoint(self) -> Path:
+        """Write a checkpoint of the last finished step now; return its folder. Call it between steps.
+
+        Raises:
+            RunError: no step is finished, the run is closed, or the checkpoint cannot be written.
+        """
+        run = self._opened(training=True)
+        from hwgrpo.training.checkpoint.checkpoint_files import folder_of
+
+        if not self._step:
+            raise RunError("there is no checkpoint before the first step; call save_checkpoint after it")
+        folder = folder_of(Path(run.config.trainer.output_dir) / "checkpoints", self._step)
+        if run.saver.last_step == self._step:
+            run.saver.wait()
+        elif not run.strategy.gather_objects(folder.is_dir())[0]:
+            run.saver.save(self._step, last=True)
+        return folder
+
+    def evaluate(self, data: Any = None) -> dict[str, float]:
+        """Return the validation metrics of the present model; they are not logged.
+
+        Call it before training, between steps, or after the end. It draws no random numbers of the training.
+
+        Args:
+            data: rows as for `train_data`; None: the run's validation prompts.
+
+        Raises:
+            ConfigError, DataError: there are no validation prompts, or a reward cannot score these.
+            RunError: the run of several ranks has ended.
+        """
+        run = self._opened()
+        from hwgrpo.training.evaluate import validate
+        from hwgrpo.training.reward_setup import build_rewards, require_ground_truths
+        from hwgrpo.training.shared_setup import build_engine, prepare_process
+
+        if not self.is_open and run.strategy.world_size > 1:
+            raise RunError("the processes of this run have separated at its end; evaluate before")
+        with given(self._objects | {EVALUATION: data}), ExitStack() as parts:
+            dataset = run.validation if data is None else self._dataset(run, data)
+            if dataset is None:
+                raise ConfigError("there are no validation prompts; give evaluate(data), or set data.validation")
+            if self.is_open:
+                engine, rewards = run.engine, run.rewards
+                rewards.check_columns(dataset.columns)
+                require_ground_truths(run.config, dataset)
+                parts.enter_context(run.responses.exclusive_engine())
+                self._environment.resume()
+                parts.callback(self._environment.pause)
+            else:
+                parts.enter_context(self._process(run.device))
+                prepare_process(run.config, self._host.backend, self._host.local_rank, self._host.local_world_size)
+                rewards = build_rewards(run.config, dataset, tokenizer=run.tokenizer, device=run.device)
+                parts.callback(rewards.close)
+                engine = build_engine(run.config, run.update.policy, run.tokenizer, run.device)
+                parts.callback(engine.close)
+            return validate(
+                engine, dataset, rewards, run.sampling, run.config.trainer.validation_n, run.strategy, self._step
+            )
+
+    def save_model(self, folder: str | Path) -> Path:
+        """Write the present model and tokenizer in Hugging Face format, LoRA adapters merged; return the folder.
+
+        Raises:
+            RunError: the shards of an ended run cannot be gathered any more.
+        """
+        run = self._opened()
+        from hwgrpo.models.saving import save_model, source_folder
+        from hwgrpo.training.finish import full_model
+
+        if not self.is_open and run.strategy.shards:
+            raise RunError(
+                f"the shards of an ended run cannot be gathered; its model is in {run.config.trainer.output_dir}/final"
+            )
+        model = full_model(run)
+        if run.strategy.rank == 0:
+            save_model(model, run.tokenizer, folder, merge=True, source=source_folder(run.config.model))
+        if self.is_open:
+            run.strategy.barrier()
+        return Path(folder)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run holds its folder and the process's settings."""
+        return self._close is not None and self._close.alive
+
+    def close(self) -> None:
+        """End the run without a further checkpoint, and restore the process; harmless if it is closed."""
+        if self._close is not None:
+            self._close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _train(self) -> Iterator[Step]:
+        if self._status is not None:
+            return
+        try:
+            try:
+                run = self._opened(training=True)
+            except RunFinished as finished:
+                if self._host.rank == 0:
+                    print(hide_secrets(str(finished)))
+                self._status = "completed"
+                return
+            assert self._recorder is not None
+            self._environment.resume()
+            from hwgrpo.training.checkpoint.checkpoint_files import folder_of
+            from hwgrpo.training.finish import finish
+            from hwgrpo.training.loop import iterate_steps, train_step, validate_now
+
+            checkpoints = Path(run.config.trainer.output_dir) / "checkpoints"
+            with closing(cast(Any, iterate_steps(run, train_step, validate_now))) as steps:
+                for step in steps:
+                    self._step = step
+                    saved = folder_of(checkpoints, step) if run.saver.last_step == step else None
+                    self._environment.pause()
+                    yield self._recorder.last(saved)
+                    self._environment.resume()
+                    if step < run.total_steps and run.strategy.sum([self._stopping])[0]:
+                        self.save_checkpoint()
+                        run.observer.note(f"stopped by Trainer.stop after step {step}; it is saved")
+                        run.interrupted = True
+                        break
+            self._status = "interrupted" if run.interrupted else "completed"
+            finish(run, self._status)
+            self._give_back_weights(run)
+            self.close()
+            # only after success: a failed rank would wait here for ranks that wait for it
+            run.strategy.close()
+        finally:
+            self.close()
+
+    def _opened(self, *, training: bool = False) -> Run:
+        """Return the run; open it at the first call.
+
+        Args:
+            training: whether it must be open, and may be finished (RunFinished).
+        """
+        if self._run is None:
+            try:
+                self._run = self._open_run()
+            except RunFinished as finished:
+                if training:
+                    raise
+                raise RunError(str(finished)) from finished
+        elif training and not self.is_open:
+            raise RunError(
+                f"this Trainer was closed after step {self._step}; make a new one, which resumes from the last "
+                f"checkpoint in {self._run.config.trainer.output_dir}"
+            )
+        return self._run
+
+    def _open_run(self) -> Run:
+        if _open:
+            raise RunError(f"the Trainer of {_open[0]} is open in this process; call its close() first")
+        stack = ExitStack()
+        with stack, given(self._objects):
+            self._environment = stack.enter_context(RestoredEnvironment())
+            apply(self._host.backend, "train", deterministic=self._config.trainer.deterministic)
+            from hwgrpo_backends.device import Device
+
+            from hwgrpo.cli.run_start import start_run
+
+            _open.append(self._config.trainer.output_dir)
+            stack.callback(_open.clear)
+            stack.enter_context(restored_process(Device(self._host.backend, self._host.local_rank)))
+            with self._written_objects() as notes:
+                run = start_run(self._config, self._host, notes=notes)
+            stack.callback(run.close)
+            self._recorder = StepRecorder(run.observer)
+            run.observer = cast(Any, self._recorder)
+            self._step = run.start_step
+            self._environment.pause()
+            self._close = weakref.finalize(self, stack.pop_all().close)
+        return run
+
+    @contextmanager
+    def _written_objects(self) -> Iterator[list[str]]:
+        """Write the given model and tokenizer for a start; remove what was written if it fails."""
+        model, tokenizer = self._objects.get(MODEL), self._objects.get(TOKENIZER)
+        if model is None and tokenizer is None:
+            yield []
+            return
+        from hwgrpo.trainer import given_model
+
+        settings, trainer, notes = self._config.model, self._config.trainer, []
+        where = Path(trainer.output_dir), self._host.rank, trainer.process_group_timeout
+        above = where[0] / given_model.FOLDER, where[0], *where[0].parents
+        made = [folder for folder in above if not folder.exists()]
+        given_paths = settings.path, settings.tokenizer
+        try:
+            if model is not None:
+                folder, note = given_model.write_model(model, *where)
+                settings.path = str(folder)
+                notes += [note] if note else []
+                made = [folder, *made] if note else made
+            if tokenizer is not None:
+                settings.tokenizer = str(given_model.write_tokenizer(tokenizer, *where))
+                made = [Path(settings.tokenizer), *made] if made else made
+            yield notes
+        except BaseException:
+            settings.path, settings.tokenizer = given_paths
+            if self._host.rank == 0:
+                given_model.remove_unused(made)
+            raise
+
+    def _dataset(self, run: Run, data: Any) -> PromptDataset:
+        """Return rows as validation prompts; call it in `given` with them as EVALUATION."""
+        from hwgrpo.data.prompts import build_dataset
+
+        check_prompts(data, EVALUATION, "data", run.config)
+        settings = copy.copy(run.config.data)
+        settings.validation, settings.validation_max_rows = EVALUATION, 0
+        dataset = build_dataset(settings, run.tokenizer, "validation")
+        assert dataset is not None
+        return dataset
+
+    @contextmanager
+    def _process(self, device: Device) -> Iterator[None]:
+        with RestoredEnvironment(), restored_process(device):
+            yield
+
+    def _give_back_weights(self, run: Run) -> None:
+        """Copy the trained weights to the given model; with LoRA it stays as it is."""
+        from hwgrpo.models.lora import uses_lora
+        from hwgrpo.trainer.given_model import copy_weights
+        from hwgrpo.training.finish import full_model
+
+        model = self._objects.get(MODEL)
+        if model is None or uses_lora(run.config.model.lora):
+            return
+        trained = full_model(run)
+        if trained is not None:
+            copy_weights(trained, model)

@@ -1,0 +1,190 @@
+"""Reward functions and models of a TRL script -> entries of `reward.functions`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hwgrpo.catalog import REWARDS
+from hwgrpo.errors import ConfigError, shown
+from hwgrpo.trl.grpo_config import note
+
+SCORED = "scored"
+"""Name of the entry that drops responses for which every function returned None; its weight is 0."""
+_RESPONSES = "responses"
+
+
+class RewardModelCall:
+    """A sequence-classification model as a reward: its first logit of prompt and completion.
+
+    Args:
+        model: a transformers model, scored where it is.
+        tokenizer: its tokenizer; None: that of its `name_or_path`.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        if tokenizer is None:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        model.config.pad_token_id = tokenizer.pad_token_id
+        self.__name__ = str(model.config._name_or_path).rstrip("/").rpartition("/")[2] or type(model).__name__
+        self._model, self._tokenizer = model.eval(), tokenizer
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
+        """Return the scores of completions."""
+        pairs = zip(prompts, completions, strict=True)
+        texts = [
+            prompt + completion
+            if isinstance(prompt, str)
+            else self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
+            for prompt, completion in pairs
+        ]
+        inputs = self._tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
+        logits = self._model(**inputs.to(self._model.device)).logits
+        return logits[:, 0].float().tolist()
+
+
+class RewardCallables:
+    """The rewards of a script, as entries of `reward.functions`.
+
+    Args:
+        rewards: a function, a model or the name of one, or a list of these.
+        tokenizers: a tokenizer of each model, or None.
+        state: returns the state that functions get as `trainer_state`.
+
+    Raises:
+        ConfigError: there are none, or one cannot be used.
+    """
+
+    def __init__(self, rewards: Any, tokenizers: Any, state: Callable[[], Any]) -> None:
+        listed = list(rewards) if isinstance(rewards, list | tuple) else [rewards]
+        if rewards is None or not listed:
+            raise ConfigError("reward_funcs is missing: give a function, or the name of a reward model, or a list")
+        given = tokenizers if isinstance(tokenizers, list | tuple) else [tokenizers] * len(listed)
+        if len(given) != len(listed):
+            raise ConfigError(f"reward_processing_classes has {len(given)} entries for {len(listed)} reward_funcs")
+        self._state = state
+        self.logged: dict[str, list[float]] = {}
+        """Name -> values that functions logged by `log_metric`."""
+        self._missing: dict[str, list[bool]] = {}
+        names: Counter[str] = Counter()
+        self.entries: list[dict[str, Any]] = []
+        for number, (reward, tokenizer) in enumerate(zip(listed, given, strict=True)):
+            self.entries.append(self._entry(reward, tokenizer, number, names))
+        if len(self.entries) > 1 and all("as" in each for each in self.entries):
+            self.entries.append({"name": self._scored, "as": SCORED, "weight": 0.0, "on_nan": "mask_sample"})
+        elif len(self.entries) == 1:
+            self.entries[0]["on_nan"] = "mask_sample"
+
+    def weigh(self, weights: Sequence[float] | None) -> list[dict[str, Any]]:
+        """Return the entries with a weight each.
+
+        Raises:
+            ConfigError: there are more or fewer weights than functions.
+        """
+        functions = [each for each in self.entries if each.get("as") != SCORED]
+        if weights is not None and len(weights) != len(functions):
+            raise ConfigError(f"reward_weights has {len(weights)} entries for {len(functions)} reward_funcs; one each")
+        for entry, weight in zip(functions, weights or [], strict=False):
+            entry["weight"] = float(weight)
+        return self.entries
+
+    def _entry(self, reward: Any, tokenizer: Any, number: int, names: Counter[str]) -> dict[str, Any]:
+        if isinstance(reward, str):
+            if tokenizer is not None:
+                raise ConfigError(
+                    f"reward_processing_classes[{number}]: the tokenizer of {reward!r} is that of its folder; give "
+                    "None, or the model as an object with this tokenizer"
+                )
+            if reward in REWARDS.names() or reward.partition(":")[0].endswith(".py"):
+                return {"name": reward}
+            return {"name": "reward_model", "kwargs": {"path": reward}}
+        if hasattr(reward, "forward") and hasattr(reward, "config"):
+            reward = RewardModelCall(reward, tokenizer)
+        if not callable(reward):
+            raise ConfigError(f"reward_funcs[{number}]={shown(reward)} is neither a function nor a model")
+        name = _name_of(reward)
+        names[name] += 1
+        name = name if names[name] == 1 else f"{name}_{names[name]}"
+        return {"name": self._adapted(reward, name), "as": name, "on_nan": "value", "failure_value": 0.0}
+
+    def _adapted(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a function that gets this trainer's state, and whose None are counted."""
+        signature, renames = _signature(function, name)
+
+        def arguments(given: dict[str, Any]) -> dict[str, Any]:
+            if renames:
+                given[_RESPONSES] = given.pop("completions")
+            if "trainer_state" in given:
+                given["trainer_state"] = self._state()
+            if "log_metric" in given:
+                given["log_metric"] = self._log_metric
+            return given
+
+        def counted(values: Any) -> Any:
+            listed = values.tolist() if hasattr(values, "tolist") else values
+            if isinstance(listed, list):
+                self._missing[name] = [each is None for each in listed]
+            return listed
+
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+
+            async def call(**given: Any) -> Any:
+                return counted(await function(**arguments(given)))
+        else:
+
+            def call(**given: Any) -> Any:
+                return counted(function(**arguments(given)))
+
+        functools.update_wrapper(call, function, assigned=("__doc__", "__module__"), updated=())
+        call.__name__ = name
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self.logged.setdefault(name, []).append(float(value))
+
+    def _scored(self, completions: Sequence[Any], **_: Any) -> list[float | None]:
+        """Return None for responses that no function scored, as TRL leaves them out."""
+        rows = zip(*self._missing.values(), strict=True)
+        return [None if all(row) else 0.0 for row in rows] if self._missing else [0.0] * len(completions)
+
+
+def _signature(function: Callable[..., Any], name: str) -> tuple[inspect.Signature, bool]:
+    """Return a signature of TRL's form, and whether `responses` stands for `completions`."""
+    parameters = list(inspect.signature(function).parameters.values())
+    known = {each.name for each in parameters}
+    renames = _RESPONSES in known and not known & {"completions", "solution_str"}
+    if renames:
+        note(f"reward_funcs: {name}(..., responses) is read as TRL's (..., completions)")
+        parameters = [each.replace(name="completions") if each.name == _RESPONSES else each for each in parameters]
+    if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD and not known & {"solution_str", "batch"}:
+        missing = [each for each in ("prompts", "completions", "completion_ids") if each not in known]
+        missing += [each for each in ("trainer_state", "log_extra", "log_metric") if each not in known]
+        missing = [each for each in missing if not (renames and each == "completions")]
+        extra = [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in missing]
+        parameters = [*parameters[:-1], *extra, parameters[-1]]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY) if each.kind in kinds else each for each in parameters
+    ]
+    return inspect.Signature(parameters), renames
+
+
+def _name_of(function: Any) -> str:
+    """Return a name for metrics: letters, digits, _ and -."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    name = re.sub(r"[^\w-]", "_", name).strip("_") or "reward"
+    return name if re.match(r"[A-Za-z_]", name) else f"reward_{name}"

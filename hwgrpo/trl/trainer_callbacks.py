@@ -1,0 +1,69 @@
+"""Calls of transformers' callbacks with the state and control of a trainer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from hwgrpo.errors import ConfigError
+
+
+class Callbacks:
+    """The callbacks of a trainer, called in their order.
+
+    Args:
+        callbacks: objects or classes of TrainerCallback.
+        args: the trainer's arguments.
+        state: its state.
+        objects: returns what callbacks get by name, such as model and processing_class.
+
+    Raises:
+        ConfigError: one is no TrainerCallback.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any] | None,
+        args: Any,
+        state: TrainerState,
+        objects: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.listed: list[TrainerCallback] = []
+        self.control = TrainerControl()
+        self._args, self._state, self._objects = args, state, objects
+        for callback in callbacks or []:
+            self.add(callback)
+
+    def add(self, callback: Any) -> None:
+        """Add a callback, or an object of a class of callbacks."""
+        made = callback() if inspect.isclass(callback) else callback
+        if not isinstance(made, TrainerCallback):
+            raise ConfigError(f"callbacks: {type(made).__name__} is no transformers.TrainerCallback")
+        self.listed.append(made)
+
+    def pop(self, callback: Any) -> TrainerCallback | None:
+        """Remove a callback, or the first one of a class, and return it."""
+        for each in self.listed:
+            if each is callback or (inspect.isclass(callback) and isinstance(each, callback)):
+                self.listed.remove(each)
+                return each
+        return None
+
+    def call(self, event: str, **given: Any) -> TrainerControl:
+        """Call an event of all callbacks; return the control as they leave it.
+
+        Args:
+            event: e.g. `on_step_end`.
+            **given: further arguments, e.g. `logs`.
+        """
+        if not self.listed:
+            return self.control
+        objects = self._objects()
+        for callback in self.listed:
+            result = getattr(callback, event)(self._args, self._state, self.control, **objects, **given)
+            if result is not None:
+                self.control = result
+        return self.control

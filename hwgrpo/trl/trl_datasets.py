@@ -1,0 +1,79 @@
+"""Datasets of a TRL script -> rows with a prompt, and what the run needs to know of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.trl.grpo_config import note
+
+SPECIAL_TOKENS = 8
+"""Tokens that a tokenizer may put around a prompt."""
+
+
+def rows_of(dataset: Any, name: str, count: int | None) -> Any:
+    """Return a dataset with a column `prompt`, read where it is iterable only.
+
+    Args:
+        dataset: a `datasets.Dataset`, an iterable one, or a list of dicts; None stays None.
+        name: the argument, for messages.
+        count: rows that the run takes of an iterable one; None: not known.
+
+    Raises:
+        ConfigError: an iterable dataset without max_steps, or one of several splits.
+        DataError: there is no prompt.
+    """
+    if dataset is None:
+        return None
+    if isinstance(dataset, Mapping):
+        raise ConfigError(f"{name} has the splits {', '.join(map(str, dataset))}; give one, {name}=dataset['train']")
+    if not hasattr(dataset, "__len__"):
+        if count is None:
+            raise ConfigError(f"{name} is iterable and has no length; set max_steps, or give a datasets.Dataset")
+        dataset = list(itertools.islice(dataset, count))
+        note(f"{name}: {len(dataset)} rows of the iterable dataset were read")
+    if not len(dataset):
+        raise DataError(f"{name} has no rows")
+    columns = getattr(dataset, "column_names", None) or list(dataset[0])
+    if "prompt" in columns:
+        return dataset
+    if "query" not in columns:
+        raise DataError(f"{name} has no column prompt (columns: {', '.join(columns)}); rename the one with the prompts")
+    note(f"{name}: TRL has no column query; it is read as prompt")
+    if hasattr(dataset, "rename_column"):
+        return dataset.rename_column("query", "prompt")
+    return [{**{key: value for key, value in row.items() if key != "query"}, "prompt": row["query"]} for row in dataset]
+
+
+def evaluation_rows(dataset: Any) -> Any:
+    """Return the rows of an evaluation dataset; those of several get their name as `data_source`.
+
+    Raises:
+        ConfigError, DataError: as `rows_of`; or rows of several datasets have the column already.
+    """
+    if not isinstance(dataset, Mapping):
+        return rows_of(dataset, "eval_dataset", None)
+    rows = []
+    for name, part in dataset.items():
+        for row in rows_of(part, f"eval_dataset[{name!r}]", None):
+            if "data_source" in row:
+                raise ConfigError("eval_dataset: several datasets with a column data_source; leave the column out")
+            rows.append({**row, "data_source": str(name)})
+    return rows
+
+
+def longest_prompt(datasets: Iterable[Any], tokenizer: Any, template: Mapping[str, Any]) -> int:
+    """Return the tokens of the longest prompt, special ones included."""
+    longest = 1
+    for dataset in datasets:
+        for row in dataset:
+            prompt = row["prompt"]
+            text = (
+                prompt
+                if isinstance(prompt, str)
+                else tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **template)
+            )
+            longest = max(longest, len(tokenizer(text)["input_ids"]))
+    return longest + SPECIAL_TOKENS

@@ -1,0 +1,83 @@
+"""Metrics of a step and of a validation -> TRL's names, and their means between two logs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from hwgrpo.trl.reward_callables import SCORED
+
+NAMES = {
+    "loss": "actor/loss",
+    "grad_norm": "actor/grad_norm",
+    "learning_rate": "actor/lr",
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "kl": "actor/kl_loss",
+    "entropy": "actor/entropy",
+    "entropy_coef": "actor/entropy_coef",
+    "policy_loss": "actor/pg_loss",
+    "aux_loss": "actor/router_loss",
+    "completions/mean_length": "response_length/mean",
+    "completions/min_length": "response_length/min",
+    "completions/max_length": "response_length/max",
+    "completions/clipped_ratio": "response_length/clip_ratio",
+    "clip_ratio/region_mean": "actor/pg_clipfrac",
+    "step_time": "timing_s/step",
+}
+"""TRL's name -> the metric of a step here."""
+_LAST = ("learning_rate", "num_tokens")
+"""Metrics of which a log has the last value, not the mean."""
+_VALIDATION = re.compile(r"val-core/(.+)/reward/(greedy|mean@\d+|best@\d+)")
+
+
+def named(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a step under TRL's names."""
+    values = {name: metrics[here] for name, here in NAMES.items() if here in metrics}
+    of_functions = {
+        name: value
+        for name, value in metrics.items()
+        if name.startswith("rewards/")
+        and name.endswith(("/mean", "/std"))
+        and not name.startswith(f"rewards/{SCORED}/")
+    }
+    return values | of_functions
+
+
+def named_validation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a validation under TRL's names: eval_reward, and eval_SOURCE_reward of several datasets."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        match = _VALIDATION.fullmatch(name)
+        if match is not None:
+            kind = {"greedy": "_greedy", "mean": "", "best": "_best"}[match[2].partition("@")[0]]
+            found.setdefault(kind, {})[match[1]] = value
+    if "" not in found and "_greedy" in found:  # no samples
+        found[""] = found["_greedy"]
+    result = {f"eval_reward{kind}": sum(values.values()) / len(values) for kind, values in found.items()}
+    for source, value in found.get("", {}).items():
+        if len(found[""]) > 1:
+            result[f"eval_{source}_reward"] = value
+    if "timing_s/testing" in metrics:
+        result["eval_runtime"] = metrics["timing_s/testing"]
+    return result
+
+
+class LogWindow:
+    """Means of metrics since the last log."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of a step; those that are not a number are left out."""
+        for name, value in metrics.items():
+            if not math.isnan(value):
+                self._values.setdefault(name, []).append(value)
+
+    def take(self) -> dict[str, float]:
+        """Return the means, and begin anew."""
+        values, self._values = self._values, {}
+        return {name: listed[-1] if name in _LAST else sum(listed) / len(listed) for name, listed in values.items()}
