@@ -1,4 +1,4 @@
-"""What micro-batches change in a peer's gradient, and nothing here, is what docs/from-verl.md says."""
+"""What micro-batches change in a peer's gradient, and nothing here, is what the pages say."""
 
 import sys
 
@@ -10,12 +10,14 @@ from tests.support.processes.launch import ROOT
 pytestmark = pytest.mark.slow
 
 
-def test_the_page_has_the_table_of_verl():
-    page = (ROOT / "docs" / "from-verl.md").read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize(("peer", "cases"), [("verl", micro_batches.VERL), ("TRL", micro_batches.TRL)])
+def test_the_page_has_the_table(peer: str, cases: dict[str, object]):
+    page = (ROOT / "docs" / f"from-{peer.lower()}.md").read_text(encoding="utf-8").splitlines()
     printed = [*micro_batches.lines()]
-    of_verl = [*printed[:2], *(line.replace("verl, ", "", 1) for line in printed if line.startswith("| verl, "))]
-    assert len(of_verl) == len(micro_batches.VERL) + 2
-    assert [line for line in of_verl if line not in page] == [], "python -m tests.peers.micro_batches prints it"
+    own = [line.replace(f"{peer}, ", "", 1) for line in printed if line.startswith(f"| {peer}, ")]
+    assert len(own) == len(cases)
+    listed = [*printed[:2], *own]
+    assert [line for line in listed if line not in page] == [], "python -m tests.peers.micro_batches prints it"
 
 
 def test_a_short_table_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
