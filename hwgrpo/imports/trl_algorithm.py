@@ -63,6 +63,8 @@ def advantage(v: TrlSettings) -> Iterator[Converted]:
     yield Assignment("algorithm.advantage.name", name, ("multi_objective_aggregation",))
     yield Assignment("algorithm.advantage.eps", _EPS, (), f"TRL adds {_EPS} to the standard deviation")
     if name == "gdpo":
+        whitened = {"per_response": 1}
+        yield Assignment("algorithm.advantage.kwargs", whitened, ("multi_objective_aggregation",), "as in TRL")
         yield Remark(("scale_rewards",), "without effect beside normalize_then_sum, as in TRL")
     else:
         yield Assignment("algorithm.advantage.std", trl_value(v, "scale_rewards"), ("scale_rewards",))
