@@ -233,6 +233,16 @@ class RolloutServerConfig:
 
 
 @dataclass
+class ValidationSamplingConfig:
+    temperature: float | None = limited(None, at_least=0.01, at_most=100)
+    """Temperature of the sampled responses of validations; null: `rollout.temperature`."""
+    top_k: int | None = limited(None, at_least=0)
+    """Their top_k, 0 is off; null: `rollout.top_k`."""
+    top_p: float | None = limited(None, above=0, at_most=1)
+    """Their top_p, 1 is off; null: `rollout.top_p`."""
+
+
+@dataclass
 class Fsdp2Config:
     sync_every: str = choice("auto", lambda: ("auto", "update", "micro_batch"))
     """When weights are gathered and gradients reduced. `update`: once per update; a device then holds the weights and
