@@ -73,7 +73,7 @@ def _same(v: PeerSettings) -> Iterator[Converted]:
             value = row.default
         if row.values:
             value = row.values[value].partition(" | ")[0]
-        elif value in row.replaces if not isinstance(value, list) else False:
+        elif not isinstance(value, list | dict) and value in row.replaces:
             value = row.replaces[value]
         yield Assignment(row.here, value, (row.key,), row.note)
 

@@ -72,6 +72,8 @@ def trl_settings(
 def _typed(key: str, value: Any) -> Any:
     """Return a value that is written as text as the number or truth value that its row wants."""
     row = TRL.row_of(TRL.current_name(key)[0])
+    if row is not None and value is False and "no" in row.values:
+        return "no"  # as YAML reads it
     if row is None or row.values or not isinstance(value, str) or "text" in row.type:
         return value
     if "bool" in row.type and value.lower() in _YES:

@@ -81,9 +81,9 @@ def devices(v: TrlSettings) -> Iterator[Converted]:
     if environment.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true":
         raise ConfigError("ACCELERATE_USE_MEGATRON_LM=true: there is no Megatron here; use FSDP or DeepSpeed")
     sharding, config = v["fsdp"], mapping_file(v, "fsdp_config")
+    sharding = {"True": True, "true": True, "False": False, "false": False}.get(str(sharding), sharding)
+    sharding = {True: "full_shard", False: ""}[sharding] if isinstance(sharding, bool) else sharding
     words = sharding.replace(",", " ").split() if isinstance(sharding, str) else list(sharding or [])
-    if sharding is True:
-        words = ["full_shard"]
     zero = mapping_file(v, "deepspeed")
     by_fsdp = environment.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     by_zero = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
@@ -102,7 +102,9 @@ def devices(v: TrlSettings) -> Iterator[Converted]:
 def _fsdp(words: list[str], config: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Converted]:
     """Convert FSDP; transformers' keys may begin with fsdp_, accelerate's variables do with FSDP_."""
     values = {key.removeprefix("fsdp_"): value for key, value in config.items()}
-    values |= {key.removeprefix("FSDP_").lower(): value for key, value in environment.items() if key[:5] == "FSDP_"}
+    values |= {
+        key.removeprefix("FSDP_").lower(): value for key, value in environment.items() if key.startswith("FSDP_")
+    }
     sharding = str(values.get("sharding_strategy", values.get("reshard_after_forward", ""))).lower()
     if "no_shard" in (*words, sharding):
         yield Assignment("trainer.strategy", "ddp", ("fsdp",))

@@ -11,7 +11,7 @@ from hwgrpo.imports.recipe_text import recipe_text
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.imports.trl_reader import read_trl
 
-BASE = ("model_name_or_path=Qwen/Qwen2.5-7B-Instruct", "dataset_name=train.jsonl")
+BASE = ("model_name_or_path=Qwen/Qwen2.5-7B-Instruct", "dataset_name=train.jsonl", "reward_funcs=accuracy_reward")
 
 
 def imported(*settings: str, base: tuple[str, ...] = BASE, environment: Mapping[str, str] | None = None) -> Imported:
