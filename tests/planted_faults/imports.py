@@ -45,4 +45,25 @@ FAULTS = (
         'if row.kind == "refused" and any',
         "imports/test_verl_account.py",
     ),
+    Fault(
+        "export: warm-up updates are written as verl's steps",
+        "exports/verl_export.py",
+        "o.warmup_steps // updates",
+        "o.warmup_steps",
+        "imports/test_exports.py",
+    ),
+    Fault(
+        "export: updates of TRL are written as steps",
+        "exports/trl_export.py",
+        'yield "max_steps", t.max_steps * per_step',
+        'yield "max_steps", t.max_steps',
+        "imports/test_exports.py",
+    ),
+    Fault(
+        "export: a setting that is lost is not listed",
+        "exports/peer_export.py",
+        "if key not in unused and",
+        "if key not in unused and key in reasons and",
+        "imports/test_exports.py",
+    ),
 )
