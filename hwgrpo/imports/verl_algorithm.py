@@ -16,7 +16,7 @@ _AGGREGATION, _SCALE = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor"
 _FORCED = "seq-mean-token-mean"
 _FORCES = ("sapo", "geo_mean")
 """Losses that verl aggregates as `_FORCED`, whatever loss_agg_mode says."""
-_KWARGS = {
+KWARGS = {
     "clip_cov": {"share": _LOSS + "clip_cov_ratio", "low": _LOSS + "clip_cov_lb", "high": _LOSS + "clip_cov_ub"},
     "kl_cov": {"share": _LOSS + "kl_cov_ratio", "coef": _LOSS + "ppo_kl_coef"},
     "dppo_tv": {"cap": ACTOR + "clip_ratio_c"},
@@ -80,10 +80,10 @@ def loss(v: VerlSettings) -> Iterator[Converted]:
             f"verl clips at clip_ratio_low={v[low]:g} and clip_ratio_high={v[high]:g} unless these are null; set them",
         )
     yield Assignment("algorithm.loss.dual_clip", v[ACTOR + "clip_ratio_c"], (ACTOR + "clip_ratio_c",))
-    kwargs = {name: v[key] for name, key in _KWARGS.get(mode, {}).items() if v[key] is not None}
+    kwargs = {name: v[key] for name, key in KWARGS.get(mode, {}).items() if v[key] is not None}
     ours = {"clip_cov": {"share": 2e-4, "low": 1.0, "high": 5.0}, "kl_cov": {"share": 2e-4, "coef": 0.1}}.get(mode, {})
     if kwargs != ours:
-        yield Assignment("algorithm.loss.kwargs", kwargs, tuple(_KWARGS[mode].values()))
+        yield Assignment("algorithm.loss.kwargs", kwargs, tuple(KWARGS[mode].values()))
     yield from _aggregation(v, mode)
 
 

@@ -80,4 +80,25 @@ FAULTS = (
         "if not _IMAGES and _IMAGES.search(",
         "imports/test_verl_tutorials.py",
     ),
+    Fault(
+        "export: warm-up updates are written as verl's steps",
+        "exports/verl_export.py",
+        "o.warmup_steps // updates",
+        "o.warmup_steps",
+        "imports/test_exports.py",
+    ),
+    Fault(
+        "export: updates of TRL are written as steps",
+        "exports/trl_export.py",
+        'yield "max_steps", t.max_steps * per_step',
+        'yield "max_steps", t.max_steps',
+        "imports/test_exports.py",
+    ),
+    Fault(
+        "export: a setting that is lost is not listed",
+        "exports/peer_export.py",
+        "if key not in unused and",
+        "if key not in unused and key in reasons and",
+        "imports/test_exports.py",
+    ),
 )
