@@ -2,6 +2,7 @@
 
 verl_reader.py     a verl script, a Hydra file or overrides -> the settings of a verl run
 shell_script.py    the verl command in a bash script, found without running it
+shell_conditions.py  conditions of a script, evaluated where what they compare is known
 bash_words.py      bash source -> statements of words
 hydra_values.py    Hydra's overrides, values and interpolations
 peer_settings.py   another project's settings by the names of the tables, checked
