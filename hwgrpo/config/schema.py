@@ -473,9 +473,7 @@ class TrainerConfig:
     """Validate before the first step, so that the summary can show what training changed."""
     validation_n: int = limited(4, at_least=0, used_by=[_VALIDATION])
     """Samples per validation prompt, in addition to the greedy one; 0: none."""
-    validation_sampling: ValidationSamplingConfig = setting(
-        ValidationSamplingConfig, used_by=[_VALIDATION, on("trainer.validation_n", " of 1 or more")]
-    )
+    validation_sampling: ValidationSamplingConfig = setting(ValidationSamplingConfig, used_by=[_VALIDATION])
     save_final_model: bool = True
     """Write the trained model to output_dir/final in Hugging Face format."""
     deterministic: bool = False
