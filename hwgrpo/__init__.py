@@ -1,5 +1,6 @@
 """GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU. Importing it imports no torch.
 
+trl/          TRL's GRPOTrainer, for scripts of TRL
 trainer/      `Trainer`, for use from Python
 cli/          one file per command; __main__.py runs them
 report/ bench/ doctor/   the page of a run; measurements; diagnosis of a host

@@ -68,7 +68,7 @@ def load_config(
     overriding = [parse_override(override) for override in overrides]
     raw, of_presets = with_presets(recipe_tree, overriding)
     check_keys(raw, Config, "")
-    used_before = _used_settings(raw) - {key for key, _ in overriding} if overriding else set()
+    used_before = used_settings(raw) - {key for key, _ in overriding} if overriding else set()
     for key, value in overriding:
         apply_override(raw, key, value)
     check_keys(raw, Config, "")
@@ -84,7 +84,7 @@ def load_config(
     return config
 
 
-def _used_settings(recipe: Mapping[str, Any]) -> set[str]:
+def used_settings(recipe: Mapping[str, Any]) -> set[str]:
     """Return the keys of a recipe's settings that have an effect by themselves."""
     try:
         config = resolved(copy.deepcopy(dict(recipe)), lenient=True)

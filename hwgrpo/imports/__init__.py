@@ -11,6 +11,12 @@ verl_import.py     they become settings here
 verl_algorithm.py  conversions: advantage, loss, KL, correction, filter, rewards
 verl_batches.py    conversions: data, batches, adapters, optimizer
 verl_devices.py    conversions: engine, parallelism, the run
+trl_reader.py      a YAML file of `trl grpo`, or settings -> the settings of a TRL run
+trl_settings.py    a TRL run's settings, and its batches in prompts
+trl_import.py      they become settings here
+trl_algorithm.py   conversions: loss, advantage, KL, correction, rewards
+trl_batches.py     conversions: batches, length, optimizer, data, model, adapters
+trl_run.py         conversions: sampling, engine, devices, validations, checkpoints, logs
 conversion.py      what a conversion yields
 import_result.py   what became of every key
 import_table.py    it as a table

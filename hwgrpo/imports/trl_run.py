@@ -81,9 +81,8 @@ def devices(v: TrlSettings) -> Iterator[Converted]:
     if environment.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true":
         raise ConfigError("ACCELERATE_USE_MEGATRON_LM=true: there is no Megatron here; use FSDP or DeepSpeed")
     sharding, config = v["fsdp"], mapping_file(v, "fsdp_config")
-    sharding = {"True": True, "true": True, "False": False, "false": False}.get(str(sharding), sharding)
-    sharding = {True: "full_shard", False: ""}[sharding] if isinstance(sharding, bool) else sharding
-    words = sharding.replace(",", " ").split() if isinstance(sharding, str) else list(sharding or [])
+    listed = " ".join(sharding) if isinstance(sharding, list) else str(sharding or "")
+    words = {"true": ["full_shard"], "false": []}.get(listed.lower(), listed.replace(",", " ").split())
     zero = mapping_file(v, "deepspeed")
     by_fsdp = environment.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     by_zero = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
@@ -179,9 +178,8 @@ def saves(v: TrlSettings) -> Iterator[Converted]:
         yield Refusal("save_strategy", "best", "no checkpoint is the best one", "steps")
     else:
         yield from _every(v, "trainer.save_every", "save_strategy", "save_steps", v["save_steps"])
-    resume = v["resume_from_checkpoint"]
-    here = {None: "never", False: "never", True: "auto"}.get(resume, resume)
-    here = {"False": "never", "false": "never", "True": "auto", "true": "auto"}.get(here, here)
+    resume = v["resume_from_checkpoint"] or False
+    here = {"false": "never", "true": "auto"}.get(str(resume).lower(), resume)
     yield Assignment("trainer.resume", here, ("resume_from_checkpoint",), "a checkpoint of hwgrpo")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.config.load import is_given, to_tree
+from hwgrpo.config.load import is_given, to_tree, used_settings
 from hwgrpo.config.recipe_files import settings_tree
 from hwgrpo.config.validate import check_resume
 from hwgrpo.data.given_rows import part_of
@@ -46,6 +46,7 @@ def load_given(
         ConfigError, DataError: as `load_config` does; or an object cannot be used, or an override names another.
     """
     tree = given_tree(config) if isinstance(config, Config) else settings_tree(config)
+    used_before = used_settings(tree)
     places = (
         ("data", "train", TRAIN, train_data),
         ("data", "validation", VALIDATION, validation_data),
@@ -65,7 +66,7 @@ def load_given(
     if reward_weights is not None:
         _set_weights(tree.get("reward", {}).get("functions") or [], reward_weights)
     with given(objects):
-        loaded = load_config(tree, overrides)
+        loaded = load_config(tree, overrides, imported=used_before)  # objects may make them unused, as overrides may
         check_resume(loaded)
         for section, key, name, value in places:
             if value is not None and (here := getattr(getattr(loaded, section), key)) != name:

@@ -207,8 +207,12 @@ class Trainer:
                 engine, dataset, rewards, run.sampling, run.config.trainer.validation_n, run.strategy, self._step
             )
 
-    def save_model(self, folder: str | Path) -> Path:
-        """Write the present model and tokenizer in Hugging Face format, LoRA adapters merged; return the folder.
+    def save_model(self, folder: str | Path, *, merge: bool = True) -> Path:
+        """Write the present model and tokenizer in Hugging Face format; return the folder.
+
+        Args:
+            folder: where they go.
+            merge: with LoRA, write the full model with the adapter merged in, instead of the adapter alone.
 
         Raises:
             RunError: the shards of an ended run cannot be gathered any more.
@@ -223,7 +227,7 @@ class Trainer:
             )
         model = full_model(run)
         if run.strategy.rank == 0:
-            save_model(model, run.tokenizer, folder, merge=True, source=source_folder(run.config.model))
+            save_model(model, run.tokenizer, folder, merge=merge, source=source_folder(run.config.model))
         if self.is_open:
             run.strategy.barrier()
         return Path(folder)

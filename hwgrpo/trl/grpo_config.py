@@ -50,11 +50,11 @@ class _Arguments(TrainingArguments):
     learning_rate: float = argument("learning_rate", 1e-6)
     logging_steps: float = argument("logging_steps", 10)
     gradient_checkpointing: bool = argument("gradient_checkpointing", True)
-    bf16: bool | None = argument("bf16", None)
+    bf16: bool | None = argument("bf16", None)  # pyright: ignore[reportIncompatibleVariableOverride]
     lr_scheduler_kwargs: dict | str | None = argument("lr_scheduler_kwargs", None)
     use_liger_kernel: bool = argument("use_liger_kernel", False)
     torch_empty_cache_steps: int | None = argument("torch_empty_cache_steps", None)
-    remove_unused_columns: bool | None = argument("remove_unused_columns", False)
+    remove_unused_columns: bool | None = argument("remove_unused_columns", False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     model_init_kwargs: dict | str | None = argument("model_init_kwargs", None)
     trust_remote_code: bool = argument("trust_remote_code", False)
@@ -146,8 +146,8 @@ class _Arguments(TrainingArguments):
     def __post_init__(self) -> None:
         """Normalize values as transformers and TRL do. The trainer selects the device, not the arguments."""
         self.output_dir = os.path.expanduser(self.output_dir or "trainer_output")
-        self.bf16 = not self.fp16 if self.bf16 is None else self.bf16
-        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
+        self.bf16 = not self.fp16 if self.bf16 is None else self.bf16  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.scale_rewards = {"True": "group", "False": "none"}.get(str(self.scale_rewards), self.scale_rewards)
         for name, kind in _ENUMERATIONS.items():
             try:
                 setattr(self, name, kind(getattr(self, name)))

@@ -137,19 +137,17 @@ class RewardCallables:
                 self._missing[name] = [each is None for each in listed]
             return listed
 
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        def call(**given: Any) -> Any:
+            return counted(function(**arguments(given)))
 
-            async def call(**given: Any) -> Any:
-                return counted(await function(**arguments(given)))
-        else:
+        async def call_async(**given: Any) -> Any:
+            return counted(await function(**arguments(given)))
 
-            def call(**given: Any) -> Any:
-                return counted(function(**arguments(given)))
-
-        functools.update_wrapper(call, function, assigned=("__doc__", "__module__"), updated=())
-        call.__name__ = name
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        return call
+        target = function if inspect.isfunction(function) else getattr(type(function), "__call__", None)  # noqa: B004
+        made: Any = call_async if inspect.iscoroutinefunction(target) else call
+        functools.update_wrapper(made, function, assigned=("__doc__", "__module__"), updated=())
+        made.__name__, made.__signature__ = name, signature
+        return made
 
     def _log_metric(self, name: str, value: float) -> None:
         self.logged.setdefault(name, []).append(float(value))

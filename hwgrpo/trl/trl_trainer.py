@@ -303,13 +303,13 @@ class GRPOTrainer:
         return self._evaluated(metrics, metric_key_prefix) | {"epoch": self.state.epoch or 0.0}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model in Hugging Face format, adapters merged.
+        """Write the model in Hugging Face format; with peft_config the adapter alone, as TRL does.
 
         Args:
             output_dir: the folder; None: output_dir of the arguments.
         """
         del _internal_call
-        self._opened_trainer().save_model(output_dir or str(self.args.output_dir))
+        self._opened_trainer().save_model(output_dir or str(self.args.output_dir), merge=False)
 
     def save_state(self) -> None:
         """Write the state as trainer_state.json."""

@@ -59,8 +59,8 @@ def test_a_peft_script(run: Any):
     assert config["model.lora.target_modules"] == ["q_proj", "v_proj"]
     assert names["result"].global_step == 3  # 6 prompts, 2 a step
     assert history(trainer, "kl")
-    final = json.loads((Path("peft/final") / "adapter_config.json").read_text())
-    assert final["r"] == 4
+    assert json.loads(Path("peft/adapter_config.json").read_text())["r"] == 4
+    assert (Path("peft/final") / "model.safetensors").is_file()
 
 
 def test_a_script_with_weights(run: Any):

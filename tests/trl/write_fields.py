@@ -24,8 +24,8 @@ def fields() -> list[str]:
     lines = []
     for kind in (GRPOConfig, ModelConfig, GRPOScriptArguments, DatasetMixtureConfig):
         for field in dataclasses.fields(kind):
-            made = field.default_factory is not dataclasses.MISSING
-            default = field.default_factory() if made else field.default
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
             default = default.value if isinstance(default, enum.Enum) else default
             lines.append(f"{kind.__name__} {field.name} {json.dumps(default)}")
     return lines

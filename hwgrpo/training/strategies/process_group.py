@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -21,6 +22,8 @@ from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, jo
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which torch.distributed finds the other processes; torchrun sets them."""
+_runs = itertools.count()
+"""Numbers of the process groups that this process joins."""
 
 
 class Processes:
@@ -126,16 +129,18 @@ class Processes:
 
 
 def _join(comm_backend: str, timeout: timedelta | None) -> None:
-    """Join the process group, under a prefix in the launcher's store that no earlier start used.
+    """Join the process group, under a prefix in the launcher's store that no earlier start or run used.
 
     When torchrun restarts failed processes it keeps its store, with addresses that no process listens at any more
-    (torch 2.13). On one host all processes have the same restart count, which becomes the prefix.
+    (torch 2.13). On one host all processes have the same restart count, which becomes the prefix. The same holds for a
+    further run in the same processes, whose number is in the prefix.
     """
-    started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     one_host = local_world_size(0) == int(os.environ["WORLD_SIZE"])
-    if started_again == "0" or not one_host:
+    started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
+    run = next(_runs)
+    if started_again == "0" and run == 0:
         dist.init_process_group(comm_backend, timeout=timeout)
         return
     store, rank, world_size = next(rendezvous("env://", timeout=timeout or default_pg_timeout))
-    store = dist.PrefixStore(f"start {started_again}", store)
+    store = dist.PrefixStore(f"start {started_again}, run {run}", store)
     dist.init_process_group(comm_backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -5,27 +5,12 @@ from transformers import AutoTokenizer, HfArgumentParser
 
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 
-parser = HfArgumentParser(GRPOConfig)
+parser = HfArgumentParser(GRPOConfig)  # pyright: ignore[reportArgumentType]
 (args,) = parser.parse_args_into_dataclasses(
     [
-        "--output_dir",
-        "conversation",
-        "--per_device_train_batch_size",
-        "4",
-        "--num_generations",
-        "4",
-        "--max_completion_length",
-        "6",
-        "--max_steps",
-        "2",
-        "--logging_steps",
-        "1",
-        "--bf16",
-        "False",
-        "--lr_scheduler_type",
-        "constant",
-        "--learning_rate",
-        "1e-3",
+        *("--output_dir", "conversation", "--per_device_train_batch_size", "4", "--num_generations", "4"),
+        *("--max_completion_length", "6", "--max_steps", "2", "--logging_steps", "1", "--bf16", "False"),
+        *("--lr_scheduler_type", "constant", "--learning_rate", "1e-3"),
     ]
 )
 messages = [

@@ -20,12 +20,11 @@ class Recorder(TrainerCallback):
             control.should_save = True
         if state.global_step == 3:
             control.should_training_stop = True
-        return control
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args, state, control, logs=(), **kwargs):
         events.append(("log", state.global_step, "loss" in logs))
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+    def on_evaluate(self, args, state, control, metrics=(), **kwargs):
         events.append(("evaluate", state.global_step, sorted(metrics)))
 
     def on_save(self, args, state, control, **kwargs):

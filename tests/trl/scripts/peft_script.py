@@ -36,3 +36,4 @@ trainer = GRPOTrainer(
     peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
 )
 result = trainer.train()
+trainer.save_model()

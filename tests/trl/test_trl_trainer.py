@@ -1,0 +1,346 @@
+"""GRPOTrainer's arguments, refusals and methods, and GRPOConfig as a dataclass."""
+
+import copy
+import dataclasses
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser, TrainerCallback, TrainingArguments
+
+from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.imports.trl_import import import_trl
+from hwgrpo.trl import GRPOConfig, GRPOTrainer
+from hwgrpo.trl.peft_settings import lora_settings, quantize_setting
+from hwgrpo.trl.reward_callables import RewardCallables
+from hwgrpo.trl.trl_metrics import LogWindow, named_validation
+from tests.support.models.reward_models import save_reward_model
+from tests.trl.tiny_chat_model import save_chat_model
+
+ROWS = [{"prompt": f"say {i}"} for i in range(4)]
+SMALL = {
+    "per_device_train_batch_size": 4,
+    "num_generations": 4,
+    "max_completion_length": 4,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "max_steps": 1,
+}
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(each)) for each in completions]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_chat_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trainer(**changed: Any) -> GRPOTrainer:
+    arguments = {
+        "model": "model",
+        "reward_funcs": reward,
+        "args": GRPOConfig("out", **SMALL),
+        "train_dataset": Dataset.from_list(ROWS),
+    }
+    return GRPOTrainer(**(arguments | changed))
+
+
+TUTORIALS: list[dict[str, Any]] = [
+    {
+        "output_dir": "one",
+        "num_generations": 4,
+        "temperature": 0.7,
+        "kl_coef": 0.05,
+        "max_new_tokens": 256,
+        "max_prompt_length": 512,
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "learning_rate": 1e-6,
+        "gradient_checkpointing": True,
+        "bf16": True,
+    },
+    {
+        "num_generations": 6,
+        "temperature": 0.8,
+        "kl_coef": 0.05,
+        "max_new_tokens": 300,
+        "learning_rate": 5e-7,
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 16,
+        "gradient_checkpointing": True,
+        "bf16": True,
+        "logging_steps": 10,
+    },
+    {
+        "num_generations": 8,
+        "temperature": 0.9,
+        "max_new_tokens": 512,
+        "kl_coef": 0.03,
+        "learning_rate": 1e-6,
+        "num_train_epochs": 5,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 16,
+        "gradient_checkpointing": True,
+        "bf16": True,
+    },
+]
+"""The configurations of a tutorial, as they are written there."""
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_tutorials_configuration_runs(
+    number: int, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    arguments: dict[str, Any] = TUTORIALS[number]
+    if number == 1:  # 16 completions are no whole groups of 6
+        with pytest.raises(ValueError, match=r"use num_generations=8, or gradient_accumulation_steps=18"):
+            GRPOConfig(**arguments)
+        arguments = arguments | {"gradient_accumulation_steps": 18}
+    args = GRPOConfig(**arguments)
+    noted = capsys.readouterr().err
+    assert "kl_coef=" in noted
+    assert "read as beta" in noted
+    assert (args.beta, args.max_completion_length) == (arguments["kl_coef"], arguments["max_new_tokens"])
+    args.max_completion_length = 4  # on a random model that rarely stops; everything else as written
+    rows = [{"query": "1+1=", "ground_truth": "2"}] * 3
+
+    def reward_fn(prompts: list[str], responses: list[str]) -> list[float]:
+        assert len(prompts) == len(responses)
+        return [float(len(each)) for each in responses]
+
+    run = GRPOTrainer(
+        model="model",
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        reward_function=reward_fn,
+        peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]),
+    )
+    noted = capsys.readouterr().err
+    for text in ("reward_function", "column query", "responses"):
+        assert text in noted
+    assert run.train().global_step == arguments["num_train_epochs"]  # one step of 2 or 3 prompts an epoch
+    assert run.settings["algorithm.kl.coef"] == arguments["kl_coef"]
+    assert run.settings["rollout.temperature"] == arguments["temperature"]
+    assert run.settings.get("rollout.n", 8) == arguments["num_generations"]
+
+
+def test_hf_argument_parser_parses_the_config():
+    parser = HfArgumentParser(GRPOConfig)  # pyright: ignore[reportArgumentType]
+    assert "algorithm.kl.coef" in parser.format_help()
+    (args,) = parser.parse_args_into_dataclasses(
+        ["--output_dir", "o", "--beta", "0.1", "--report_to", "tensorboard", "--model_init_kwargs", '{"dtype": "auto"}']
+    )
+    assert isinstance(args, GRPOConfig)
+    assert import_trl(args.settings()).settings["algorithm.kl.coef"] == 0.1
+    assert args.report_to == ["tensorboard"]
+
+
+def test_the_config_is_a_dataclass_with_trls_derived_values():
+    args = GRPOConfig("o", scale_rewards=False, eval_strategy="steps", lr_scheduler_type="cosine")
+    assert isinstance(args, TrainingArguments)
+    assert (args.scale_rewards, args.bf16, args.do_eval, args.report_to) == ("none", True, True, [])
+    assert GRPOConfig("o", fp16=True).bf16 is False
+    assert GRPOConfig().output_dir == "trainer_output"
+    assert dataclasses.replace(args, beta=0.2).beta == 0.2
+    for other in (copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        assert other.to_dict() == args.to_dict()
+    args.beta = 0.3  # set later, it counts
+    assert import_trl(args.settings()).settings["algorithm.kl.coef"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_generaton": 4}, "unknown argument num_generaton: did you mean num_generations?"),
+        ({"kl_coef": 0.1, "beta": 0.2}, "are one argument"),
+        ({"lr_scheduler_type": "curved"}, "cosine"),
+        ({"num_generations": 3}, "num_generations=4"),
+        ({"loss_type": "ppo"}, "dapo"),
+    ],
+)
+def test_an_illegal_argument_of_the_config_is_an_error(arguments: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as error:
+        GRPOConfig("o", **arguments)
+    assert message in str(error.value)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [print]}, "tools is not supported"),
+    ({"rollout_func": print}, "rollout.source"),
+    ({"environment_factory": print}, "environment_factory is not supported"),
+    ({"optimizers": (object(), None)}, "optimizers"),
+    ({"reward_funcs": None}, "reward_funcs is missing"),
+    ({"reward_funcs": [reward, 3]}, "reward_funcs[1]=3"),
+    ({"reward_funcs": "some/model", "reward_processing_classes": object()}, "reward_processing_classes[0]"),
+    ({"train_dataset": None}, "train_dataset is missing"),
+    ({"train_dataset": {"train": 1}}, "dataset['train']"),
+    ({"model": None}, "model is missing"),
+    ({"reward_func": reward}, "did you mean reward_funcs?"),
+    ({"args": TrainingArguments("o", use_cpu=True)}, "import it from hwgrpo.trl"),
+    ({"callbacks": [object()]}, "no transformers.TrainerCallback"),
+    ({"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "peft_config=LoraConfig"),
+    ({"args": GRPOConfig("o", **SMALL, repetition_penalty=1.2, push_to_hub=True)}, "the reward repetition"),
+    ({"args": GRPOConfig("o", **SMALL, eval_strategy="steps", eval_steps=1)}, "needs eval_dataset"),
+    ({"args": GRPOConfig("o", **SMALL, reward_weights=[1.0, 2.0])}, "reward_weights has 2 entries"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_an_argument_without_counterpart_is_refused_by_name(arguments: dict[str, Any], message: str, folder: Path):
+    with pytest.raises(ConfigError) as error:
+        trainer(**arguments)
+    assert message in str(error.value)
+
+
+def test_rows_without_prompts_are_an_error(folder: Path):
+    with pytest.raises(DataError, match=r"no column prompt"):
+        trainer(train_dataset=Dataset.from_list([{"text": "x"}]))
+
+
+def test_a_model_with_adapters_or_in_4_bits_is_refused_with_the_remedy(folder: Path):
+    model = AutoModelForCausalLM.from_pretrained("model")
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ConfigError, match=r"give the base model, and the LoraConfig as peft_config"):
+        trainer(model=wrapped)
+    setattr(model, "is_loaded_in_4bit", True)  # noqa: B010
+    with pytest.raises(ConfigError, match=r"wrapped by LoRA is quantized .* give its name: model="):
+        trainer(model=wrapped)
+
+
+def test_adapters_become_settings():
+    config = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, target_modules=".*q_proj", use_rslora=True)
+    settings = lora_settings(config, None)
+    assert settings["model.lora.target_modules"] == ["re:.*q_proj"]
+    assert (settings["model.lora.rank"], settings["model.lora.alpha"]) == (8, 16.0)
+    assert (settings["model.lora.dropout"], settings["model.lora.rslora"]) == (0.1, True)
+    assert lora_settings(LoraConfig(target_modules="all-linear"), None)["model.lora.target_modules"] == ["all-linear"]
+    assert lora_settings(LoraConfig(), "qwen2")["model.lora.target_modules"] == ["q_proj", "v_proj"]
+    refused: list[dict[str, Any]] = [{"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 4}}]
+    for field in refused:
+        with pytest.raises(ConfigError, match=next(iter(field))):
+            lora_settings(LoraConfig(**field), None)
+
+
+def test_quantization_becomes_a_setting(capsys: pytest.CaptureFixture[str]):
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    assert quantize_setting(nf4, adapters=True) == {"model.quantize": "nf4"}
+    assert capsys.readouterr().err == ""
+    assert quantize_setting(BitsAndBytesConfig(load_in_4bit=True), adapters=True) == {"model.quantize": "nf4"}
+    assert "fp4" in capsys.readouterr().err
+    assert quantize_setting(BitsAndBytesConfig(load_in_8bit=True), adapters=True) == {"model.quantize": "int8"}
+    with pytest.raises(ConfigError, match=r"4 and 8 bits"):
+        quantize_setting({"quant_method": "gptq"}, adapters=True)
+
+
+def test_a_run_is_resumed_and_a_used_folder_is_not_overwritten(folder: Path):
+    args = {**SMALL, "max_steps": 2, "save_steps": 1}
+    first = trainer(args=GRPOConfig("out", **args), callbacks=[StopAfterOne])
+    assert first.train().global_step == 1
+    with pytest.raises(ConfigError, match=r"train\(resume_from_checkpoint=True\)"):
+        trainer(args=GRPOConfig("out", **args)).train()
+    second = trainer(args=GRPOConfig("out", **args))
+    assert second.train(resume_from_checkpoint=True).global_step == 2
+    assert [entry["step"] for entry in second.state.log_history] == [2, 2]
+
+
+class StopAfterOne(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = True
+
+
+def test_an_iterable_dataset_and_a_sequence_classifier(folder: Path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    save_reward_model(folder / "judge", "decoder", chat=True)
+    judge = AutoModelForSequenceClassification.from_pretrained("judge")
+    rows = [{"prompt": [{"role": "user", "content": "hi"}]}] * 5
+    run = trainer(
+        reward_funcs=[judge, reward_of_messages],
+        reward_processing_classes=[AutoTokenizer.from_pretrained("judge"), None],
+        train_dataset=IterableDataset.from_generator(lambda: iter(rows)),
+    )
+    assert len(run.train_dataset) == 1  # one prompt is what max_steps=1 needs
+    run.train()
+    first = run.state.log_history[0]
+    assert first["reward"] == pytest.approx(first["rewards/judge/mean"] + first["rewards/reward_of_messages/mean"])
+    endless = IterableDataset.from_generator(lambda: iter(rows))
+    with pytest.raises(ConfigError, match=r"set max_steps"):
+        trainer(args=GRPOConfig("o", **{**SMALL, "max_steps": -1}), train_dataset=endless)
+
+
+def reward_of_messages(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(each[0]["content"])) for each in completions]
+
+
+def test_rewards_are_called_as_in_trl():
+    state = SimpleNamespace(global_step=7)
+
+    def everything(**given: Any) -> list[float | None]:
+        assert {"prompts", "completions", "completion_ids", "trainer_state", "column"} <= {*given}
+        assert given["trainer_state"] is state
+        given["log_metric"]("extra", 2)
+        return torch.tensor([1.0, 2.0])  # type: ignore[return-value]
+
+    def some(completions: list[str]) -> list[float | None]:
+        return [None, 3.0]
+
+    rewards = RewardCallables([everything, some, lambda completions, **_: [None, None]], None, lambda: state)
+    assert [each["as"] for each in rewards.entries] == ["everything", "some", "lambda", "scored"]
+    call = rewards.entries[0]["name"]
+    given = {"prompts": 0, "completions": 0, "completion_ids": 0, "trainer_state": 0, "log_metric": 0, "column": 0}
+    assert call(**given) == [1.0, 2.0]
+    assert rewards.logged == {"extra": [2.0]}
+    rewards.entries[1]["name"](completions=["", ""])
+    rewards.entries[2]["name"](completions=["", ""])
+    assert rewards.entries[3]["name"](completions=["", ""]) == [0.0, 0.0]
+    without = RewardCallables([some, lambda completions: [None, 1.0]], None, lambda: state)
+    for entry in without.entries[:2]:
+        entry["name"](completions=["", ""])
+    assert without.entries[2]["name"](completions=["", ""]) == [None, 0.0]
+    twice = RewardCallables([reward, reward], None, lambda: state)
+    assert [each["as"] for each in twice.entries] == ["reward", "reward_2", "scored"]
+
+
+def test_methods_of_scripts(folder: Path):
+    run = trainer()
+    assert run.accelerator.is_main_process
+    run.log({"mine": 1.0})
+    assert run.state.log_history == [{"mine": 1.0, "epoch": 0, "step": 0}]
+    out = run.train()
+    run.save_state()
+    run.log_metrics("train", out.metrics)
+    run.save_metrics("train", out.metrics)
+    assert {"trainer_state.json", "train_results.json"} <= {each.name for each in (folder / "out").iterdir()}
+    with pytest.raises(ConfigError, match=r"hf upload"):
+        run.push_to_hub()
+    with pytest.raises(AttributeError, match=r"hyperparameter_search of TRL has no counterpart"):
+        run.hyperparameter_search()
+    with pytest.raises(ConfigError, match=r"give eval_dataset"):
+        run.evaluate()
+
+
+def test_metrics_of_a_window_and_of_validations():
+    window = LogWindow()
+    window.add({"loss": 1.0, "learning_rate": 3.0, "kl": float("nan")})
+    window.add({"loss": 2.0, "learning_rate": 4.0})
+    assert window.take() == {"loss": 1.5, "learning_rate": 4.0}
+    assert window.take() == {}
+    values = {"val-core/a/reward/mean@2": 1.0, "val-core/b/reward/mean@2": 3.0, "val-core/a/reward/greedy": 5.0}
+    assert named_validation(values) == {
+        "eval_reward": 2.0,
+        "eval_reward_greedy": 5.0,
+        "eval_a_reward": 1.0,
+        "eval_b_reward": 3.0,
+    }
+    assert named_validation({"val-core/a/reward/greedy": 5.0})["eval_reward"] == 5.0
