@@ -1,4 +1,4 @@
-"""`hwgrpo import verl|trl FILE key=value ...`: a recipe from another project's settings, and what became of each."""
+"""`hwgrpo import verl|trl|... FILE key=value`: a recipe from another project's settings, and what became of each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hwgrpo.errors import ConfigError
 if TYPE_CHECKING:
     from hwgrpo.imports.import_result import Imported
 
-HELP = "write a recipe from the settings of verl or TRL, and show what became of each"
-SYSTEMS = ("verl", "trl")
+HELP = "write a recipe from the settings of verl, TRL, OpenRLHF, ROLL or NeMo-RL, and show what became of each"
+SYSTEMS = ("verl", "trl", "openrlhf", "roll", "nemo-rl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE|KEY=VALUE",
         help="verl: a run script, which is read and never run (- for standard input), or a YAML file that Hydra wrote; "
-        "trl: a YAML file of `trl grpo --config`; then settings that override it. Settings alone are accepted, too",
+        "trl: a YAML file of `trl grpo --config`; openrlhf: a run script; roll, nemo-rl: a YAML file; then settings "
+        "that override it. Settings alone are accepted, too; write -- before flags",
     )
     parser.add_argument("--output", metavar="FILE", help="write the recipe to this file (default: standard output)")
     parser.add_argument(
@@ -95,7 +96,7 @@ def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool
     from hwgrpo.imports.import_table import table_text
     from hwgrpo.imports.recipe_text import recipe_text
 
-    has_file = "=" not in arguments[0]
+    has_file = "=" not in arguments[0] and not arguments[0].startswith("--")
     file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
     imported, notices = _imported(system, file, rest)
     if prints:
@@ -119,6 +120,10 @@ def _imported(system: str, file: str | None, settings: Sequence[str]) -> tuple[I
 
         of_verl, notices = read_verl(file, settings, os.environ)
         return import_verl(of_verl), notices
+    if system != "trl":
+        from hwgrpo.imports.core_imports import import_core
+
+        return import_core(system, file, settings, os.environ)
     from hwgrpo.imports.trl_import import import_trl
     from hwgrpo.imports.trl_reader import read_trl
 
@@ -135,7 +140,9 @@ def use_imported(args: argparse.Namespace) -> None:
     if getattr(args, "source", None) is None:
         if getattr(args, "settings", []) or getattr(args, "drop_refused", False):
             option = "--set" if args.settings else "--drop-refused"
-            raise ConfigError(f"{option} is for --from verl or trl; settings of a recipe follow it as key=value")
+            raise ConfigError(
+                f"{option} is for --from {'|'.join(SYSTEMS)}; settings of a recipe follow it as key=value"
+            )
         return
     first = os.environ.get("RANK", "0") == "0"
     arguments = [args.recipe, *args.overrides]

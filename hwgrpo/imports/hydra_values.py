@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,19 +132,27 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def resolve(settings: Mapping[str, Any], defaults: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+def resolve(
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    environment: Mapping[str, str],
+    *,
+    keys: Iterable[str] | None = None,
+) -> dict[str, Any]:
     """Return settings with their interpolations resolved: other keys, `.sibling`, `oc.env:NAME,default`, `oc.select`.
 
     Args:
         settings: dotted key -> value.
         defaults: values of keys that are not set.
         environment: variables.
+        keys: those to resolve and return; None: all.
 
     Raises:
         ConfigError: an interpolation names nothing, or itself; it names the key.
     """
     resolver = _Resolver(settings, defaults, environment)
-    return {key: resolver.resolved(key, value, (key,)) for key, value in settings.items()}
+    chosen = settings if keys is None else keys
+    return {key: resolver.resolved(key, settings[key], (key,)) for key in chosen}
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Group = Literal["mapped", "default", "ignored", "refused"]
+Group = Literal["mapped", "default", "ignored", "unread", "refused"]
 TITLES: dict[Group, str] = {
     "mapped": "Mapped",
     "default": "Defaults of {} that differ from those here, applied",
     "ignored": "Without meaning here",
+    "unread": "Not read: they set nothing here",
     "refused": "Refused",
 }
 

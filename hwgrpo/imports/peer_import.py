@@ -128,6 +128,8 @@ def _entry(
     refusal = next((each for each in refusals if each.origin == key), None)
     if refusal is not None:
         return Entry("refused", name, value, "", _joined(f"{refusal.why}; nearest: {refusal.instead}", renamed))
+    if row.kind == "unread":
+        return Entry("unread", name, value, "", _joined(row.note, renamed))
     if row.kind in ("ignored", "refused"):
         why = row.note if row.kind == "ignored" else "its neutral value"
         return Entry("ignored", name, value, "", _joined(why, renamed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, nearest, shown
@@ -41,6 +42,11 @@ class PeerSettings:
         return {key.removeprefix(prefix): value for key, value in self.given.items() if key.startswith(prefix)}
 
 
+def value_here(settings: PeerSettings, key: str) -> str:
+    """Return the value here of a choice; "" where it is refused."""
+    return settings.names.rows[key].values[settings[key]].partition(" | ")[0]
+
+
 def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable[str] = ()) -> None:
     """Add settings under the names of the tables, checked.
 
@@ -70,6 +76,8 @@ def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable
             settings.repeated[settings.written[key]] = key
         settings.given[key] = _checked(names.project, row, written, value)
         settings.written[key] = written
+        if row.kind == "unread" and (near := _misspelt(names, key)):
+            settings.notes[key] = f"did you mean {near}?"
         if why:
             settings.notes[key] = f"{why} {key}"
     if unknown:
@@ -78,6 +86,14 @@ def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable
         row = names.row_of(names.current_name(key)[0])
         if row is None or row.kind not in ("ignored", "refused"):
             raise ConfigError(f"~{key} deletes a setting of {names.project}; give it a value instead")
+
+
+def _misspelt(names: PeerNames, key: str) -> str | None:
+    """Return the key of a row in the same section whose last name is nearly the same; None: there is none."""
+    section, _, last = key.rpartition(".")
+    lasts = {row.rpartition(".")[2]: row for row in names.rows if row.rpartition(".")[0] == section}
+    near = get_close_matches(last, lasts, 1, 0.8)
+    return lasts[near[0]] if near else None
 
 
 def _unknown(names: PeerNames, key: str) -> str:

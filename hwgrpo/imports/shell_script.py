@@ -71,23 +71,42 @@ def without_marks(text: str) -> str:
     return re.sub("[-_./]*" + _MARK.pattern + "[-_.]*", "", text)
 
 
-def read_script(text: str, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> VerlCommand:
-    """Return the verl command of a script.
+def read_script(
+    text: str,
+    name: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    program: str = MODULES[0],
+    module: re.Pattern[str] = _MODULE,
+) -> VerlCommand:
+    """Return the verl command of a script, or that of another program, with its flags as they are.
 
     Args:
         text: the script.
         name: its name, for messages.
         arguments: those of the script; `key=value` ones are `"$@"`, others `$1`, `$2`, ...
         environment: variables that are set when it starts.
+        program: the program's module, for messages.
+        module: what names it in a command.
 
     Raises:
-        ConfigError: there is no verl command, there are several, or one depends on a condition; it names the line.
+        ConfigError: there is no such command, there are several, or one depends on a condition; it names the line.
     """
-    return _Script(text, name, arguments, environment).read()
+    return _Script(text, name, arguments, environment, program, module).read()
 
 
 class _Script:
-    def __init__(self, text: str, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        program: str,
+        module: re.Pattern[str],
+    ) -> None:
+        self._program, self._project, self._module = program, program.partition(".")[0], module
         self._reader = BashReader(text, name)
         self._name = name
         self._arguments = [each for each in arguments if "=" in each]
@@ -121,12 +140,14 @@ class _Script:
             if self._ends is not None:
                 raise ConfigError(f"{self._name}, line {self._ends}: the script ends here, before the verl command")
             raise ConfigError(
-                f"{self._name} has no command `python3 -m {MODULES[0]}`: name a run script of verl's GRPO, or give "
+                f"{self._name} has no command `python3 -m {self._program}`: name a run script that has one, or give "
                 "its settings as key=value"
             )
         if len(self._found) > 1:
             lines = " and ".join(str(line) for line, _ in self._found)
-            raise ConfigError(f"{self._name} has {len(self._found)} verl commands, in lines {lines}: keep one of them")
+            raise ConfigError(
+                f"{self._name} has {len(self._found)} {self._project} commands, in lines {lines}: keep one of them"
+            )
         command = self._found[0][1]
         if self._arguments and not self._passes_arguments:
             command.arguments += self._arguments
@@ -268,7 +289,7 @@ class _Script:
         fields = [each for word in words for each in self._expand(word)]
         if not fields:
             return
-        place = next((i for i, each in enumerate(fields) if _MODULE.fullmatch(each)), None)
+        place = next((i for i, each in enumerate(fields) if self._module.fullmatch(each)), None)
         if place is None:
             self._refuse_look_alikes(line, fields)
             self._left_out.append(
@@ -277,7 +298,8 @@ class _Script:
             return
         if why is not None:
             raise ConfigError(
-                f"{self._name}, line {line}: the verl command depends on {why}; copy the command alone into a file"
+                f"{self._name}, line {line}: the {self._project} command depends on {why}; copy the command alone into "
+                "a file"
             )
         self._exported += [found[1] for word in assigned if (found := self._assigned(word))]
         self._found.append((line, self._command(line, fields[place + 1 :])))
@@ -294,6 +316,9 @@ class _Script:
 
     def _command(self, line: int, fields: list[str]) -> VerlCommand:
         command = VerlCommand([], unknown=self._unknown)
+        if self._program not in MODULES:
+            command.arguments = fields
+            return command
         rest = iter(fields)
         for each in rest:
             option, equals, value = each.partition("=")

@@ -14,7 +14,7 @@ class PeerNames:
 
     project: str
     rows: Mapping[str, PeerRow]
-    """Every row by its key; `a.b.*` is that of all keys below `a.b` without one of their own."""
+    """Every row by its key; `a.b.*` is that of all keys below `a.b` without one of their own, `*` that of others."""
     older: Mapping[str, str]
     """Names of other versions -> names of the rows."""
     tutorials: Mapping[str, str]
@@ -40,7 +40,7 @@ class PeerNames:
             name = name.rpartition(".")[0]
             if f"{name}.*" in self.rows:
                 return self.rows[f"{name}.*"]
-        return None
+        return self.rows.get("*")
 
     def counterparts(self) -> Iterator[tuple[str, PeerRow]]:
         """Yield every name of a setting that has a counterpart, with its row."""

@@ -1,0 +1,244 @@
+"""Settings of a NeMo-RL run -> settings here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.import_result import Imported
+from hwgrpo.imports.peer_import import Conversion, import_peer
+from hwgrpo.imports.peer_settings import PeerSettings, value_here
+
+_N, _STEP, _UPDATE = "grpo.num_generations_per_prompt", "grpo.num_prompts_per_step", "policy.train_global_batch_size"
+_TOTAL = "policy.max_total_sequence_length"
+_NO_LIMIT = 1_000_000
+_ENVIRONMENTS = {"math": "math"}
+"""NeMo-RL's environments -> the rewards here."""
+_DTENSOR, _MEGATRON = "policy.dtensor_cfg.", "policy.megatron_cfg."
+
+
+def import_nemo_rl(v: PeerSettings) -> Imported:
+    """Return the recipe of a NeMo-RL run.
+
+    Raises:
+        ConfigError: batch sizes without a counterpart.
+    """
+    return import_peer(v, CONVERSIONS, devices_key="cluster.gpus_per_node")
+
+
+def _data(v: PeerSettings) -> Iterator[Converted]:
+    name, train, validation = "data.dataset_name", "data.train_data_path", "data.val_data_path"
+    if v.is_given(train):
+        yield Assignment("data.train", v[train], (train,))
+    elif v.is_given(name) and v[name] != "ResponseDataset":
+        yield Refusal(name, v[name], "NeMo-RL prepares it by code of its own", f"{train}, or data.train=FILE here")
+    yield Remark((name,), f"rows of {train}, as they are")
+    if v.is_given(validation):
+        yield Assignment("data.validation", v[validation], (validation,))
+    for key, here in (("data.train_split", "data.split"), ("data.val_split", "data.validation_split")):
+        if v.is_given(key):
+            yield Assignment(here, v[key], (key,))
+
+
+def _lengths(v: PeerSettings) -> Iterator[Converted]:
+    key = "policy.generation.max_new_tokens"
+    origin, longest = (key, v[key]) if v[key] is not None else (_TOTAL, v[_TOTAL])
+    note = f"prompt and response together have up to {v[_TOTAL]} there" if longest >= v[_TOTAL] else ""
+    yield Assignment("rollout.max_response_tokens", longest, (origin,), note)
+    yield Remark((_TOTAL,), "prompt and response have a limit each here")
+    steps = "grpo.max_num_steps"
+    if v[steps] < _NO_LIMIT:
+        yield Assignment("trainer.max_steps", v[steps], (steps,), "also beyond grpo.max_num_epochs")
+    yield Remark((steps,), "grpo.max_num_epochs ends the run")
+
+
+def _batches(v: PeerSettings) -> Iterator[Converted]:
+    n, step, update = v[_N], v[_STEP], v[_UPDATE]
+    if update % n or (step * n) % update:
+        raise ConfigError(
+            f"{_UPDATE}={update} counts responses, and must be whole groups of {_N}={n} that divide the {step * n} of "
+            f"a step; use {_UPDATE}={step * n} for one update per step"
+        )
+    yield Assignment("rollout.n", n, (_N,))
+    yield Assignment("trainer.prompts_per_update", None if update == step * n else update // n, (_UPDATE, _N))
+    yield Remark((_UPDATE,), f"{update} responses are the {step} prompts of a step")
+    micro = "policy.train_micro_batch_size"
+    if v.is_given(micro):
+        note = f"{v[micro]} sequences of {v[_TOTAL]} tokens"
+        yield Assignment("trainer.tokens_per_micro_batch", v[micro] * v[_TOTAL], (micro,), note)
+
+
+def _advantage(v: PeerSettings) -> Iterator[Converted]:
+    name, scales, leaves = "grpo.adv_estimator.name", "grpo.normalize_rewards", "grpo.use_leave_one_out_baseline"
+    here = value_here(v, name)
+    if not here:
+        yield Refusal(name, v[name], "its rewards are those of NeMo-RL's environments", "grpo")
+    elif here != "grpo":
+        yield Assignment("algorithm.advantage.name", here, (name,))
+    elif v[leaves] and v[scales]:
+        default = "" if v.is_given(leaves) else ", and is NeMo-RL's default"
+        why = f"the standard deviation without the response itself has no counterpart{default}"
+        yield Refusal(leaves, True, why, f"{leaves}=false; or {scales}=false, which is rloo")
+    else:
+        yield Assignment("algorithm.advantage.name", "rloo" if v[leaves] else "grpo", (leaves, name))
+        if not v[leaves]:
+            yield Assignment("algorithm.advantage.std", "group" if v[scales] else "none", (scales,))
+    yield Remark((name, scales, leaves), "as here")
+    on, rounds = "grpo.use_dynamic_sampling", "grpo.dynamic_sampling_max_gen_batches"
+    yield Assignment("algorithm.filter_groups.enable", v[on], (on,))
+    if v[on]:
+        yield Assignment("algorithm.filter_groups.max_rounds", v[rounds], (rounds,))
+    yield Remark((rounds,), f"without effect beside {on}=false")
+
+
+def _loss(v: PeerSettings) -> Iterator[Converted]:
+    sequence, cispo, tokens = (
+        f"loss_fn.{each}" for each in ("sequence_level_importance_ratios", "use_cispo", "token_level_loss")
+    )
+    low, high, dual = (f"loss_fn.ratio_clip_{each}" for each in ("min", "max", "c"))
+    if v[sequence] and v[cispo]:
+        yield Refusal(cispo, True, "cispo has the ratio of a token", f"{sequence}=false")
+    name = "gspo" if v[sequence] else "cispo" if v[cispo] else "ppo_clip"
+    yield Assignment("algorithm.loss.name", name, (sequence, cispo))
+    yield Assignment("algorithm.loss.clip_low", v[low], (low,))
+    yield Assignment("algorithm.loss.clip_high", v[high], (high,))
+    yield Assignment("algorithm.loss.dual_clip", v[dual], (dual,))
+    yield Assignment("algorithm.aggregation.name", "token-mean" if v[tokens] else "seq-mean-token-mean", (tokens,))
+    coef, kind = "loss_fn.reference_policy_kl_penalty", "loss_fn.reference_policy_kl_type"
+    yield Assignment("algorithm.kl.coef", v[coef], (coef,))
+    note = "in a loss its gradient has mean 0; k2 has that of the KL" if v[kind] == "k1" else ""
+    yield Assignment("algorithm.kl.estimator", v[kind], (kind,), note)
+
+
+def _correction(v: PeerSettings) -> Iterator[Converted]:
+    on = "loss_fn.use_importance_sampling_correction"
+    high, low, kind = (f"loss_fn.truncated_importance_sampling_{each}" for each in ("ratio", "ratio_min", "type"))
+    if not v[on]:
+        yield Assignment("algorithm.correction.name", "none", (on,))
+        yield Remark((high, low, kind), f"without effect beside {on}=false")
+    elif v[high] is None:
+        yield Refusal(on, True, "weights have an upper bound", f"{high}=2.0")
+        yield Remark((low, kind), f"without effect beside {high}=null")
+    elif not value_here(v, kind):
+        why = "rows are masked by one statistic, and weighted by another"
+        yield Refusal(kind, v[kind], why, "icepop, or algorithm.correction.name=geometric_mask here")
+    else:
+        yield Assignment("algorithm.correction.name", value_here(v, kind), (kind, on))
+        yield Assignment("algorithm.correction.high", v[high], (high,))
+        if v[kind] == "icepop":
+            yield Assignment("algorithm.correction.low", v[low], (low,))
+        yield Remark((low,), "tis has no lower bound")
+
+
+def _optimizer(v: PeerSettings) -> Iterator[Converted]:
+    yield Assignment("optim.name", value_here(v, "policy.optimizer.name"), ("policy.optimizer.name",))
+    key = "policy.scheduler"
+    if not v.is_given(key):
+        warmup, start = 50, 0.1  # as in grpo_math_1B.yaml
+    else:
+        parts = [each for each in v[key] if isinstance(each, Mapping)]
+        names = [str(each["name"]).rpartition(".")[2] for each in parts if "name" in each]
+        if names not in (["LinearLR", "ConstantLR"], ["ConstantLR"]):
+            yield Refusal(key, v[key], "schedules are constant, linear or cosine after a warm-up", "optim.schedule")
+            return
+        kwargs: Mapping[str, Any] = parts[0].get("kwargs", {})
+        warmup = int(kwargs.get("total_iters", 5)) if names[0] == "LinearLR" else 0
+        start = float(kwargs.get("start_factor", 1 / 3))
+    note = f"it begins at 0, in NeMo-RL at {start:g} of the learning rate" if warmup else ""
+    yield Assignment("optim.schedule", "constant", (key,))
+    yield Assignment("optim.warmup_steps", warmup, (key,), note)
+
+
+def _engine(v: PeerSettings) -> Iterator[Converted]:
+    key, together = "policy.generation.backend", "policy.generation.colocated.enabled"
+    own = tuple(
+        f"policy.generation.vllm_cfg.{each}"
+        for each in ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager")
+    )
+    here = value_here(v, key)
+    if not here:
+        yield Refusal(key, v[key], "this engine is not supported", "vllm or sglang")
+        return
+    if here == "vllm" and not v[together]:
+        here = "vllm_server"
+    yield Assignment("rollout.engine", here, (key, together))
+    if here in ("vllm", "vllm_server"):
+        yield Assignment("rollout.tensor_parallel_size", v[own[0]], own[:1])
+        yield Assignment("rollout.gpu_memory_utilization", v[own[1]], own[1:2])
+        if v[own[2]]:
+            yield Assignment("rollout.enforce_eager", True, own[2:])
+    yield Remark(own, "as here" if here != "local" else f"without effect beside {key}={v[key]}")
+
+
+def _training(v: PeerSettings) -> Iterator[Converted]:
+    megatron = v[_MEGATRON + "enabled"]
+    used, other = (_MEGATRON, _DTENSOR) if megatron else (_DTENSOR, _MEGATRON)
+    tensor = {_DTENSOR: "tensor_parallel_size", _MEGATRON: "tensor_model_parallel_size"}
+    for here, keys in (
+        ("trainer.tensor_parallel_size", tensor),
+        ("trainer.sequence_parallel_size", dict.fromkeys(tensor, "context_parallel_size")),
+        ("model.gradient_checkpointing", dict.fromkeys(tensor, "activation_checkpointing")),
+    ):
+        yield Assignment(here, v[used + keys[used]], (used + keys[used],))
+        yield Remark((other + keys[other],), f"without effect beside {used}enabled=true")
+    offload, nodes, per_node = _DTENSOR + "cpu_offload", "cluster.num_nodes", "cluster.gpus_per_node"
+    devices = v[nodes] * v[per_node]
+    origins = (_DTENSOR + "enabled", _MEGATRON + "enabled")
+    if devices > 1 or v[offload]:
+        yield Assignment(
+            "trainer.strategy", "fsdp2", origins, "trained by fsdp2 instead of Megatron" if megatron else ""
+        )
+    yield Remark(origins, "one device: there is nothing to shard")
+    yield Assignment("trainer.fsdp2.offload", v[offload] and not megatron, (offload,))
+    yield Remark((per_node, nodes), f"hwgrpo launch RECIPE --devices {devices}")
+    if value_here(v, "policy.precision"):
+        yield Assignment("model.dtype", value_here(v, "policy.precision"), ("policy.precision",))
+    else:
+        yield Refusal("policy.precision", v["policy.precision"], "float16 is not trained in", "bfloat16")
+
+
+def _adapters(v: PeerSettings) -> Iterator[Converted]:
+    on, *keys = (
+        f"policy.dtensor_cfg.lora_cfg.{each}" for each in ("enabled", "dim", "alpha", "dropout", "target_modules")
+    )
+    rank, alpha, dropout, targets = keys
+    yield Assignment("model.lora.rank", v[rank] if v[on] else 0, (on, rank) if v[on] else (on,))
+    if v[on]:
+        yield Assignment("model.lora.alpha", v[alpha], (alpha,))
+        yield Assignment("model.lora.dropout", v[dropout], (dropout,))
+        yield Assignment("model.lora.target_modules", v[targets] or ["all-linear"], (targets,))
+    yield Remark(tuple(keys), f"without effect beside {on}=false")
+
+
+def _run(v: PeerSettings) -> Iterator[Converted]:
+    on, period, keep = (f"checkpointing.{each}" for each in ("enabled", "save_period", "keep_top_k"))
+    yield Assignment("trainer.save_every", v[period] if v[on] else 0, (period, on), "" if v[on] else "one at the end")
+    if v[keep] is not None:
+        yield Assignment("trainer.keep_checkpoints", v[keep], (keep,), "the newest ones, not the best")
+    names = ("wandb", "tensorboard", "swanlab")
+    listed = ["jsonl", *(name for name in names if v[f"logger.{name}_enabled"])]
+    yield Assignment("observe.loggers", listed, tuple(f"logger.{name}_enabled" for name in names))
+    for key, here in (("logger.wandb.project", "observe.project"), ("logger.wandb.name", "observe.run_name")):
+        if v.is_given(key) and v["logger.wandb_enabled"]:
+            yield Assignment(here, v[key], (key,))
+        yield Remark((key,), "no service has the run")
+
+
+def _rewards(v: PeerSettings) -> Iterator[Converted]:
+    keys = [key for key in v.given if key.startswith("env.")]
+    names = dict.fromkeys(key.split(".")[1] for key in keys)
+    for name in names:
+        if name not in _ENVIRONMENTS:
+            first = next(key for key in keys if key.split(".")[1] == name)
+            yield Refusal(first, v[first], f"the environment {name} has no counterpart", "reward.functions")
+    functions = [{"name": _ENVIRONMENTS[name]} for name in names if name in _ENVIRONMENTS]
+    if functions:
+        yield Assignment("reward.functions", functions, tuple(keys), "its workers are reward.functions' own")
+
+
+CONVERSIONS: tuple[Conversion, ...] = (
+    *(_data, _lengths, _batches, _advantage, _loss, _correction, _optimizer),
+    *(_engine, _training, _adapters, _run, _rewards),
+)

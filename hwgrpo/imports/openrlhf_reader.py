@@ -1,0 +1,87 @@
+"""Flags of `python -m openrlhf.cli.train_ppo_ray`, alone or in a run script -> the settings of an OpenRLHF run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.errors import ConfigError, shown
+from hwgrpo.imports.core_reader import settings_of, text_of
+from hwgrpo.imports.peer_settings import PeerSettings
+from hwgrpo.imports.shell_script import read_script, without_marks
+from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
+
+PROGRAM = "openrlhf.cli.train_ppo_ray"
+_MODULE = re.compile(r"(?:.*/)?openrlhf[./]cli[./]train_ppo_ray(?:\.py)?")
+_NAMES = ("observe.run_name", "observe.project", "observe.loggers", "trainer.output_dir")
+"""Settings whose unknown pieces are left out with a notice: they name a run."""
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def read_openrlhf(
+    file: str | None, arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[PeerSettings, list[str]]:
+    """Return the settings of an OpenRLHF run, and notices about what was read.
+
+    Args:
+        file: a run script, which is read and never run, or `-` for one on standard input; None: arguments alone.
+        arguments: `--key value`, `--key=value`, `--flag`, or `key=value`; they override the script's.
+        environment: variables.
+
+    Raises:
+        ConfigError: the file has no command of OpenRLHF, an argument is none, or a value that counts is not known.
+    """
+    given = _without_key(flag_values(arguments))
+    if file is None:
+        return settings_of(OPENRLHF, given), []
+    name = "standard input" if file == "-" else Path(file).name
+    text = text_of(file, "a run script of OpenRLHF")
+    command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE)
+    overridden = {OPENRLHF.current_name(key)[0] for key in given}
+    values, notices = {}, list(command.notices)
+    for key, value in _without_key(flag_values(command.arguments)).items():
+        current = OPENRLHF.current_name(key)[0]
+        reasons = command.reasons(f"{key} {value}")
+        if current in overridden:
+            continue
+        if reasons and OPENRLHF.rows.get(current, OPENRLHF.rows["*"]).here not in ("", *_NAMES):
+            known = shown(without_marks(str(value)) or "?")
+            raise ConfigError(f"{key}={known} is not known: {reasons[0]}. Give it as {key}=value behind the file")
+        values[key] = "(unknown)" if reasons else value
+        notices += [f"{key}: {reasons[0]}"] if reasons else []
+    return settings_of(OPENRLHF, {**values, **given}), notices
+
+
+def flag_values(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the value of each flag: true without one, a list of several, numbers as numbers.
+
+    Raises:
+        ConfigError: an argument belongs to no flag.
+    """
+    values: dict[str, list[str]] = {}
+    key = None
+    for each in arguments:
+        name, equals, value = each.partition("=")
+        if each.startswith("--") or (equals and re.fullmatch(r"[A-Za-z_][\w.]*", name)):
+            key = name.removeprefix("--")
+            values[key] = [value] if equals else []
+        elif key is None:
+            raise ConfigError(f"{shown(each)} belongs to no flag: write --key value, or key=value")
+        else:
+            values[key].append(each)
+    return {key: _value(listed) for key, listed in values.items()}
+
+
+def _without_key(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values without the secret key of wandb, which no table or recipe should show."""
+    secret = "logger.wandb.key"
+    return {key: "***" if OPENRLHF.current_name(key)[0] == secret else value for key, value in values.items()}
+
+
+def _value(listed: Sequence[str]) -> Any:
+    single = [float(each) if _NUMBER.fullmatch(each) else each for each in listed]
+    if not single:
+        return True
+    return single[0] if len(single) == 1 else single
