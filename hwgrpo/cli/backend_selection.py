@@ -15,6 +15,9 @@ from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.launched_ranks import local_world_size
 
+_reported: set[str] = set()
+"""Variables that were set before torch was imported, or that a warning has named: a process warns of each once."""
+
 
 @dataclass(frozen=True)
 class Host:
@@ -65,7 +68,8 @@ def prepare_host(config: Config) -> Host:
     check_world_size(config, world_size)
     selection = choose(config.backend.name)
     settings = profile(selection.backend, "train", deterministic=config.trainer.deterministic)
-    late = [setting.name for setting in settings if os.environ.get(setting.name) != setting.value]
+    late = [each.name for each in settings if os.environ.get(each.name) != each.value and each.name not in _reported]
+    _reported.update(late)
     if late and "torch" in sys.modules:
         print(
             f"hwgrpo: warning: torch is already imported and may ignore {', '.join(late)}, which the backend sets",

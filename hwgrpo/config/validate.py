@@ -255,12 +255,9 @@ def missing_data(config: Config) -> list[str]:
             if spec.startswith(PREFIX):
                 parse_task(spec)
                 continue
-            if is_object(spec):
-                find_object(spec, key)
-                continue
             try:
-                find_data(spec, key)
-            except DataError as error:
+                (find_object if is_object(spec) else find_data)(spec, key)
+            except (ConfigError, DataError) as error:
                 missing.append(str(error))
     return missing
 

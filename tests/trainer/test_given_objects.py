@@ -254,6 +254,10 @@ def test_the_command_says_that_a_run_was_given_objects(tmp_path: Path, capsys):
     assert main(["train", f"{tmp_path}/config.yaml"]) == 2
     assert "is a Python object, and none of that name was given to hwgrpo.Trainer" in capsys.readouterr().err
     assert main(["export", str(tmp_path), str(tmp_path / "exported")]) == 0
+    files = ["data.validation=task://sort?digits=3", "data.validation_max_rows=4", "reward.functions=[exact_match]"]
+    assert main(["eval", str(tmp_path)]) == 2
+    assert "reward.functions.0.name='object://share_right' is a Python object" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path), *files, "backend.name=cpu", "--n", "1"]) == 0, "it reads no training prompts"
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
 
 

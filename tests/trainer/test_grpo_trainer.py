@@ -16,6 +16,7 @@ import torch
 from transformers.utils import logging
 
 from hwgrpo import Config, Trainer
+from hwgrpo.cli import backend_selection
 from hwgrpo.cli.main import main
 from hwgrpo.errors import DataError, RunError
 from hwgrpo.jsonlines import read_lines
@@ -201,6 +202,34 @@ def test_evaluations_change_nothing_of_the_training_and_work_before_between_and_
     assert found[0] != found[3] == found[4] == {name: logged[3][name] for name in names}
     assert metrics(output) == metrics(commanded)
     assert weights(output) == weights(commanded)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate"),
+        ("model.lora.rank=2", "model.lora.dropout=0.1"),
+    ],
+)
+def test_evaluations_change_nothing_where_responses_are_prefetched_or_layers_drop(
+    more: tuple[str, ...], tmp_path: Path
+):
+    for name in ("plain", "evaluated"):
+        trainer = trainer_of(tmp_path / name, *more)
+        for _ in trainer:
+            if name == "evaluated":
+                trainer.evaluate()
+    assert metrics(tmp_path / "plain") == metrics(tmp_path / "evaluated")
+    assert weights(tmp_path / "plain") == weights(tmp_path / "evaluated")
+
+
+def test_variables_that_come_too_late_are_named_once(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(backend_selection, "_reported", set())
+    monkeypatch.delenv("HWGRPO_ENV_APPLIED", raising=False)
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    for expected in (1, 0):
+        trainer_of(tmp_path)
+        assert capsys.readouterr().err.count("may ignore ONEDNN_PRIMITIVE_CACHE_CAPACITY") == expected
 
 
 def test_the_iterator_continues_where_it_was_left_and_train_takes_the_rest(commanded: Path, tmp_path: Path):
