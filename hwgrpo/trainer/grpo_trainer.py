@@ -203,9 +203,7 @@ class Trainer:
                 parts.callback(rewards.close)
                 engine = build_engine(run.config, run.update.policy, run.tokenizer, run.device)
                 parts.callback(engine.close)
-            return validate(
-                engine, dataset, rewards, run.sampling, run.config.trainer.validation_n, run.strategy, self._step
-            )
+            return validate(engine, dataset, rewards, run.config, run.strategy, self._step)
 
     def save_model(self, folder: str | Path, *, merge: bool = True) -> Path:
         """Write the present model and tokenizer in Hugging Face format; return the folder.
