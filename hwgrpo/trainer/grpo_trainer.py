@@ -203,8 +203,7 @@ class Trainer:
                 parts.callback(rewards.close)
                 engine = build_engine(run.config, run.update.policy, run.tokenizer, run.device)
                 parts.callback(engine.close)
-            n = run.config.trainer.validation_n
-            values = validate(engine, dataset, rewards, run.sampling, n, run.strategy, self._step)
+            values = validate(engine, dataset, rewards, run.config, run.strategy, self._step)
             return values | reward_metrics(rewards, run.strategy)
 
     def save_model(self, folder: str | Path, *, merge: bool = True) -> Path:
