@@ -17,13 +17,14 @@ from tests.planted_faults import (
     training_feed,
     training_strategies,
     training_update,
+    trl,
 )
 
 FAULTS = tuple(
     fault
     for folder in (
         *(algorithms, cli, config, data, imports, models, observe, outside, planning, rewards, rollout, trainer),
-        *(training, training_feed, training_strategies, training_update),
+        *(training, training_feed, training_strategies, training_update, trl),
     )
     for fault in folder.FAULTS
 )
