@@ -24,7 +24,7 @@ ADVANTAGES = Registry(
 decorator `@token_level`; one with an argument `parts` is also given {reward function: (weight, its rewards_S)}, one
 with an argument `steps` the `StepRewards`, one with an argument `greedy_S` the rewards of greedy responses, one with
 an argument `token_probs` the `TokenProbs`."""
-ADVANTAGES_WITH_ARGUMENTS = ("online_rft",)
+ADVANTAGES_WITH_ARGUMENTS = ("gdpo", "online_rft")
 """Those with keyword arguments of their own, given as `algorithm.advantage.kwargs`."""
 ADVANTAGES_OF_SINGLE_RESPONSES = ("reinforce_plus_plus", "remax", "online_rft")
 """Those that compare with something else than the group, so that `rollout.n` may be 1."""

@@ -187,16 +187,20 @@ def gdpo(
     lengths_S: torch.Tensor | None = None,
     *,
     parts: Mapping[str, tuple[float, torch.Tensor]],
+    per_response: float = 0,
 ) -> torch.Tensor:
-    """`grpo` of each reward function by itself, summed by weight, then whitened over all tokens of the batch.
+    """`grpo` of each reward function by itself, summed by weight, then whitened over the batch.
 
     So that no reward drowns the others. A reward that is missing (NaN) for a sample counts in none of its group's
-    statistics and adds 0. Source: GDPO (arXiv 2601.05242), whitened as in verl.
+    statistics and adds 0. Source: GDPO (arXiv 2601.05242), whitened over all tokens as in verl, over responses with
+    `per_response=1` as in TRL.
 
     Args:
         rewards_S, group_S, valid_S, config, lengths_S: as for all estimators; the summed rewards only mark groups
             without signal.
         parts: reward function -> its weight and its rewards [S].
+        per_response: 0: whitening counts a response as often as it has tokens; else once, and adds `eps` to the
+            standard deviation.
     """
     groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     length_S = _valid_lengths("gdpo", groups, lengths_S)
@@ -207,7 +211,12 @@ def gdpo(
         has_signal_S = (part.signal_G | part.raw_G)[part.index_S] & part.valid_S
         sum_S += weight * torch.where(has_signal_S, advantage_S, 0.0)
         signal_S |= has_signal_S
-    return torch.where(signal_S, _whitened(sum_S, length_S), 0.0).float()
+    if per_response:
+        known = sum_S[valid_S]
+        whitened_S = (sum_S - known.mean()) / (known.std() + config.eps)
+    else:
+        whitened_S = _whitened(sum_S, length_S)
+    return torch.where(signal_S, whitened_S, 0.0).float()
 
 
 def _whitened(value_S: torch.Tensor, length_S: torch.Tensor) -> torch.Tensor:

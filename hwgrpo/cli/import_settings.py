@@ -64,12 +64,21 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(recipe, end="")
         return 0
-    try:
-        Path(args.output).write_text(recipe, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output={args.output!r} cannot be written: {error}") from error
+    write_output(args.output, recipe)
     print(f"wrote {args.output}: {imported.devices.replace('RECIPE', shlex.quote(args.output))}", file=sys.stderr)
     return 0
+
+
+def write_output(output: str, text: str) -> None:
+    """Write text to the file of --output.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output={output!r} cannot be written: {error}") from error
 
 
 def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool, prints: bool) -> tuple[Imported, str]:

@@ -86,3 +86,14 @@ def sampling_of(config: Config) -> Sampling:
         seed=config.trainer.seed,
         group_timeout=r.group_timeout,
     )
+
+
+def validation_sampling_of(config: Config) -> Sampling:
+    """Return how the sampled responses of validations are drawn; n is that of training.
+
+    Raises:
+        ConfigError: as `sampling_of` does.
+    """
+    own = config.trainer.validation_sampling
+    settings = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p}
+    return replace(sampling_of(config), **{key: value for key, value in settings.items() if value is not None})

@@ -38,6 +38,7 @@ _PROGRAMS = (
     ),
 )
 """Condition that a reward runs programs: code, or a function of the user's with an argument `sandbox_level`."""
+_SAMPLED = on("trainer.validation_n", " of 1 or more")
 _OWN_SERVER = off("rollout.server.url")
 _DIFFICULTY = tuple(
     Use(f"data.difficulty.{key}", (), " set", lambda threshold: threshold is not None)
@@ -230,6 +231,16 @@ class RolloutServerConfig:
     """Retries of a request after a server died, hung or sent an invalid reply."""
     max_reply_mb: float = limited(256.0, above=0, at_most=1e6)
     """Largest reply that is read, in MiB."""
+
+
+@dataclass
+class ValidationSamplingConfig:
+    temperature: float | None = limited(None, at_least=0.01, at_most=100, used_by=[_SAMPLED])
+    """Temperature of the sampled responses of validations; null: `rollout.temperature`."""
+    top_k: int | None = limited(None, at_least=0, used_by=[_SAMPLED])
+    """Their top_k, 0 is off; null: `rollout.top_k`."""
+    top_p: float | None = limited(None, above=0, at_most=1, used_by=[_SAMPLED])
+    """Their top_p, 1 is off; null: `rollout.top_p`."""
 
 
 @dataclass

@@ -40,6 +40,7 @@ from hwgrpo.config.optional_settings import (
     RewardModelConfig,
     RolloutServerConfig,
     SandboxConfig,
+    ValidationSamplingConfig,
 )
 from hwgrpo.config.shipped_files import preset_names
 
@@ -175,8 +176,7 @@ class RolloutConfig:
     temperature: float = limited(1.0, at_least=0.01, at_most=100)
     """Sampling temperature; the policy's log-probs use the same one."""
     final_temperature: float | None = limited(None, at_least=0.01, at_most=100)
-    """Temperature of the last step, to which it changes by equal amounts from step to step; null: it does not. Samples
-    of validations have `temperature`."""
+    """Temperature of the last step, to which it changes by equal amounts from step to step; null: it does not."""
     top_k: int = limited(0, at_least=0)
     """Sample from the k most likely tokens only; 0 is off."""
     top_p: float = limited(1.0, above=0, at_most=1)
@@ -472,7 +472,8 @@ class TrainerConfig:
     validate_at_start: bool = setting(True, used_by=[_VALIDATION])
     """Validate before the first step, so that the summary can show what training changed."""
     validation_n: int = limited(4, at_least=0, used_by=[_VALIDATION])
-    """Samples per validation prompt at the training temperature, in addition to the greedy one; 0: none."""
+    """Samples per validation prompt, in addition to the greedy one; 0: none."""
+    validation_sampling: ValidationSamplingConfig = setting(ValidationSamplingConfig, used_by=[_VALIDATION])
     save_final_model: bool = True
     """Write the trained model to output_dir/final in Hugging Face format."""
     deterministic: bool = False

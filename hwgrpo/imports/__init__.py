@@ -2,7 +2,9 @@
 
 verl_reader.py     a verl script, a Hydra file or overrides -> the settings of a verl run
 shell_script.py    the verl command in a bash script, found without running it
+shell_conditions.py  conditions of a script, evaluated where what they compare is known
 bash_words.py      bash source -> statements of words
+shell_conditions.py  conditions of `if` and `[[ ]]` in such a script
 hydra_values.py    Hydra's overrides, values and interpolations
 peer_settings.py   another project's settings by the names of the tables, checked
 peer_import.py     they become settings here

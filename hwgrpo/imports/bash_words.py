@@ -12,6 +12,8 @@ _REDIRECTION = re.compile(r"(?:\d*|&)(?:<<<|<<-?|>>|>\||>&|<&|<>|>|<)")
 _SETTING = re.compile(r"""\s*(?:["']?[+~]{0,2}[A-Za-z_]\w*\.[\w.@/-]+=|["']?\$[{@]|--config-)""")
 """How a continued line of settings begins."""
 _CONTINUED = re.compile(r"\\(?:[ \t]*|[ \t]+#[^\n]*)(?:\n|\Z)")
+_TESTED = re.compile(r"&&|\|\||[&|<>()]")
+_BEFORE_TESTS = ("if", "elif", "while", "until", "then", "else", "do", "!")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 
 
@@ -68,6 +70,9 @@ class BashReader:
             if (blank := self._skip_blanks()) is not None:
                 self.notices += blank
                 continue
+            if self._in_double_brackets(now):
+                now.words.append(self._tested_word())
+                continue
             operator = next((each for each in OPERATORS if self._text.startswith(each, self._at)), None)
             if operator is not None and not re.match(r"&>", self._text[self._at :]):
                 self._at += len(operator)
@@ -85,6 +90,18 @@ class BashReader:
                 continue
             now.words.append(self._word())
         return [*found, now] if now.words else found
+
+    def _in_double_brackets(self, now: Statement) -> bool:
+        literals = [word.literal for word in now.words if word.literal not in _BEFORE_TESTS]
+        return literals[:1] == ["[["] and "]]" not in literals and not self._text.startswith(("\n", ";"), self._at)
+
+    def _tested_word(self) -> Word:
+        """Return a word of `[[ ... ]]`, in which `<`, `&&` and brackets are operators of its own."""
+        found = _TESTED.match(self._text, self._at)
+        if found is None:
+            return self._word()
+        self._at = found.end()
+        return Word((Part(found[0]),))
 
     def word_parts(self) -> tuple[Part, ...]:
         """Return all of the text as the parts of one word, spaces included, as after `${X:-`."""

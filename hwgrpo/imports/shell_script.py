@@ -1,8 +1,9 @@
 """The verl command in a bash run script: its arguments, found by reading. Nothing of a script is ever run.
 
 Read are assignments, arrays, `export`, quotes, `$X`, `${X:-y}` and its kin, `$((...))`, and arguments (`"$@"`).
-Commands other than verl's are left out. What depends on a condition, a loop or another program is unknown; that is an
-error only where the verl command needs it.
+Commands other than verl's are left out. Conditions that compare known variables are evaluated (shell_conditions.py);
+what depends on another condition, a loop or another program is unknown, which is an error only where the verl command
+needs it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.bash_words import BashReader, Part, Statement, Word
+from hwgrpo.imports.shell_conditions import Block, Operand, Truth, both, either, evaluate_test, negated
 
 MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
 """Programs whose arguments are verl's settings."""
@@ -27,8 +29,14 @@ _CLOSES = ("fi", "done", "esac", "}", ")")
 _THEN = ("then", "else", "elif", "do", "!", "time")
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _TESTS = ("[", "[[", "test")
-_NEVER = ("echo", "printf", ":", "true", *_TESTS)
+_CONSTANTS = {"true": True, ":": True, "false": False}
+_NEVER = ("echo", "printf", *_CONSTANTS, *_TESTS)
 """Commands that only print or compare."""
+_ASKS = ("grep", "command", "which", "type", "false")
+"""Commands that fail as often as they succeed."""
+_CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
+_SETS_ANYTHING = ("source", ".", "eval")
+"""Commands after which a variable that seems unset may be set."""
 _MARK = re.compile("\ue000(\\d+)\ue001")
 _EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*#])(\[[^]]*\])?(:?[-=+?]|%%?|##?|//?|:)?(.*)\}", re.DOTALL)
 _ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
@@ -108,20 +116,29 @@ class _Script:
         self._unknown: list[str] = []
         self._left_out: list[str] = []
         self._exported: list[str] = []
-        self._depth: list[tuple[str, int]] = []
+        self._blocks: list[Block] = []
+        self._sees_all = True
+        self._succeeds = True
+        self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
         self._line = 1
 
     def read(self) -> VerlCommand:
         """Interpret the statements."""
-        tested = False
+        status: Truth = True
         for each in self._reader.statements():
             self._line = each.line
-            conditional = each.after == "||" or (each.after == "&&" and tested)
-            tested = (each.words[0].literal or "") in _TESTS
-            if self._interpret(each, conditional) == "exit":
+            passed = True if status is None and self._succeeds else status
+            runs = passed if each.after == "&&" else negated(status) if each.after == "||" else True
+            if runs is False and each.words[0].literal not in (*_OPENS, *_CLOSES, *_THEN, "function"):
+                continue
+            ended = self._interpret(each, runs)
+            status = {"&&": both(passed, ended), "||": either(status, ended)}.get(each.after, ended)
+            if self._ends is not None:
                 break
         if not self._found:
+            if self._ends is not None:
+                raise ConfigError(f"{self._name}, line {self._ends}: the script ends here, before the verl command")
             raise ConfigError(
                 f"{self._name} has no command `python3 -m {self._program}`: name a run script that has one, or give "
                 "its settings as key=value"
@@ -147,39 +164,97 @@ class _Script:
             notices.append(f"left out: {', '.join(dict.fromkeys(self._left_out))}")
         return notices
 
-    def _interpret(self, statement: Statement, conditional: bool) -> str | None:
-        words = list(statement.words)
+    def _interpret(self, statement: Statement, runs: Truth) -> Truth:
+        """Interpret a statement that is run, is not, or may be (None); return whether it succeeds."""
+        words, inverted, begins = list(statement.words), False, False
         while words:
             literal = words[0].literal
+            block = self._blocks[-1] if self._blocks else None
             if literal == "function":
                 words = [word for word in words[2:] if word.literal != "()"]
             elif literal in _OPENS:
-                self._depth.append((literal, statement.line))
-                if literal in ("for", "select") and len(words) > 1 and (name := words[1].literal):
-                    self._variables[name] = [self._mark(f"{name} is set by the loop in line {statement.line}")]
+                self._open(literal, statement.line, words, runs)
+                begins = literal == "if"
                 words = words[1:] if literal in ("if", "while", "until", "{", "(") else []
             elif literal in _CLOSES:
-                if self._depth:
-                    self._depth.pop()
+                if self._blocks:
+                    self._blocks.pop()
+                if len(words) == 1:
+                    self._succeeds = literal in ("}", ")")
+                    return None
                 words = words[1:]
             elif literal in _THEN:
+                if block is not None and block.kind == "if" and literal == "elif":
+                    block.begin_condition()
+                    begins = True
+                elif block is not None and block.kind == "if" and literal in ("then", "else"):
+                    block.begin_branch(block.condition if literal == "then" else True)
+                inverted = inverted != (literal == "!")
                 words = words[1:]
             else:
                 break
-        if not words or (words[-1].literal or "").startswith("(("):
+        status = self._status(words, statement.line, runs)
+        status = negated(status) if inverted else status
+        if words and self._blocks and self._blocks[-1].testing:
+            self._blocks[-1].add_to_condition(status, ";" if begins else statement.after)
+        return status
+
+    def _open(self, kind: str, line: int, words: list[Word], runs: Truth) -> None:
+        """Open a compound command."""
+        if kind in ("for", "select") and len(words) > 1 and (name := words[1].literal) and not self._is_dead(runs):
+            self._variables[name] = [self._mark(f"{name} is set by the loop in line {line}")]
+        self._blocks.append(Block(kind, line, runs, None if runs else runs))
+        if kind == "if":
+            self._blocks[-1].begin_condition()
+
+    def _is_dead(self, runs: Truth) -> bool:
+        """Return whether a statement is known not to be run."""
+        return runs is False or any(block.live is False for block in self._blocks)
+
+    def _status(self, words: list[Word], line: int, runs: Truth) -> Truth:
+        """Run a simple command; return whether it succeeds, None where that is not known."""
+        if not words or words[-1].literal == "()":  # the body of a function is read as one that is not called
+            return True
+        if self._is_dead(runs):
             return None
-        if words[-1].literal == "()":  # the body of a function is read as one that is not called
+        self._succeeds, name = True, words[0].literal or ""
+        if name.startswith("(("):
+            self._succeeds = False
+            for changed in _CHANGED.finditer(name):
+                self._variables[changed[1]] = [self._mark(f"{changed[1]} is set by {name}")]
             return None
-        return self._simple(statement.line, words, conditional)
+        if name in _TESTS:
+            self._succeeds = False
+            return self._test(words)
+        self._succeeds = name not in _ASKS
+        succeeds = name in ("echo", *_DECLARES) or all(map(self._assigned, words))
+        self._simple(line, words, runs is not True)
+        return _CONSTANTS.get(name, True if succeeds else None)
+
+    def _test(self, words: list[Word]) -> Truth:
+        double, ends = words[0].literal == "[[", {"[": "]", "[[": "]]"}.get(words[0].literal or "")
+        inner = words[1:]
+        if ends is not None:
+            if not inner or inner[-1].literal != ends:
+                return None
+            inner = inner[:-1]
+        operands: list[Operand] = []
+        for word in inner:
+            fields = self._expand(word, split=not double, unset="" if self._sees_all else None)
+            plain = word.literal is not None
+            operands += [Operand(None if _MARK.search(each) else each, plain) for each in fields]
+            if double and not fields:
+                operands.append(Operand("", plain))
+        return evaluate_test(operands, double=double)
 
     def _condition(self, conditional: bool) -> str | None:
         """Return why a statement may not be run, or None if it is."""
-        if self._depth:
-            kind, line = self._depth[0]
-            return f"the `{kind}` in line {line}, which is not evaluated"
+        for block in self._blocks:
+            if block.live is None:
+                return f"the `{block.kind}` in line {block.line}, which is not evaluated"
         return f"the condition in line {self._line}, which is not evaluated" if conditional else None
 
-    def _simple(self, line: int, words: list[Word], conditional: bool) -> str | None:
+    def _simple(self, line: int, words: list[Word], conditional: bool) -> None:
         why = self._condition(conditional)
         assigned = []
         while words and self._assigned(words[0]):
@@ -187,31 +262,40 @@ class _Script:
         if not words:
             for word in assigned:
                 self._assign(word, why)
-            return None
+            return
         name = words[0].literal or "".join(self._expand(words[0])[:1])
         if name in _DECLARES:
             for word in words[1:]:
                 if found := self._assigned(word):
                     self._assign(word, why)
                     self._exported += [found[1]] if name == "export" else []
-            return None
+            return
         if name == "read":
             for word in words[1:]:
                 self._variables[word.literal or ""] = [self._mark(f"it is read from the terminal in line {line}")]
+        if name == "unset":
+            for word in words[1:]:
+                if why is None:
+                    self._variables.pop(word.literal or "", None)
+                else:
+                    self._variables[word.literal or ""] = [self._mark(f"{word.literal} is unset under {why}")]
+            return
         if name == "exit" and why is None:
-            return "exit"
+            self._ends = line
+            return
+        self._sees_all = self._sees_all and name not in _SETS_ANYTHING
         if name in _NEVER:
-            return None
+            return
         fields = [each for word in words for each in self._expand(word)]
         if not fields:
-            return None
+            return
         place = next((i for i, each in enumerate(fields) if self._module.fullmatch(each)), None)
         if place is None:
             self._refuse_look_alikes(line, fields)
             self._left_out.append(
                 _MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
             )
-            return None
+            return
         if why is not None:
             raise ConfigError(
                 f"{self._name}, line {line}: the {self._project} command depends on {why}; copy the command alone into "
@@ -219,7 +303,6 @@ class _Script:
             )
         self._exported += [found[1] for word in assigned if (found := self._assigned(word))]
         self._found.append((line, self._command(line, fields[place + 1 :])))
-        return None
 
     def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
         other = next((each for each in fields if _OTHER.fullmatch(each)), None)
@@ -281,14 +364,16 @@ class _Script:
         self._unknown.append(f"{self._name}, line {self._line}: {reason}")
         return f"\ue000{len(self._unknown) - 1}\ue001"
 
-    def _expand(self, word: Word, *, split: bool = True) -> list[str]:
-        """Return the fields that a word becomes."""
+    def _expand(self, word: Word, *, split: bool = True, unset: str | None = None) -> list[str]:
+        """Return the fields that a word becomes; a variable that is not set is `unset`, or a mark."""
         fields, now, begun = [], "", False
         for part in word.parts:
             if not part.expands:
                 now, begun = now + part.text, True
                 continue
-            values = self._expansion(part.text)
+            name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d)\}?", part.text)
+            values = [unset] if unset is not None and name and self._values(name[1]) is None else None
+            values = self._expansion(part.text) if values is None else values
             if not part.quoted and split:
                 values = [piece for value in values for piece in value.split()] if values else []
             elif not split or not re.match(r"\$(?:@|\{@|\{\w+\[@)", part.text):

@@ -9,11 +9,11 @@ from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
 from hwgrpo.imports.trl_settings import TrlSettings, trl_value
 from hwgrpo.peer_tables.trl_mapped import LOSSES
 
-_VESPO = {"k_pos": "vespo_k_pos", "lambda_pos": "vespo_lambda_pos"}
-_VESPO |= {"k_neg": "vespo_k_neg", "lambda_neg": "vespo_lambda_neg"}
-_SAPO = {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"}
+VESPO = {"k_pos": "vespo_k_pos", "lambda_pos": "vespo_lambda_pos"}
+VESPO |= {"k_neg": "vespo_k_neg", "lambda_neg": "vespo_lambda_neg"}
+SAPO = {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"}
 _EPS = 1e-4
-_REWARDS: dict[str, dict[str, Any]] = {
+REWARDS: dict[str, dict[str, Any]] = {
     "get_soft_overlong_punishment": {
         "name": "length",
         "kwargs": {"buffer": 256, "factor": 1.0, "floor": True, "max_response_tokens": 1280},
@@ -46,13 +46,13 @@ def loss(v: TrlSettings) -> Iterator[Converted]:
         yield Assignment("algorithm.loss.clip_low", low, ("epsilon",))
         yield Assignment("algorithm.loss.clip_high", high, origins)
     yield Remark(("epsilon",), "cispo has no lower bound")
-    for here, key in _SAPO.items():
+    for here, key in SAPO.items():
         yield Assignment(f"algorithm.loss.{here}", v[key], (key,))
-    kwargs = {here: v[key] for here, key in _VESPO.items()}
-    changed = kind == "vespo" and any(v[key] != v.names.rows[key].default for key in _VESPO.values())
+    kwargs = {here: v[key] for here, key in VESPO.items()}
+    changed = kind == "vespo" and any(v[key] != v.names.rows[key].default for key in VESPO.values())
     if changed:
-        yield Assignment("algorithm.loss.kwargs", kwargs, tuple(_VESPO.values()))
-    yield Remark(tuple(_VESPO.values()), "as here" if kind == "vespo" else f"without effect beside loss_type={kind}")
+        yield Assignment("algorithm.loss.kwargs", kwargs, tuple(VESPO.values()))
+    yield Remark(tuple(VESPO.values()), "as here" if kind == "vespo" else f"without effect beside loss_type={kind}")
     yield Assignment("algorithm.loss.dual_clip", None, (), "TRL has no dual clip")
     yield Assignment("algorithm.loss.log_ratio_clamp", None, (), "TRL does not clamp it")
 
@@ -63,6 +63,8 @@ def advantage(v: TrlSettings) -> Iterator[Converted]:
     yield Assignment("algorithm.advantage.name", name, ("multi_objective_aggregation",))
     yield Assignment("algorithm.advantage.eps", _EPS, (), f"TRL adds {_EPS} to the standard deviation")
     if name == "gdpo":
+        whitened = {"per_response": 1}
+        yield Assignment("algorithm.advantage.kwargs", whitened, ("multi_objective_aggregation",), "as in TRL")
         yield Remark(("scale_rewards",), "without effect beside normalize_then_sum, as in TRL")
     else:
         yield Assignment("algorithm.advantage.std", trl_value(v, "scale_rewards"), ("scale_rewards",))
@@ -125,8 +127,8 @@ def rewards(v: TrlSettings) -> Iterator[Converted]:
     trained = v["reward_model_name_or_path"]
     functions: list[dict[str, Any]] = [{"name": "reward_model", "kwargs": {"path": trained}}] if trained else []
     for name in names:
-        if name in _REWARDS:
-            functions.append(dict(_REWARDS[name]))
+        if name in REWARDS:
+            functions.append(dict(REWARDS[name]))
         elif name in ("think_format_reward", "reasoning_accuracy_reward"):
             nearest = {"think_format_reward": "the reward tags"}.get(name, "accuracy_reward")
             yield Refusal("reward_funcs", name, "this function is TRL's own", nearest)

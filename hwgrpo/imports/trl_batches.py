@@ -14,6 +14,8 @@ from hwgrpo.imports.trl_settings import TrlSettings, trl_value
 _MASTERS = "parameters are fp32 masters; bf16 sets the dtype that they are computed in"
 _WITHOUT_EFFECT = ("dtype", "torch_dtype", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels")
 """Arguments of from_pretrained that change neither the parameters nor the gradient here."""
+LOADERS = {"parquet": "parquet", "json": "json", "jsonl": "json", "csv": "csv"}
+"""A file's extension -> the path of a dataset that loads such `data_files`."""
 UNKNOWN_PROMPT = 2048
 """Longest prompt where neither data nor settings say it."""
 GIVEN = "object://validation"
@@ -116,7 +118,8 @@ def _mixture(v: TrlSettings, validates: bool) -> Iterator[Converted]:
     key, paths, splits = "datasets", [], set()
     for each in v[key]:
         entry = dict(each) if isinstance(each, Mapping) else {}
-        paths.append(entry.pop("path", None))
+        path = entry.pop("path", None)
+        paths.append(entry.pop("data_files", None) if path in LOADERS.values() else path)
         splits.add(entry.pop("split", "train"))
         entry.pop("columns", None)  # others are not read
         others = [name for name, value in entry.items() if value is not None]

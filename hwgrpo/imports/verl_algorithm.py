@@ -14,12 +14,14 @@ _LOSS = ACTOR + "policy_loss."
 _MODE = _LOSS + "loss_mode"
 _AGGREGATION, _SCALE = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor"
 _FORCED = "seq-mean-token-mean"
-_FORCES = ("gspo", "sapo", "geo_mean")
+_FORCES = ("sapo", "geo_mean")
 """Losses that verl aggregates as `_FORCED`, whatever loss_agg_mode says."""
-_KWARGS = {
-    "clip_cov": {"share": "clip_cov_ratio", "low": "clip_cov_lb", "high": "clip_cov_ub"},
-    "kl_cov": {"share": "kl_cov_ratio", "coef": "ppo_kl_coef"},
-    "dro": {"beta": "dro_beta"},
+KWARGS = {
+    "clip_cov": {"share": _LOSS + "clip_cov_ratio", "low": _LOSS + "clip_cov_lb", "high": _LOSS + "clip_cov_ub"},
+    "kl_cov": {"share": _LOSS + "kl_cov_ratio", "coef": _LOSS + "ppo_kl_coef"},
+    "dppo_tv": {"cap": ACTOR + "clip_ratio_c"},
+    "dppo_kl": {"cap": ACTOR + "clip_ratio_c"},
+    "dro": {"beta": _LOSS + "dro_beta"},
 }
 """verl's loss -> argument here -> verl's setting."""
 _CORRECTION = "algorithm.rollout_correction."
@@ -49,7 +51,9 @@ def advantage(v: VerlSettings) -> Iterator[Converted]:
         yield Refusal(key, name, why + default, instead)
     else:
         yield Assignment("algorithm.advantage.name", here, (key,))
-    yield Assignment("algorithm.advantage.std", "group" if v[std] else "none", (std,))
+    divides = v[std] or name == "grpo_vectorized"
+    note = "verl divides with grpo_vectorized, whatever this key says" if divides and not v[std] else ""
+    yield Assignment("algorithm.advantage.std", "group" if divides else "none", (std,), note)
     singleton = {"grpo_passk": "error", "rloo_vectorized": "zero"}.get(name, "raw")
     yield Assignment(
         "algorithm.advantage.singleton", singleton, (), "verl's advantage where one response of a group is left"
@@ -76,11 +80,10 @@ def loss(v: VerlSettings) -> Iterator[Converted]:
             f"verl clips at clip_ratio_low={v[low]:g} and clip_ratio_high={v[high]:g} unless these are null; set them",
         )
     yield Assignment("algorithm.loss.dual_clip", v[ACTOR + "clip_ratio_c"], (ACTOR + "clip_ratio_c",))
-    kwargs = {name: v[_LOSS + key] for name, key in _KWARGS.get(mode, {}).items() if v[_LOSS + key] is not None}
+    kwargs = {name: v[key] for name, key in KWARGS.get(mode, {}).items() if v[key] is not None}
     ours = {"clip_cov": {"share": 2e-4, "low": 1.0, "high": 5.0}, "kl_cov": {"share": 2e-4, "coef": 0.1}}.get(mode, {})
     if kwargs != ours:
-        origins = tuple(_LOSS + key for key in _KWARGS[mode].values())
-        yield Assignment("algorithm.loss.kwargs", kwargs, origins)
+        yield Assignment("algorithm.loss.kwargs", kwargs, tuple(KWARGS[mode].values()))
     yield from _aggregation(v, mode)
 
 
@@ -93,7 +96,8 @@ def _aggregation(v: VerlSettings, mode: str) -> Iterator[Converted]:
         yield Assignment("algorithm.aggregation.name", _FORCED, (_MODE,), note)
         yield Remark((_AGGREGATION, _SCALE), f"without effect beside loss_mode={mode}")
         return
-    yield Assignment("algorithm.aggregation.name", chosen, (_AGGREGATION,))
+    note = f"verl of early 2026 aggregated gspo as {_FORCED}" if mode == "gspo" and chosen != _FORCED else ""
+    yield Assignment("algorithm.aggregation.name", chosen, (_AGGREGATION,), note)
     if scale is None:
         return
     if chosen != "seq-mean-token-sum-norm":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hwgrpo.errors import ConfigError
@@ -20,6 +22,7 @@ SEQUENCE_PARALLEL = tuple(
         *("megatron.context_parallel_size", "engine.cp", "veomni.ulysses_parallel_size"),
     )
 )
+_IMAGES = re.compile(r"(?i)(?<![a-z])vl(?![a-z])|internvl|llava|vision|pixtral|-omni\b|minicpm-?[ov]|glm-?[\d.]+v")
 TENSOR_PARALLEL = (ACTOR + "megatron.tensor_model_parallel_size", ACTOR + "engine.tp")
 
 
@@ -56,7 +59,10 @@ def _single(files: Any) -> Any:
 
 
 def model(v: VerlSettings) -> Iterator[Converted]:
-    """Convert the model's code and its adapters."""
+    """Convert the model's code and its adapters; refuse models that read images, by their names on the hub."""
+    path = MODEL + "path"
+    if _IMAGES.search(v[path].rpartition("/")[2]) and not Path(v[path]).expanduser().is_dir():
+        yield Refusal(path, v[path], "it is a model that reads images, videos or sound", "a model of text")
     trusts = (MODEL + "trust_remote_code", "data.trust_remote_code")
     yield Assignment("model.trust_remote_code", any(v[key] for key in trusts), trusts)
     rank = MODEL + ("lora.rank" if v[MODEL + "lora.rank"] else "lora_rank")

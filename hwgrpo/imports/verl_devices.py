@@ -13,6 +13,7 @@ from hwgrpo.imports.verl_settings import ACTOR, ROLLOUT, VerlSettings
 
 _ENGINES = {"dp": "", "fsdp": "", "fsdp2": "", "megatron": "Megatron", "veomni": "VeOmni", "mindspeed": "MindSpeed"}
 """verl's training engines -> what is said of one that shards otherwise."""
+_AUTO = "vLLM where it is installed and the device can use it, else the local engine; the run prints which"
 _VLLM = ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
 _VALIDATION = tuple(f"{ROLLOUT}val_kwargs.{each}" for each in ("do_sample", "temperature", "top_p", "top_k", "n"))
 
@@ -25,7 +26,8 @@ def engine(v: VerlSettings) -> Iterator[Converted]:
     if not here:
         yield Refusal(key, name, "TensorRT-LLM is not supported", "vllm, sglang or hf")
         return
-    yield Assignment("rollout.engine", here, (key,), "" if v.is_given(key) else "verl needs the key; this is vllm's")
+    note = "" if v.is_given(key) else "verl needs the key; this is vllm's"
+    yield Assignment("rollout.engine", here, (key,), _AUTO if name == "vllm" else note)
     vllm, sglang = (v.below(f"{ROLLOUT}engine_kwargs.{each}.") for each in ("vllm", "sglang"))
     own = tuple(ROLLOUT + each for each in _VLLM)
     kwargs, keys = {}, []
@@ -102,17 +104,18 @@ def _offload(v: VerlSettings) -> Iterator[Converted]:
 def validation(v: VerlSettings) -> Iterator[Converted]:
     """Convert the samples of validations."""
     samples, temperature, top_p, top_k, n = _VALIDATION
-    if not v[samples] or v[temperature] == 0:
-        yield Assignment("trainer.validation_n", 0, _VALIDATION, "one greedy response, as in verl")
+    if v[temperature] == 0:
+        if v[samples]:
+            yield Refusal(samples, True, "verl samples at a temperature above 0 only", f"{temperature}=1.0")
+        yield Assignment("trainer.validation_n", 0, (temperature, n), "greedy responses are all alike: one")
+        yield Remark((samples, top_p, top_k), "the response is greedy, because the temperature is 0")
         return
-    train = {key: v[ROLLOUT + key] for key in ("temperature", "top_p", "top_k")}
-    other = [
-        f"{key}={v[each]:g}"
-        for key, each in zip(train, (temperature, top_p, top_k), strict=True)
-        if v[each] != train[key]
-    ]
-    note = f"sampled as in training, not with {', '.join(other)}, and a greedy one" if other else "and a greedy one"
-    yield Assignment("trainer.validation_n", v[n], _VALIDATION, note)
+    yield Assignment("trainer.validation_n", v[n], (n, temperature), "and a greedy one")
+    yield Remark((samples,), f"{temperature} alone decides, as in verl")
+    for key, origin in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k)):
+        train, value = v[ROLLOUT + key], v[origin]
+        own = None if value == train else max(value, 0) if key == "top_k" else value
+        yield Assignment(f"trainer.validation_sampling.{key}", own, (origin,), "as in training" if own is None else "")
 
 
 def run(v: VerlSettings) -> Iterator[Converted]:

@@ -55,7 +55,7 @@ _ACTOR = section(
     joint("clip_ratio", _CLIP, 0.2, "both bounds, where clip_ratio_low and clip_ratio_high are null"),
     joint("clip_ratio_low", "algorithm.loss.clip_low", 0.2),
     joint("clip_ratio_high", "algorithm.loss.clip_high", 0.2),
-    joint("clip_ratio_c", "algorithm.loss.dual_clip", 3.0),
+    joint("clip_ratio_c", "algorithm.loss.dual_clip, algorithm.loss.kwargs", 3.0, "of dppo_tv and dppo_kl the cap"),
     same("tau_pos", "algorithm.loss.tau_pos", 1.0),
     same("tau_neg", "algorithm.loss.tau_neg", 1.05),
     joint(
@@ -116,7 +116,7 @@ _ACTOR = section(
     same("fsdp_config.reshard_after_forward", "trainer.fsdp2.reshard_after_forward", True),
     joint("fsdp_config.ulysses_sequence_parallel_size", "trainer.sequence_parallel_size", 1),
     same("fsdp_config.full_determinism", "trainer.deterministic", False),
-    joint(
+    same(
         "fsdp_config.dtype",
         "model.dtype",
         note="its default is left to auto, which is bfloat16 on accelerators",
@@ -187,10 +187,10 @@ _ROLLOUT = section(
     joint("engine_kwargs.vllm.*", "rollout.engine_kwargs", note="vLLM's alone"),
     joint("engine_kwargs.sglang.*", "rollout.engine_kwargs", note="SGLang's alone"),
     joint("val_kwargs.n", "trainer.validation_n", 1),
-    joint("val_kwargs.do_sample", "trainer.validation_n", False),
-    joint("val_kwargs.temperature", "trainer.validation_n", 0.0),
-    joint("val_kwargs.top_p", "trainer.validation_n", 1.0),
-    joint("val_kwargs.top_k", "trainer.validation_n", -1),
+    joint("val_kwargs.do_sample", "trainer.validation_n", False, "the temperature decides, as in verl"),
+    joint("val_kwargs.temperature", "trainer.validation_sampling.temperature, trainer.validation_n", 0.0),
+    joint("val_kwargs.top_p", "trainer.validation_sampling.top_p", 1.0),
+    joint("val_kwargs.top_k", "trainer.validation_sampling.top_k", -1),
 )
 
 _MODEL = section(

@@ -11,7 +11,7 @@ import torch
 from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
-from hwgrpo.config.derived import sampling_of
+from hwgrpo.config.derived import validation_sampling_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer
@@ -81,8 +81,7 @@ def validate(
     engine: Engine,
     dataset: PromptDataset,
     rewards: RewardPipeline,
-    sampling: Sampling,
-    n: int,
+    config: Config,
     strategy: Strategy,
     step: int,
 ) -> dict[str, float]:
@@ -95,11 +94,11 @@ def validate(
         engine: generates the responses.
         dataset: validation prompts.
         rewards: scores the responses.
-        sampling: sampling parameters of training; n is replaced.
-        n: sampled responses per prompt; 0: only greedy ones.
+        config: how many responses of a prompt are sampled, and how.
         strategy: gathers over ranks.
         step: the last finished training step.
     """
+    sampling, n = validation_sampling_of(config), config.trainer.validation_n
     rows = range(strategy.rank, len(dataset), strategy.world_size)
     longest = -(-len(dataset) // strategy.world_size)
     greedy, sources, dropped = scores(
@@ -188,4 +187,4 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         restore.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)
     notes = tuple(filter(None, (saved.note,))) if saved is not None else ()
-    return Evaluation(engine, dataset, rewards, sampling_of(config), notes)
+    return Evaluation(engine, dataset, rewards, validation_sampling_of(config), notes)

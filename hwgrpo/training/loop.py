@@ -142,8 +142,6 @@ def validate_now(run: Run, step: int) -> None:
     if run.validation is None:
         return
     with run.watch("testing"), run.responses.exclusive_engine():
-        values = validate(
-            run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy, step
-        )
+        values = validate(run.engine, run.validation, run.rewards, run.config, run.strategy, step)
     raise_if_moved(run.lock, run.strategy)
     run.observer.validation(step, values | run.watch.take() | reward_metrics(run.rewards, run.strategy))

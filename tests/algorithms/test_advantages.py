@@ -283,6 +283,17 @@ def test_remax_compares_with_the_greedy_response_and_without_one_with_the_group(
     assert_close(found, [0.75, 0.75, -0.5, 0.0, 0.0, -0.1, 0.1], 7)
 
 
+def test_gdpo_per_response_whitens_without_their_lengths():
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.25, 1.0], dtype=torch.float64)
+    groups, everyone = torch.tensor([0, 0, 0, 1, 1, 1]), torch.ones(6, dtype=torch.bool)
+    config = AdvantageConfig("gdpo", eps=0.25, kwargs={"per_response": 1})
+    normalized = torch.cat([(part - part.mean()) / (part.std() + 0.25) for part in rewards.split(3)])
+    expected = (normalized - normalized.mean()) / (normalized.std() + 0.25)
+    for lengths in (torch.ones(6), torch.tensor([1, 9, 2, 5, 1, 30])):
+        found = group_advantages(rewards, groups, everyone, config, lengths)
+        torch.testing.assert_close(found, expected.float())
+
+
 @pytest.mark.parametrize("estimator", ["opo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "gdpo"])
 def test_estimators_that_weigh_by_tokens_ask_for_lengths(estimator):
     with pytest.raises(ConfigError, match=f"{estimator}.*lengths_S"):

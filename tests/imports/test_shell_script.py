@@ -1,5 +1,6 @@
 """The verl command of a run script is found by reading it; nothing is run; what is unknown is named with its line."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,59 @@ def test_the_arguments_are_those_that_bash_would_pass(script: str, expected: lis
     assert read(script).arguments == expected
 
 
+CASES = [
+    ('[ "$A" = x ]', True), ('[ "$A" == y ]', False), ("[ $A != y ]", True), ("[ $N -gt 4 ]", True),
+    ("[ $N -le 4 ]", False), ("test $N -eq 8", True), ('[ -z "$NONE" ]', True), ('[ -n "$NONE" ]', False),
+    ('[ -n "$A" ]', True), ('[ ! -z "$A" ]', True), ('! [ -z "$A" ]', True), ("[ $A ]", True), ('[ "$NONE" ]', False),
+    ("[[ $A == x ]]", True), ("[[ $PATHS == */model ]]", True), ("[[ $PATHS == m* ]]", False), ("[[ $NONE ]]", False),
+    ("[[ -n $A && $N -ge 8 ]]", True), ("[[ -n $NONE || $N -lt 8 ]]", False), ("[[ ! ( $A == x ) ]]", False),
+    ("[[ $NONE == x ]]", False), ('[[ "$A" != "x" ]]', False), ('[ "$A" = x ] && [ $N = 8 ]', True),
+    ('[ "$A" = y ] || [ $N = 8 ]', True), ('[ "$A" = y ] && [ $N = 8 ]', False), ("true", True), ("false", False),
+    ('[ "${NONE:-x}" = x ]', True), ('[ "$((N * 2))" -eq 16 ]', True), ("[ -f nowhere ] && [ $A = y ]", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("condition", "holds"), CASES)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "if {}; then\n  X=1\nelse\n  X=2\nfi",
+        "if {}; then X=1; else X=2; fi",
+        "if [ 1 = 2 ]; then\n  X=3\nelif {}\nthen\n  X=1\nelse X=2\nfi",
+        "X=2\nif [ 1 = 1 ]; then\n  if {}; then X=1; fi\nelse\n  if {}; then X=4; else X=5; fi\nfi",
+    ],
+)
+def test_a_branch_is_read_where_what_it_compares_is_known(form: str, condition: str, holds: bool):
+    script = f"A=x N=8 PATHS=/a/model\n{form.replace('{}', condition)}\n{COMMAND} a.b=$X"
+    assert read(script).arguments == [f"a.b={2 - holds}"]
+    bash = subprocess.run(["bash"], input=script.replace(COMMAND, "echo"), capture_output=True, text=True, check=True)
+    assert bash.stdout == f"a.b={2 - holds}\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "value"),
+    [
+        ("[ 1 = 1 ] && X=1 || X=2", "1"),
+        ("[ 1 = 2 ] && X=1 || X=2", "2"),
+        ("X=0; [ 1 = 2 ] || X=1", "1"),
+        ("X=0; [ 1 = 1 ] || X=1", "0"),
+        ("X=0\n[ 1 = 2 ] && if true; then X=1; fi", "0"),
+        ("X=0\nif [ 1 = 2 ]; then for X in 1 2; do :; done; fi", "0"),
+        ("X=0\nif [ 1 = 2 ]; then exit 1; fi", "0"),
+        ("X=0\n[[ 1 == 2 && 1 < 2 ]] && X=1", "0"),
+        ("X=0\nif true; then X=1; elif true; then X=2; else X=3; fi", "1"),
+        ("X=0\nif false; then X=1; elif true; then X=2; else X=3; fi", "2"),
+        ("X=0\nif false; then X=1; fi\nif ! false; then X=5; fi", "5"),
+        ("export Y=a && X=1", "1"),
+        ("X=1; unset X; X=${X:-3}", "3"),
+    ],
+)
+def test_lists_of_commands_are_read_as_bash_runs_them(script: str, value: str):
+    assert read(f"{script}\n{COMMAND} a.b=$X").arguments == [f"a.b={value}"]
+    bash = subprocess.run(["bash"], input=f"{script}\necho $X", capture_output=True, text=True, check=True)
+    assert bash.stdout == f"{value}\n"
+
+
 def test_arguments_of_the_script_are_passed_where_it_says():
     assert read(f'{COMMAND} a.b=1 "$@" a.c=2', "a.d=3").arguments == ["a.b=1", "a.d=3", "a.c=2"]
     assert read(f"E=${{1:-vllm}}\n{COMMAND} a.b=$E $@", "a.d=3").arguments == ["a.b=vllm", "a.d=3"]
@@ -65,8 +119,23 @@ def test_arguments_of_the_script_are_passed_where_it_says():
     [
         (f"{COMMAND} a.b=$NOPE", "run.sh, line 1: the variable NOPE is not set"),
         (f"\nX=$(nproc)\n{COMMAND} a.b=$X", "run.sh, line 2: $(nproc) is the output of a program"),
-        (f"if true; then\n  X=1\nfi\n{COMMAND} a.b=$X", "run.sh, line 2: X is set under the `if` in line 1"),
-        (f'[ -z "$Y" ] && X=1\n{COMMAND} a.b=$X', "X is set under the condition in line 1"),
+        (f"if test -e f; then\n  X=1\nfi\n{COMMAND} a.b=$X", "run.sh, line 2: X is set under the `if` in line 1"),
+        (f"if [ -f f ]; then\n  X=1\nelse\n  X=2\nfi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"if grep -q x f; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"if ls; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f'if [ "$(nproc)" -gt 4 ]; then X=1; fi\n{COMMAND} a.b=$X', "X is set under the `if` in line 1"),
+        (f"if [[ $HOME =~ me ]]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"if [[ $HOME < me ]]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f'if [[ $HOME == "/h*" ]]; then X=1; fi\n{COMMAND} a.b=$X', "X is set under the `if` in line 1"),
+        (f"if [ $NONE = 1 ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"if (( 2 > 1 )); then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f'source env.sh\nif [ -z "$Y" ]; then X=1; fi\n{COMMAND} a.b=$X', "X is set under the `if` in line 2"),
+        (f"if [ -f f ] && [ a = a ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"if [ -f f ]; then :; elif [ a = a ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"[ -f f ] && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"mkdir d || X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"X=2\n((X++))\n{COMMAND} a.b=$X", "line 2: X is set by ((X++))"),
+        (f"X=2\nunset X\n{COMMAND} a.b=$X", "the variable X is not set"),
         (f"for i in 1 2; do echo; done\n{COMMAND} a.b=$i", "i is set by the loop in line 1"),
     ],
 )
@@ -80,7 +149,9 @@ def test_what_is_not_known_carries_its_reason(script: str, reason: str):
     [
         ("echo hello", "run.sh has no command `python3 -m verl.trainer.main_ppo`"),
         (f"{COMMAND} a.b=1\n{COMMAND} a.b=2", "2 verl commands, in lines 1 and 2"),
-        (f"if true; then\n  {COMMAND} a.b=1\nfi", "line 2: the verl command depends on the `if` in line 1"),
+        (f"if [ -f x ]; then\n  {COMMAND} a.b=1\nfi", "line 2: the verl command depends on the `if` in line 1"),
+        (f"if [ -z '' ]; then\n  exit 1\nfi\n{COMMAND} a.b=1", "line 2: the script ends here, before the verl"),
+        (f"if [ 1 = 2 ]; then\n  {COMMAND} a.b=1\nfi", "run.sh has no command"),
         (f"{COMMAND} a.b=1\n  a.c=2", "line 2: 'a.c=2' is outside the verl command"),
         (f"{COMMAND} a.b='1", "line 1: a ' is not closed"),
         ("python3 -m verl.trainer.main_eval a.b=1", "verl.trainer.main_eval is not supported"),

@@ -85,6 +85,7 @@ def test_a_key_without_counterpart_is_refused_by_name(row: PeerRow):
         ("actor_rollout_ref.rollout.max_model_len=100", "1024 tokens"),
         (f"{ACTOR}lora.enable=True", "rank"),
         ("data.gen_batch_size=2048", "data.train_batch_size"),
+        ("actor_rollout_ref.rollout.val_kwargs.do_sample=True", "at a temperature above 0"),
     ],
 )
 def test_a_value_without_counterpart_is_refused_by_name(override: str, why: str):

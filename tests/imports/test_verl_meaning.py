@@ -83,10 +83,24 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     ),
     ((f"{ACTOR}clip_ratio_high=0.28",), {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.28}),
     ((f"{ACTOR}clip_ratio_c=10.0",), {"algorithm.loss.dual_clip": 10.0}),
-    # verl aggregates gspo as means of sequences, whatever loss_agg_mode says
+    # verl aggregates sapo as means of sequences, whatever loss_agg_mode says
+    (
+        (f"{ACTOR}policy_loss.loss_mode=sapo", f"{ACTOR}loss_agg_mode=token-mean"),
+        {"algorithm.loss.name": "sapo", "algorithm.aggregation.name": "seq-mean-token-mean"},
+    ),
     (
         (f"{ACTOR}policy_loss.loss_mode=gspo",),
-        {"algorithm.loss.name": "gspo", "algorithm.aggregation.name": "seq-mean-token-mean"},
+        {"algorithm.loss.name": "gspo", "algorithm.aggregation.name": "token-mean"},
+    ),
+    # dual clip's bound is the cap of the ratio in these
+    (
+        (f"{ACTOR}policy_loss.loss_mode=dppo_tv",),
+        {"algorithm.loss.name": "dppo_tv", "algorithm.loss.kwargs": {"cap": 3.0}},
+    ),
+    # with grpo_vectorized verl's trainer does not pass the key on
+    (
+        ("algorithm.adv_estimator=grpo_vectorized", "algorithm.norm_adv_by_std_in_grpo=False"),
+        {"algorithm.advantage.name": "grpo", "algorithm.advantage.std": "group"},
     ),
     (
         (f"{ACTOR}policy_loss.loss_mode=clip_cov", f"{ACTOR}policy_loss.clip_cov_ub=4"),
@@ -170,8 +184,23 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     ),
     (
         (f"{ROLLOUT}val_kwargs.do_sample=True", f"{ROLLOUT}val_kwargs.temperature=1.0", f"{ROLLOUT}val_kwargs.n=16"),
-        {"trainer.validation_n": 16},
+        {"trainer.validation_n": 16, "trainer.validation_sampling.temperature": None},
     ),
+    # the temperature alone decides, there too
+    (
+        (f"{ROLLOUT}val_kwargs.temperature=0.6", f"{ROLLOUT}val_kwargs.top_p=0.95", f"{ROLLOUT}val_kwargs.n=4"),
+        {
+            "trainer.validation_n": 4,
+            "trainer.validation_sampling.temperature": 0.6,
+            "trainer.validation_sampling.top_p": 0.95,
+            "trainer.validation_sampling.top_k": None,
+        },
+    ),
+    (
+        (f"{ROLLOUT}val_kwargs.temperature=1.0", f"{ROLLOUT}top_k=50"),
+        {"rollout.top_k": 50, "trainer.validation_n": 1, "trainer.validation_sampling.top_k": 0},
+    ),
+    ((f"{ROLLOUT}val_kwargs.n=16",), {"trainer.validation_n": 0}),
     (("trainer.save_freq=20", "trainer.test_freq=5"), {"trainer.save_every": 20, "trainer.validate_every": 5}),
     (("trainer.resume_mode=disable",), {"trainer.resume": "never"}),
     (("trainer.logger=[console,tensorboard]",), {"observe.loggers": ["jsonl", "tensorboard"]}),

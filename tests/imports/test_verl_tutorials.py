@@ -12,6 +12,7 @@ from hwgrpo.imports.recipe_text import recipe_text
 from hwgrpo.imports.verl_import import import_verl
 from hwgrpo.imports.verl_reader import read_verl
 
+ACTOR, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 GSM8K = """python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=grpo \\
     data.train_files=$HOME/data/gsm8k/train.parquet \\
@@ -183,6 +184,62 @@ def test_refused_keys_stop_it_unless_they_are_dropped(tmp_path: Path, capsys: py
     assert "data.image_key=images, trainer.val_only=True" in shown.err.splitlines()[-1]
     assert main([*command, "--drop-refused"]) == 0
     assert "# Left out, refused: data.image_key=images" in capsys.readouterr().out
+
+
+COMMENTED = (*(each.replace(" \\\n", " \\\n    # why\n", 2) for each in (GSM8K, SCRIPT, LORA, DR_GRPO)), WHOLE)
+SMALL = ("data.train_batch_size=128", f"{ACTOR}ppo_mini_batch_size=128", "trainer.logger=console")
+MATH = ("data.train_batch_size=512", f"{ACTOR}ppo_mini_batch_size=512", f"{MODEL}path=Qwen/Qwen2-7B-Instruct")
+SEVEN = {
+    "two devices": (COMMENTED[0], ()),
+    "a script with overrides": (
+        COMMENTED[1], ("data.train_batch_size=512", "actor_rollout_ref.rollout.n=8", "trainer.total_epochs=20"),
+    ),
+    "adapters": (COMMENTED[2], ()),
+    "a whole config": (COMMENTED[4], ()),
+    "a small test": (COMMENTED[1], (*SMALL, "trainer.total_epochs=10")),
+    "mathematics": (COMMENTED[1], (*MATH, "trainer.n_gpus_per_node=4", "trainer.total_epochs=20")),
+    "Dr. GRPO": (COMMENTED[3], ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "arguments"), SEVEN.values(), ids=SEVEN)
+def test_a_line_of_a_tutorial_is_planned(
+    text: str, arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1 + 1 = ", "answer": "2", "data_source": "openai/gsm8k"}\n' * 4)
+    sets = (
+        f"data.train={data}",
+        "data.validation=null",
+        "model.path=builtin://tiny?steps=0",
+        "observe.loggers=[jsonl]",
+    )
+    command = ["train", "--from", "verl", str(script), *arguments, "--dry-run"]
+    assert main([*command, *(part for each in sets for part in ("--set", each))]) == 0
+    shown = capsys.readouterr()
+    assert "# why" in text or "# KL" in text
+    assert "a comment or an empty line between continued lines" in shown.err
+    for title in ("Mapped (", "Defaults of verl that differ", "Without meaning here ("):
+        assert title in shown.err
+    assert "Refused" not in shown.err
+    assert "schedule " in shown.out
+
+
+@pytest.mark.parametrize(
+    "path", ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", "zai-org/GLM-4.1V-9B-Thinking",
+             "openbmb/MiniCPM-o-2_6", "llava-hf/llava-1.5-7b-hf"],
+)  # fmt: skip
+def test_a_model_that_reads_images_is_refused_by_name(path: str, capsys: pytest.CaptureFixture[str]):
+    arguments = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "data.image_key=images")
+    assert main(["train", "--from", "verl", *arguments, f"{MODEL}path={path}", "--dry-run"]) == 2
+    shown = capsys.readouterr()
+    assert f"{MODEL}path={path}" in shown.err.splitlines()[-1]
+    assert "data.image_key=images" in shown.err.splitlines()[-1]
+    for name in ("Qwen/Qwen2.5-3B-Instruct", "mistralai/Mistral-Nemo-Instruct-2407", "deepseek-ai/DeepSeek-V3"):
+        settings, _ = read_verl(None, [*arguments[:2], f"{MODEL}path={name}"], {})
+        assert import_verl(settings).refused() == []
 
 
 RUN = (

@@ -7,12 +7,13 @@ import functools
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Optional
 
 import torch
+from omegaconf import OmegaConf
 
 from tests.peers.peers_figures import PACKAGES
 from tests.support.processes.wheels import fetched
@@ -58,12 +59,119 @@ def _verl_modules() -> list[Any]:
 @functools.cache
 def verl_kl_penalty() -> Any:
     """Return verl's `apply_kl_penalty(data, kl_ctrl, kl_penalty)` of its trainer."""
-    source = Path(fetched("peers", PACKAGES), "verl/trainer/ppo/ray_trainer.py").read_text()
-    found = [each for each in ast.parse(source).body if getattr(each, "name", "") == "apply_kl_penalty"]
     mean = {"masked_mean": lambda values, mask, axis: (values * mask).sum(axis) / (mask.sum(axis) + 1e-8)}
     namespace: dict[str, Any] = {"torch": torch, "core_algos": verl_core(), "DataProto": object, **mean}
-    exec(compile(ast.Module(list(found), []), "ray_trainer.py", "exec"), namespace)
-    return namespace["apply_kl_penalty"]
+    return _function_of("verl/trainer/ppo/ray_trainer.py", "apply_kl_penalty", namespace)
+
+
+def verl_settings(overrides: Sequence[str]) -> Any:
+    """Return all of verl's settings, its own defaults and overrides."""
+    return OmegaConf.merge(_verl_defaults(), OmegaConf.from_dotlist([*overrides]))
+
+
+@functools.cache
+def _verl_defaults() -> Any:
+    file = Path(fetched("peers", PACKAGES), "verl/trainer/config/_generated_ppo_trainer.yaml")
+    return OmegaConf.load(file)
+
+
+class PaddedBatch(dict[str, Any]):
+    """Tensors by name, as verl's losses select them."""
+
+    def select(self, *names: str) -> PaddedBatch:
+        """Return some of them."""
+        return PaddedBatch({name: self[name] for name in names})
+
+    def to_padded_tensor(self) -> PaddedBatch:
+        """Return them: they are padded."""
+        return self
+
+
+def verl_loss(actor: Any, tensors: Mapping[str, torch.Tensor], counts: Mapping[str, int] | None = None) -> torch.Tensor:
+    """Return the loss of verl's actor with its policy term, entropy bonus and KL.
+
+    Args:
+        actor: the settings `actor_rollout_ref.actor`.
+        tensors: [B, T] `log_probs` and `entropy` of the current policy, `old_log_probs`, `ref_log_prob`, `advantages`,
+            `response_mask`, and `rollout_is_weights` if there are some.
+        counts: `batch_num_tokens` and `global_batch_size` of the update; None: the tensors are all of it.
+    """
+    mask = tensors["response_mask"]
+    counts = counts or {"batch_num_tokens": int(mask.sum()), "global_batch_size": len(mask)}
+    actor.global_batch_info = {}
+    output = {"log_probs": tensors["log_probs"], "entropy": tensors["entropy"]}
+    return _verl_loss_function()(actor, output, PaddedBatch({**tensors, "dp_size": 1, **counts}))[0]
+
+
+@functools.cache
+def _verl_loss_function() -> Any:
+    core = verl_core()
+    namespace: dict[str, Any] = {"torch": torch, "TensorDict": dict, "ActorConfig": object, "Metric": _NoMetric}
+    namespace |= {name: getattr(core, name) for name in ("agg_loss", "get_policy_loss_fn", "kl_penalty")}
+    namespace["AggregationType"] = SimpleNamespace(SUM="sum", MEAN="mean")
+    namespace["no_padding_2_padding"] = lambda values, data: values
+    return _function_of("verl/workers/utils/losses.py", "ppo_loss", namespace)
+
+
+class _NoMetric:
+    """What verl logs, which no test reads."""
+
+    def __init__(self, **values: Any) -> None:
+        """Take anything."""
+
+    @staticmethod
+    def from_dict(values: Any, aggregation: Any) -> dict[str, Any]:
+        """Return no metrics."""
+        return {}
+
+
+def _function_of(file: str, name: str, namespace: dict[str, Any]) -> Any:
+    """Return a function of a file of verl's that runs with the names of `namespace`."""
+    source = Path(fetched("peers", PACKAGES), file).read_text()
+    found = [each for each in ast.parse(source).body if getattr(each, "name", "") == name]
+    exec(compile(ast.Module(list(found), []), file, "exec"), namespace)
+    return namespace[name]
+
+
+def verl_sampler(data: Any, rows: Sequence[Any]) -> Any:
+    """Return the sampler of prompts of the settings `data`; torch's own takes the place of torchdata's."""
+    stub = ModuleType("torchdata.stateful_dataloader.sampler")
+    vars(stub)["RandomSampler"] = torch.utils.data.RandomSampler
+    names = ("torchdata", "torchdata.stateful_dataloader", stub.__name__)
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(dict.fromkeys(names, stub))
+    try:
+        return _function_of("verl/trainer/ppo/utils.py", "create_rl_sampler", {})(data, rows)
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+
+def verl_advantages(algorithm: Any, batch: dict[str, Any], non_tensors: dict[str, Any]) -> torch.Tensor:
+    """Return the advantages [B, T] of verl's trainer for the settings `algorithm`."""
+    core = verl_core()
+    namespace: dict[str, Any] = {"DataProto": object, "AlgoConfig": dict, "Optional": Optional, "core_algos": core}
+    namespace["AdvantageEstimator"] = core.AdvantageEstimator
+    data = SimpleNamespace(batch=batch, non_tensor_batch=non_tensors)
+    name = algorithm.adv_estimator
+    return _function_of("verl/trainer/ppo/ray_trainer.py", "compute_advantage", namespace)(
+        data, name, norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo, config=algorithm
+    ).batch["advantages"]
+
+
+def verl_weights(
+    correction: Any, old: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return the importance weights [B, T] of the settings `rollout_correction`, and the mask of what is kept."""
+    module = verl_correction()
+    vars(module)["DataProto"] = SimpleNamespace(from_dict=lambda tensors: SimpleNamespace(batch=tensors))
+    names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
+    found, kept, _ = module.compute_rollout_correction_and_rejection_mask(
+        old, rollout, mask, **{name: correction[name] for name in names}
+    )
+    return None if found is None else found.batch["rollout_is_weights"], kept
 
 
 class VerlActor(dict[str, Any]):
@@ -128,15 +236,18 @@ def trl_loss(
     entropies: torch.Tensor,
     inputs: Mapping[str, torch.Tensor],
     adapted: dict[str, Any] | None = None,
+    *,
+    accumulation: int = 1,
     **settings: Any,
 ) -> torch.Tensor:
-    """Return the loss that TRL's `_compute_loss` computes in one process without accumulation.
+    """Return the loss that TRL's `_compute_loss` computes in one process, of one micro-batch of an update.
 
     Args:
         logprobs: [B, T] of the current policy, with gradient.
         entropies: [B, T].
         inputs: what TRL's trainer passes on: `completion_mask` [B, T], `advantages` [B], `old_per_token_logps`, ...
         adapted: attributes of the trainer's adaptive entropy, changed by the call; None: it is off.
+        accumulation: micro-batches of the update; `num_items_in_batch` of the inputs is then the tokens of all.
         settings: attributes of the trainer and fields of its arguments.
     """
     unknown = settings.keys() - TRL_DEFAULTS.keys() - TRL_ARGUMENTS.keys()
@@ -154,7 +265,7 @@ def trl_loss(
         args=SimpleNamespace(**TRL_ARGUMENTS | {k: v for k, v in settings.items() if k in TRL_ARGUMENTS}),
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
-        current_gradient_accumulation_steps=1,
+        current_gradient_accumulation_steps=accumulation,
         aux_loss_enabled=False,
         use_adaptive_entropy=adapted is not None,
         _entropy_bonus_enabled=bool(settings.get("entropy_coef")) or adapted is not None,

@@ -55,15 +55,23 @@ def ours(
     *,
     norm_length: int = 256,
     coefficients: Coefficients | None = None,
+    lengths: torch.Tensor = LENGTHS,
+    entropy_slope: float = 0.0,
     **count: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return our loss, and its gradient with respect to the log-probs [B, T]."""
+    """Return our loss, and its gradient with respect to the log-probs [B, T], whose entropies have this slope."""
+    mask = torch.arange(T) < lengths[:, None]
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     weights = token_weights(
-        aggregation, LENGTHS, total_tokens=int(MASK.sum()), total_sequences=len(LENGTHS), norm_length=norm_length
+        aggregation,
+        lengths,
+        total_tokens=int(mask.sum()),
+        total_sequences=int((lengths > 0).sum()),
+        norm_length=norm_length,
     ).double()
-    rows = {name: values[MASK] for name, values in given.items() if values.dim() == 2}
-    rows["advantage"] = given["advantage"].repeat_interleave(LENGTHS)
-    rows["weight"] = weights.repeat_interleave(LENGTHS)
+    rows = {name: values[mask] for name, values in given.items() if values.dim() == 2}
+    rows["advantage"] = given["advantage"].repeat_interleave(lengths)
+    rows["weight"] = weights.repeat_interleave(lengths)
     logprob = rows.pop("logprob").clone().requires_grad_()
     tokens = UpdateTokens(
         logprob.detach(),
@@ -72,15 +80,16 @@ def ours(
         rows["entropy"],
         rows["advantage"],
         torch.arange(len(logprob)),
-        LENGTHS,
+        lengths,
     )
     for name, select in build_loss(algorithm).selections.items():
         rows[name] = select(tokens).double()
-    stats = SimpleNamespace(logprob=logprob, entropy=rows.pop("entropy"), cu_seqlens=CU)
+    entropy = rows.pop("entropy") + entropy_slope * (logprob - logprob.detach())
+    stats = SimpleNamespace(logprob=logprob, entropy=entropy, cu_seqlens=cu_seqlens)
     loss, _ = build_loss(algorithm, coefficients)(stats, rows)
     (gradient,) = torch.autograd.grad(loss.sum(), logprob)
     spread = torch.zeros_like(given["logprob"])
-    spread[MASK] = gradient
+    spread[mask] = gradient
     return loss.sum().detach(), spread
 
 

@@ -12,6 +12,7 @@ from tests.planted_faults import (
     planning,
     rewards,
     rollout,
+    trainer,
     training,
     training_feed,
     training_strategies,
@@ -21,7 +22,7 @@ from tests.planted_faults import (
 FAULTS = tuple(
     fault
     for folder in (
-        *(algorithms, cli, config, data, imports, models, observe, outside, planning, rewards, rollout),
+        *(algorithms, cli, config, data, imports, models, observe, outside, planning, rewards, rollout, trainer),
         *(training, training_feed, training_strategies, training_update),
     )
     for fault in folder.FAULTS

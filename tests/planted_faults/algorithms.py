@@ -519,4 +519,11 @@ FAULTS = (
         "torch.where(valid_S[sequence_R], advantage_R, 0.0)",
         "algorithms/test_optimal_token_baseline.py",
     ),
+    Fault(
+        "gdpo per response without its epsilon",
+        "algorithms/advantage_variants.py",
+        "(known.std() + config.eps)",
+        "known.std()",
+        "algorithms/test_advantages.py",
+    ),
 )

@@ -73,4 +73,11 @@ FAULTS = (
         "",
         "config/test_own_functions.py -k finite_numbers",
     ),
+    Fault(
+        "validations are sampled as training is",
+        "config/derived.py",
+        "for key, value in settings.items() if value is not None}",
+        "for key, value in settings.items() if value is None}",
+        "training/test_parts.py",
+    ),
 )

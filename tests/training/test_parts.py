@@ -336,8 +336,11 @@ def test_a_sequence_longer_than_the_models_positions_is_refused_before_the_weigh
 def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
     rewards = {1: torch.tensor([[1.0], [0.0]]), 2: torch.tensor([[1.0, 0.5], [torch.nan, torch.nan]])}
 
+    drawn: list[Sampling] = []
+
     class Stage:
         def generate(self, batch, sampling):
+            drawn.append(sampling)
             return SimpleNamespace(prompt_index=torch.arange(2).repeat_interleave(sampling.n), dropped={})
 
         def score(self, batch, completions, drawing):
@@ -352,8 +355,14 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
             return 2
 
     stage = Stage()
-    sampling, alone = Sampling(n=8, max_response_tokens=4), Single(torch.device("cpu"), "gloo")
-    values = validate(stage, stage, stage, sampling, 2, alone, 0)
+    alone = Single(torch.device("cpu"), "gloo")
+    own = ("temperature=0.5", "top_k=3", "top_p=0.9")
+    config = settings("trainer.validation_n=2", *(f"trainer.validation_sampling.{each}" for each in own))
+    values = validate(stage, stage, stage, config, alone, 0)
+    greedy, sampled = drawn
+    assert (greedy.n, greedy.greedy) == (1, True)
+    assert (sampled.n, sampled.greedy) == (2, False)
+    assert (sampled.temperature, sampled.top_k, sampled.top_p, sampled.min_p) == (0.5, 3, 0.9, 0.0)
     assert values == {
         "val-core/s/reward/greedy": 0.5,
         "val-core/s/reward/mean@2": 0.75,

@@ -1,0 +1,92 @@
+"""Settings of another project as a script or a YAML file, with what is lost as comments."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from hwgrpo.exports.peer_export import Exported, Lost
+from hwgrpo.imports.hydra_values import parse_value
+from hwgrpo.imports.recipe_text import compact
+from hwgrpo.peer_tables.peer_row import UNSET
+from hwgrpo.peer_tables.verl_names import ROWS
+
+_PLAIN = re.compile(r"[\w./~:@+-]+")
+_ADDED = ("actor_rollout_ref.model.override_config.", "algorithm.filter_groups.", "reward.")
+"""Keys that not every version of verl's configuration has: `++` adds or overrides them."""
+
+
+def verl_script(exported: Exported, source: str) -> str:
+    """Return a bash script that starts verl with the settings.
+
+    Args:
+        exported: settings of verl.
+        source: name of the recipe.
+    """
+    arguments = [shlex.quote(f"{_added(key)}{key}={hydra_value(value)}") for key, value in exported.settings.items()]
+    lines = ["#!/usr/bin/env bash", *_comments(exported, source), "set -euo pipefail"]
+    lines.append("python3 -m verl.trainer.main_ppo \\")
+    lines += [f"    {argument} \\" for argument in arguments]
+    return "\n".join([*lines, '    "$@"']) + "\n"
+
+
+def trl_yaml(exported: Exported, source: str) -> str:
+    """Return a YAML file for `trl grpo --config FILE`.
+
+    Args:
+        exported: settings of TRL.
+        source: name of the recipe.
+    """
+    import yaml
+
+    text = yaml.safe_dump(exported.settings, sort_keys=False, allow_unicode=True)
+    processes = "# For one process; for N, divide gradient_accumulation_steps by N."
+    return "\n".join([*_comments(exported, source), processes]) + "\n" + text
+
+
+def hydra_value(value: Any) -> str:
+    """Return a value as an override of Hydra has it."""
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(hydra_value, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{hydra_value(each)}" for key, each in value.items()) + "}"
+    if value is None or isinstance(value, bool):
+        return str(value) if value is not None else "null"
+    if isinstance(value, str) and not (_PLAIN.fullmatch(value) and parse_value(value, "") == value):
+        escaped = value.replace("${", "\\${").replace('"', '\\"')
+        return f'"{escaped}"'
+    return str(value)
+
+
+def _added(key: str) -> str:
+    return "" if key in ROWS and not key.startswith(_ADDED) else "++"
+
+
+def _comments(exported: Exported, source: str) -> Iterator[str]:
+    yield f"# {source} of hwgrpo as settings of {exported.project}."
+    yield from (f"# Lost: {lost_text(each, exported.project)}" for each in exported.lost)
+
+
+def lost_text(lost: Lost, project: str) -> str:
+    """Return what is lost, in a line."""
+    has = f"{project}'s run has {_shown(lost.becomes)}" if lost.becomes is not UNSET else ""
+    return " ".join(f"{lost.key}={_shown(lost.value)}: {'; '.join(filter(None, (has, lost.why)))}".split())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
+        return compact([_without_defaults(each) for each in value])
+    return compact(value)
+
+
+def _without_defaults(section: Any) -> Any:
+    """Return a section of a list as it would be written: its name alone where all else is default."""
+    changed = {
+        field.name: value
+        for field in dataclasses.fields(section)
+        if (value := getattr(section, field.name)) not in (field.default, None) and value != {}
+    }
+    return changed["name"] if set(changed) == {"name"} else changed
