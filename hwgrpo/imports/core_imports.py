@@ -32,7 +32,12 @@ def import_core(
     """
     if system == "openrlhf":
         flags, notices = read_openrlhf(file, arguments, environment)
-        return import_openrlhf(flags), notices
-    names, imports = _OF_YAML[system]
-    settings, notices = read_yaml_settings(names, file, arguments, environment)
-    return imports(settings), notices
+        imported = import_openrlhf(flags)
+    else:
+        names, imports = _OF_YAML[system]
+        settings, notices = read_yaml_settings(names, file, arguments, environment)
+        imported = imports(settings)
+    for key in ("data.train", "reward.functions"):
+        if key not in imported.settings:
+            notices.append(f"{key} does not follow from these settings: set it, as a run needs it")
+    return imported, notices
