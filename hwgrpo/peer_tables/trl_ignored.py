@@ -60,5 +60,11 @@ IGNORED = (
     *ignored(_MEMORY, "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
     *ignored("the optimizer's states are all its own", "optim_target_modules"),
     *ignored("adapters are for causal language models", "lora_task_type"),
+    *ignored(
+        "an argument of older transformers",
+        *("overwrite_output_dir", "logging_dir", "save_safetensors", "group_by_length", "half_precision_backend"),
+        *("fp16_backend", "fp16_opt_level", "jit_mode_eval", "use_ipex", "past_index", "include_inputs_for_metrics"),
+        *("include_tokens_per_second", "ray_scope", "tpu_num_cores", "torchdynamo", "use_mps_device", "mp_parameters"),
+    ),
     *ignored("accelerate's", "num_machines", "machine_rank", "main_process_ip", "main_process_port"),
 )

@@ -79,8 +79,8 @@ def write_model(model: PreTrainedModel, output: Path, rank: int, timeout: float)
     return folder, note if written else None
 
 
-def write_tokenizer(tokenizer: Any, output: Path, rank: int, timeout: float) -> Path:
-    """Write a tokenizer to `output/objects/tokenizer-HASH`, as `write_model`.
+def write_tokenizer(tokenizer: Any, output: Path, rank: int, timeout: float) -> tuple[Path, bool]:
+    """Write a tokenizer to `output/objects/tokenizer-HASH`, as `write_model`; return whether this call wrote it, too.
 
     Raises:
         ConfigError: the object is no tokenizer.
@@ -97,8 +97,7 @@ def write_tokenizer(tokenizer: Any, output: Path, rank: int, timeout: float) -> 
             if file.is_file():
                 digest.update(f"{file.relative_to(scratch)}\0".encode() + file.read_bytes())
     folder = output / FOLDER / f"tokenizer-{digest.hexdigest()[:12]}"
-    _place(folder, rank, timeout, tokenizer.save_pretrained)
-    return folder
+    return folder, _place(folder, rank, timeout, tokenizer.save_pretrained)
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -121,12 +120,17 @@ def copy_weights(trained: PreTrainedModel, model: PreTrainedModel) -> None:
         own[name].copy_(tensor)
 
 
-def remove_unused(folders: list[Path]) -> None:
-    """Remove folders that a failed start has made, the innermost first; folders with other files stay."""
-    for folder in folders:
-        if folder.parent.name == FOLDER:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif folder.is_dir() and not any(folder.iterdir()):
+def remove_unused(written: list[Path], made: list[Path]) -> None:
+    """Remove what a failed start has written.
+
+    Args:
+        written: folders of objects.
+        made: folders that it made to hold them, the innermost first; those with other files stay.
+    """
+    for folder in written:
+        shutil.rmtree(folder, ignore_errors=True)
+    for folder in made:
+        if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 

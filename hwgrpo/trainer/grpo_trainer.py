@@ -180,7 +180,7 @@ class Trainer:
         """
         run = self._opened()
         from hwgrpo.training.evaluate import validate
-        from hwgrpo.training.reward_setup import build_rewards, require_ground_truths
+        from hwgrpo.training.reward_setup import build_rewards, require_ground_truths, reward_metrics
         from hwgrpo.training.shared_setup import build_engine, prepare_process
 
         if not self.is_open and run.strategy.world_size > 1:
@@ -203,7 +203,8 @@ class Trainer:
                 parts.callback(rewards.close)
                 engine = build_engine(run.config, run.update.policy, run.tokenizer, run.device)
                 parts.callback(engine.close)
-            return validate(engine, dataset, rewards, run.config, run.strategy, self._step)
+            values = validate(engine, dataset, rewards, run.config, run.strategy, self._step)
+            return values | reward_metrics(rewards, run.strategy)
 
     def save_model(self, folder: str | Path, *, merge: bool = True) -> Path:
         """Write the present model and tokenizer in Hugging Face format; return the folder.
@@ -338,25 +339,29 @@ class Trainer:
             return
         from hwgrpo.trainer import given_model
 
-        settings, trainer, notes = self._config.model, self._config.trainer, []
+        settings, trainer = self._config.model, self._config.trainer
         where = Path(trainer.output_dir), self._host.rank, trainer.process_group_timeout
         above = where[0] / given_model.FOLDER, where[0], *where[0].parents
         made = [folder for folder in above if not folder.exists()]
         given_paths = settings.path, settings.tokenizer
+        written: list[Path] = []
+        notes: list[str] = []
         try:
             if model is not None:
                 folder, note = given_model.write_model(model, *where)
                 settings.path = str(folder)
-                notes += [note] if note else []
-                made = [folder, *made] if note else made
+                if note is not None:
+                    written.append(folder)
+                    notes.append(note)
             if tokenizer is not None:
-                settings.tokenizer = str(given_model.write_tokenizer(tokenizer, *where))
-                made = [Path(settings.tokenizer), *made] if made else made
+                folder, is_new = given_model.write_tokenizer(tokenizer, *where)
+                settings.tokenizer = str(folder)
+                if is_new:
+                    written.append(folder)
             yield notes
         except BaseException:
             settings.path, settings.tokenizer = given_paths
-            if self._host.rank == 0:
-                given_model.remove_unused(made)
+            given_model.remove_unused(written, made)
             raise
 
     def _dataset(self, run: Run, data: Any) -> PromptDataset:

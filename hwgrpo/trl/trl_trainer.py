@@ -123,9 +123,8 @@ class GRPOTrainer:
         self._batches = batches
         self._callbacks = Callbacks(callbacks, self.args, self.state, self._objects)
         self._window = LogWindow()
-        self._started: float | None = None
         self._opened = False
-        self._resume = "auto"
+        self._resume = "auto" if _has_run(self.args.output_dir) else "never"
         self._trainer = self._make(self._resume)
         self._callbacks.call("on_init_end")
 
@@ -185,6 +184,9 @@ class GRPOTrainer:
                 f"output_dir={self.args.output_dir!r} contains a run, which TRL would overwrite; continue it with "
                 "train(resume_from_checkpoint=True), remove it, or give another output_dir"
             )
+        if resume == "auto" and not _has_run(self.args.output_dir):
+            note(f"resume_from_checkpoint: {self.args.output_dir} has no checkpoint; training starts from step 0")
+            resume = self._resume
         if resume != self._resume and not self._opened:
             self._trainer, self._resume = self._make(str(resume)), str(resume)
         trainer, started = self._opened_trainer(), time.monotonic()
@@ -401,8 +403,6 @@ class GRPOTrainer:
 
     def _opened_trainer(self) -> Trainer:
         """Return the run underneath, which a caller is about to open."""
-        if not self._opened and self._resume == "auto" and not _has_run(self.args.output_dir):
-            self._resume = "never"
         self._opened = True
         return self._trainer
 

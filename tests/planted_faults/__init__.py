@@ -12,17 +12,19 @@ from tests.planted_faults import (
     planning,
     rewards,
     rollout,
+    trainer,
     training,
     training_feed,
     training_strategies,
     training_update,
+    trl,
 )
 
 FAULTS = tuple(
     fault
     for folder in (
-        *(algorithms, cli, config, data, imports, models, observe, outside, planning, rewards, rollout),
-        *(training, training_feed, training_strategies, training_update),
+        *(algorithms, cli, config, data, imports, models, observe, outside, planning, rewards, rollout, trainer),
+        *(training, training_feed, training_strategies, training_update, trl),
     )
     for fault in folder.FAULTS
 )

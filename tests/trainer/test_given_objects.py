@@ -3,6 +3,7 @@
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -94,7 +95,7 @@ def test_rows_in_memory_train_as_those_of_a_file(kind: str, files: Path, tmp_pat
     [
         (iter(ROWS), r"data.train: a builtins list_iterator is no sequence of rows.* give a datasets.Dataset, a list"),
         (datasets.Dataset.from_list(ROWS).to_iterable_dataset(), "IterableDataset is no sequence of rows"),
-        (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), r"\(train\), not rows; give one split"),
+        (datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}), r"\(train\), not rows; give one split"),
         (datasets.Dataset.from_list(ROWS).to_pandas(), r"has columns; give its rows: to_dict\('records'\)"),
         ([], "data.train: a builtins list has no rows"),
         ("train.jsonl", "data.train: a builtins str is no sequence of rows"),
@@ -224,22 +225,22 @@ def test_weights_are_one_for_each_function(tmp_path: Path):
         Trainer({}, settings(tmp_path, without=("reward.functions",)), rewards=short, reward_weights=[1, 2])
 
 
+def ones(solution_str, ground_truth):
+    return 1.0
+
+
+def twos(solution_str, ground_truth):
+    return 2.0
+
+
 def test_the_code_of_a_function_is_kept_and_compared(tmp_path: Path, capsys):
-    def score(solution_str, ground_truth):
-        return 1.0
-
-    other = score
-
-    def score(solution_str, ground_truth):
-        return 2.0
-
     without = ("reward.functions",)
-    trained(tmp_path, without=without, rewards=other, steps=1)
+    trained(tmp_path, without=without, rewards={"score": functools.partial(ones)}, steps=1)
     [copy] = (tmp_path / "code").iterdir()
     assert copy.name.endswith("-score.py")
-    assert "return 1.0" in copy.read_text()
+    assert copy.read_text() == "def ones(solution_str, ground_truth):\n    return 1.0\n"
     capsys.readouterr()
-    trained(tmp_path, "observe.progress=plain", without=without, rewards=score, steps=2)
+    trained(tmp_path, "observe.progress=plain", without=without, rewards={"score": twos}, steps=2)
     assert "reward.functions.0.name has changed since the checkpoint" in " ".join(capsys.readouterr().out.split())
 
 
@@ -262,7 +263,7 @@ def model_and_tokenizer():
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def fresh() -> torch.nn.Module:
+def fresh() -> Any:
     return AutoModelForCausalLM.from_pretrained(resolve(MODEL))
 
 

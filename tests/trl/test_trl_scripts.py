@@ -83,8 +83,10 @@ def test_a_script_with_evaluation_and_callbacks(run: Any):
     assert events[-1] == ("evaluate", 3, ["eval_reward", "eval_reward_best", "eval_reward_greedy"])
     assert ("save", 1) in events
     assert ("save", 2) not in events
+    assert {each.name for each in Path("evaluation/checkpoints").iterdir()} == {"step-00000001", "step-00000003"}
     assert [each[1] for each in events if each[0] == "step"] == [1, 2, 3]
-    assert [each[1] for each in events if each[0] == "log" and each[2]] == [2]
+    assert [each[1] for each in events if each[0] == "log" and each[2]] == [1, 2]
+    assert [each[1] for each in events if each[0] == "evaluate"] == [1, 2, 3]
     [evaluated] = [each for each in events if each[0] == "evaluate" and each[1] == 2]
     assert {"eval_reward", "eval_first_reward", "eval_second_reward"} <= {*evaluated[2]}
     assert ("end", 3) in events

@@ -155,6 +155,7 @@ def test_the_config_is_a_dataclass_with_trls_derived_values():
     assert dataclasses.replace(args, beta=0.2).beta == 0.2
     for other in (copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
         assert other.to_dict() == args.to_dict()
+    assert not hasattr(GRPOConfig("o", overwrite_output_dir=True), "overwrite_output_dir")
     args.beta = 0.3  # set later, it counts
     assert import_trl(args.settings()).settings["algorithm.kl.coef"] == 0.3
 

@@ -17,7 +17,7 @@ class Recorder(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         events.append(("step", state.global_step))
         if state.global_step == 1:
-            control.should_save = True
+            control.should_save = control.should_log = control.should_evaluate = True
         if state.global_step == 3:
             control.should_training_stop = True
 

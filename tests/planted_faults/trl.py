@@ -1,0 +1,41 @@
+"""Faults of hwgrpo/trl and of the import of TRL's settings."""
+
+from tests.planted_faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "TRL: epsilon_high is ignored",
+        "imports/trl_algorithm.py",
+        'v["epsilon_high"] if v["epsilon_high"] is not None else v["epsilon"]\n',
+        'v["epsilon"]\n',
+        "trl/test_trl_meaning.py",
+    ),
+    Fault(
+        "TRL: updates between checkpoints are taken for steps",
+        "imports/trl_settings.py",
+        "return -(-updates // per_step)",
+        "return updates",
+        "trl/test_trl_meaning.py",
+    ),
+    Fault(
+        "TRL: the default of the schedule is not applied",
+        "peer_tables/trl_mapped.py",
+        '_SCHEDULE,\n        "linear",',
+        '_SCHEDULE,\n        "constant",',
+        "trl/test_trl_meaning.py",
+    ),
+    Fault(
+        "TRL: a response that no function scored counts with reward 0",
+        "trl/reward_callables.py",
+        "None if all(row) else 0.0",
+        "0.0",
+        "trl/test_trl_trainer.py",
+    ),
+    Fault(
+        "TRL: control.should_save is not obeyed",
+        "trl/trl_trainer.py",
+        "if control.should_save and step.saved is None:",
+        "if False and step.saved is None:",
+        "trl/test_trl_scripts.py",
+    ),
+)
