@@ -82,36 +82,36 @@ def devices(v: TrlSettings) -> Iterator[Converted]:
         raise ConfigError("ACCELERATE_USE_MEGATRON_LM=true: there is no Megatron here; use FSDP or DeepSpeed")
     sharding, config = v["fsdp"], mapping_file(v, "fsdp_config")
     listed = " ".join(sharding) if isinstance(sharding, list) else str(sharding or "")
-    words = {"true": ["full_shard"], "false": []}.get(listed.lower(), listed.replace(",", " ").split())
+    options = {"true": ["full_shard"], "false": []}.get(listed.lower(), listed.replace(",", " ").split())
     zero = mapping_file(v, "deepspeed")
     by_fsdp = environment.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     by_zero = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
-    if words and zero:
+    if options and zero:
         yield Refusal("deepspeed", v["deepspeed"], "fsdp shards the model already", "one of both")
     elif zero or by_zero:
         yield from _deepspeed(zero, environment)
-    elif words or by_fsdp:
-        yield from _fsdp(words, config, environment)
+    elif options or by_fsdp:
+        yield from _fsdp(options, config, environment)
     yield Remark(("fsdp", "fsdp_config", "deepspeed"), "as here")
     yield Remark(("ds3_gather_for_generation",), "the local engine gathers module by module, other engines get copies")
     if v.is_given("ddp_timeout"):
         yield Assignment("trainer.process_group_timeout", float(v["ddp_timeout"]), ("ddp_timeout",))
 
 
-def _fsdp(words: list[str], config: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Converted]:
+def _fsdp(options: list[str], config: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[Converted]:
     """Convert FSDP; transformers' keys may begin with fsdp_, accelerate's variables do with FSDP_."""
     values = {key.removeprefix("fsdp_"): value for key, value in config.items()}
     values |= {
         key.removeprefix("FSDP_").lower(): value for key, value in environment.items() if key.startswith("FSDP_")
     }
     sharding = str(values.get("sharding_strategy", values.get("reshard_after_forward", ""))).lower()
-    if "no_shard" in (*words, sharding):
+    if "no_shard" in (*options, sharding):
         yield Assignment("trainer.strategy", "ddp", ("fsdp",))
         return
     yield Assignment("trainer.strategy", "fsdp2", ("fsdp", "fsdp_config"))
-    keeps = bool({"shard_grad_op", "false"} & {*words, sharding})
+    keeps = bool({"shard_grad_op", "false"} & {*options, sharding})
     yield Assignment("trainer.fsdp2.reshard_after_forward", not keeps, ("fsdp", "fsdp_config"))
-    offloads = "offload" in words or str(values.get("offload_params", "false")).lower() == "true"
+    offloads = "offload" in options or str(values.get("offload_params", "false")).lower() == "true"
     yield Assignment("trainer.fsdp2.offload", offloads, ("fsdp", "fsdp_config"))
 
 

@@ -1,0 +1,59 @@
+"""What scripts of TRL import beside the trainer."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.trl import (
+    GRPOConfig,
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_kbit_device_map,
+    get_peft_config,
+    get_quantization_config,
+)
+from hwgrpo.trl.peft_settings import lora_settings, quantize_setting
+from tests.trl.write_fields import FILE
+
+
+def test_the_fields_and_defaults_are_trls():
+    lines = [line.split(" ", 2) for line in FILE.read_text().splitlines()]
+    for ours, name in ((ModelConfig, "ModelConfig"), (ScriptArguments, "GRPOScriptArguments")):
+        trls = {key: json.loads(text) for kind, key, text in lines if kind == name}
+        own = {field.name: field.default for field in dataclasses.fields(ours)}
+        assert own == {key: trls[key] for key in own}
+        assert trls.keys() - own.keys() <= {"reward_funcs", "reward_model_name_or_path"}
+
+
+def test_a_file_and_arguments_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A_VARIABLE", "before")
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "learning_rate: 1e-5\nnum_generations: 4\ndataset_name: d\nuse_peft: true\nenv: {A_VARIABLE: after}\n"
+    )
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))  # pyright: ignore[reportArgumentType]
+    script, args, model = parser.parse_args_and_config(["--config", str(file), "--num_generations", "8"])
+    assert (script.dataset_name, args.learning_rate, args.num_generations, model.use_peft) == ("d", 1e-5, 8, True)
+    assert os.environ["A_VARIABLE"] == "after"
+    file.write_text("nothing: 1\n")
+    with pytest.raises(ConfigError, match=r"unknown keys nothing"):
+        parser.parse_args_and_config(["--config", str(file)])
+    *_, rest = parser.parse_args_and_config(
+        ["--config", str(file), "--other", "2"], return_remaining_strings=True, fail_with_unknown_args=False
+    )
+    assert rest == ["--nothing", "1", "--other", "2"]
+
+
+def test_the_helpers_give_what_the_trainer_reads():
+    assert (get_peft_config(ModelConfig()), get_quantization_config(ModelConfig())) == (None, None)
+    config = ModelConfig(use_peft=True, lora_target_modules=["all-linear"], load_in_4bit=True)
+    settings = lora_settings(get_peft_config(config), None)
+    assert settings["model.lora.rank"] == 16
+    assert settings["model.lora.target_modules"] == ["all-linear"]
+    assert quantize_setting(get_quantization_config(config), adapters=True) == {"model.quantize": "nf4"}
+    assert get_kbit_device_map() is None
