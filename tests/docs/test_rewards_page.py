@@ -68,8 +68,11 @@ def test_a_reward_scores_the_rows_of_the_page_as_it_says(name: str):
         truth = text(row.get("ground truth", ""))
         truths = yaml.safe_load(truth) if re.fullmatch(r"\[.+, .+\]", truth) else truth
         arguments = of_all | (yaml.safe_load(text(row.get("arguments", "")) or "{}"))
+        expected = pytest.approx(float(row["reward"]), abs=5.1e-4)
         found = score(name, text(row["response"]), truths, arguments)
-        assert found == pytest.approx(float(row["reward"]), abs=5.1e-4), row
+        if name == "math" and found != expected:  # its timer is a clock: beside other work a comparison needs longer
+            found = score(name, text(row["response"]), truths, arguments | {"timeout": 60})
+        assert found == expected, row
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "bash"), ids=lambda block: re.findall(r"runs/(\w+)", block)[0])
