@@ -88,6 +88,8 @@ def devices(v: TrlSettings) -> Iterator[Converted]:
     by_zero = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     if options and zero:
         yield Refusal("deepspeed", v["deepspeed"], "fsdp shards the model already", "one of both")
+    elif v.prompts is not None and v.world_size() == 1:  # a script that runs now, not a recipe for later
+        yield Remark(("fsdp", "fsdp_config", "deepspeed"), "one process: there is nothing to shard")
     elif zero or by_zero:
         yield from _deepspeed(zero, environment)
     elif options or by_fsdp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -311,7 +312,13 @@ class GRPOTrainer:
             output_dir: the folder; None: output_dir of the arguments.
         """
         del _internal_call
-        self._opened_trainer().save_model(output_dir or str(self.args.output_dir), merge=False)
+        folder, trainer = output_dir or str(self.args.output_dir), self._opened_trainer()
+        name = "final-adapter" if self._settings.get("model.lora.rank") else "final"
+        written = Path(str(self.args.output_dir)) / name
+        if self.args.world_size == 1 or trainer.is_open or not written.is_dir():
+            trainer.save_model(folder, merge=False)
+        elif self.is_world_process_zero():  # the ranks of an ended run have no common model; this is its last one
+            shutil.copytree(written, folder, dirs_exist_ok=True)
 
     def save_state(self) -> None:
         """Write the state as trainer_state.json."""

@@ -239,6 +239,12 @@ def test_plug_ins_of_accelerate_launch_are_strategies(environment: dict[str, str
     assert {key: found[key] for key in expected} == expected
 
 
+def test_a_script_in_one_process_shards_nothing():
+    for processes, expected in (("1", None), ("2", "fsdp2")):
+        settings = trl_settings({"fsdp": "full_shard"}, {"WORLD_SIZE": processes}, prompts=8)
+        assert import_trl(settings).settings.get("trainer.strategy") == expected
+
+
 def test_a_deepspeed_file_is_read(tmp_path: Path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}))
