@@ -366,7 +366,7 @@ class _Script:
 
     def _expand(self, word: Word, *, split: bool = True, unset: str | None = None) -> list[str]:
         """Return the fields that a word becomes; a variable that is not set is `unset`, or a mark."""
-        fields, now, begun = [], "", False
+        fields, now, begun, vanishes = [], "", False, False
         for part in word.parts:
             if not part.expands:
                 now, begun = now + part.text, True
@@ -378,12 +378,13 @@ class _Script:
                 values = [piece for value in values for piece in value.split()] if values else []
             elif not split or not re.match(r"\$(?:@|\{@|\{\w+\[@)", part.text):
                 values = [" ".join(values)]
+            vanishes = vanishes or not values  # "$@" without arguments is no field
             for i, value in enumerate(values):
                 if i:
                     fields.append(now)
                     now = ""
                 now, begun = now + value, True
-        return [*fields, now] if begun else fields
+        return [*fields, now] if begun and (now or not vanishes) else fields
 
     def _expansion(self, source: str) -> list[str]:
         if source.startswith("$(("):

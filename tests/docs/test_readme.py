@@ -27,6 +27,10 @@ INLINE = {
     "hwgrpo kernels": "hwgrpo kernels",
     "hwgrpo train mine.yaml --dry-run": "hwgrpo train tiny_sort --dry-run",  # mine.yaml: the test below
     "hwgrpo train mine.yaml": "hwgrpo train tiny_sort --print-config",
+    "hwgrpo train --from verl run.sh": (
+        "hwgrpo export --to verl tiny_sort --output run.sh"
+        " && hwgrpo train --from verl run.sh --dry-run --set 'reward.functions=[exact_match]'"
+    ),
 }
 """Command in a sentence -> its form for any machine: less work, or a dry run (exit code 1 without the device)."""
 

@@ -107,6 +107,8 @@ def test_lists_of_commands_are_read_as_bash_runs_them(script: str, value: str):
 
 def test_arguments_of_the_script_are_passed_where_it_says():
     assert read(f'{COMMAND} a.b=1 "$@" a.c=2', "a.d=3").arguments == ["a.b=1", "a.d=3", "a.c=2"]
+    without = read(f'{COMMAND} a.b=1 "$@"')
+    assert (without.arguments, without.notices) == (["a.b=1"], [])
     assert read(f"E=${{1:-vllm}}\n{COMMAND} a.b=$E $@", "a.d=3").arguments == ["a.b=vllm", "a.d=3"]
     assert read(f"E=${{1:-vllm}}\n{COMMAND} a.b=$E $@", "sglang", "a.d=3").arguments == ["a.b=sglang", "a.d=3"]
     command = read(f"{COMMAND} a.b=1", "a.d=3")
