@@ -20,11 +20,13 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     [(name, file)] = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
     Path(name).write_text(file)
     commands = re.findall(r"^hwgrpo (.*)$", text, re.MULTILINE)
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
         assert main(shlex.split(command)) == 0, command
     shown = capsys.readouterr()
     assert "2 steps of 8 prompts x 8 samples" in shown.out
+    assert "num_generations: 8" not in Path("grpo_again.yaml").read_text()  # its default
+    assert "learning_rate: 0.0001" in Path("grpo_again.yaml").read_text()
     for row in table(PAGE, "group", "meaning"):
         assert row["group"] == "Refused" or f"{row['group']} (" in shown.err
 
