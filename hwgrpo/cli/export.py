@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a checkpoint (RUN/checkpoints/step-00000050), or of a run: its newest; with --to, a recipe",
     )
     parser.add_argument(
-        "rest",
+        "overrides",
         nargs="*",
         metavar="OUT|KEY=VALUE",
         help="output folder: safetensors, configuration, tokenizer; with --to, settings that override the recipe",
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
         return _export_settings(args)
     if args.output is not None or args.devices is not None:
         raise ConfigError(f"--{'output' if args.output is not None else 'devices'} is an option of --to")
-    if len(args.rest) != 1:
+    if len(args.overrides) != 1:
         raise ConfigError(f"name one output folder: hwgrpo export {args.source} OUT")
     if args.max_shard_size is not None and args.adapter:
         raise ConfigError("--max-shard-size cannot be combined with --adapter: an adapter is one file")
     if args.max_shard_size is not None and not re.fullmatch(r"[1-9]\d*(KB|MB|GB)", args.max_shard_size):
         raise ConfigError(f"--max-shard-size {args.max_shard_size}: use an integer and KB, MB or GB, e.g. 500MB")
-    out = Path(args.rest[0])
+    out = Path(args.overrides[0])
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists; use another folder, or remove it")
 
@@ -111,7 +111,7 @@ def _export_settings(args: argparse.Namespace) -> int:
         raise ConfigError("--merge, --adapter and --max-shard-size are of a checkpoint; leave them out beside --to")
     if args.devices is not None and (args.to != "verl" or args.devices < 1):
         raise ConfigError(f"--devices {args.devices}: it is a number of at least 1, of --to verl")
-    config = load_config(args.source, args.rest, data_may_be_missing=True, variables_may_be_missing=True)
+    config = load_config(args.source, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     if args.to == "verl":
         exported = export_verl(config, args.devices or 8)
         text = verl_script(exported, args.source)

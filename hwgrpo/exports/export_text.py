@@ -14,9 +14,7 @@ from hwgrpo.imports.recipe_text import compact
 from hwgrpo.peer_tables.peer_row import UNSET
 from hwgrpo.peer_tables.verl_names import ROWS
 
-_PLAIN = re.compile(r"[\w./~:@+-]+")
-_ADDED = ("actor_rollout_ref.model.override_config.", "algorithm.filter_groups.", "reward.")
-"""Keys that not every version of verl's configuration has: `++` adds or overrides them."""
+_PLAIN = re.compile(r"[\w./:@+-]+")
 
 
 def verl_script(exported: Exported, source: str) -> str:
@@ -27,7 +25,8 @@ def verl_script(exported: Exported, source: str) -> str:
         source: name of the recipe.
     """
     arguments = [shlex.quote(f"{_added(key)}{key}={hydra_value(value)}") for key, value in exported.settings.items()]
-    lines = ["#!/usr/bin/env bash", *_comments(exported, source), "set -euo pipefail"]
+    version = "# Keys of verl since mid-2026; earlier versions have no reward.* and refuse it."
+    lines = ["#!/usr/bin/env bash", *_comments(exported, source), version, "set -euo pipefail"]
     lines.append("python3 -m verl.trainer.main_ppo \\")
     lines += [f"    {argument} \\" for argument in arguments]
     return "\n".join([*lines, '    "$@"']) + "\n"
@@ -62,7 +61,8 @@ def hydra_value(value: Any) -> str:
 
 
 def _added(key: str) -> str:
-    return "" if key in ROWS and not key.startswith(_ADDED) else "++"
+    """Return the mark of a key that verl's configuration does not have before it is set."""
+    return "" if key in ROWS and ".override_config." not in key else "++"
 
 
 def _comments(exported: Exported, source: str) -> Iterator[str]:

@@ -21,6 +21,8 @@ _REASONS = {
     "data.max_prompt_tokens": "TRL has no limit of prompts",
     "data.overlong": "TRL has no limit of prompts",
     "reward.functions": "TRL names functions of modules; accuracy_reward is math",
+    "rollout.stop": "without vLLM TRL does not pass them on",
+    "algorithm.aggregation.name": "TRL's luspo has it for ratios of sequences alone",
     "rollout.engine": "TRL's engines are transformers and vLLM",
     "model.dtype": "TRL has no auto",
     "algorithm.advantage.eps": "TRL adds 1e-4",
@@ -108,7 +110,9 @@ def _data(config: Config) -> Iterator[tuple[str, Any]]:
         yield "eval_strategy", "steps"
         yield "eval_steps", t.validate_every * per_step
         yield "eval_on_start", t.validate_at_start
-        yield "num_generations_eval", t.validation_n
+        samples = max(1, t.validation_n)
+        yield "num_generations_eval", samples
+        yield "per_device_eval_batch_size", samples  # TRL's must be divisible by it
 
 
 def _batches(config: Config) -> Iterator[tuple[str, Any]]:
@@ -139,7 +143,8 @@ def _loss(config: Config) -> Iterator[tuple[str, Any]]:
     a = config.algorithm
     sequence = a.loss.name == "gspo"
     wanted = "ppo_clip" if sequence else a.loss.name, a.aggregation.name
-    names = [name for name, pair in LOSSES.items() if pair == wanted]
+    # TRL's luspo weighs padding, too, unless the ratio is that of sequences
+    names = [name for name, pair in LOSSES.items() if pair == wanted and (sequence or name != "luspo")]
     if not names:
         return
     kind = "dapo" if "dapo" in names else names[0]
@@ -210,10 +215,10 @@ def _reward_name(function: RewardFunctionConfig) -> str | None:
 
 def _engine(config: Config) -> Iterator[tuple[str, Any]]:
     r = config.rollout
-    if r.stop:
-        yield "generation_kwargs", {"stop": list(r.stop)}
     if r.engine not in ("vllm", "vllm_server"):
         return
+    if r.stop:
+        yield "generation_kwargs", {"stop": list(r.stop)}
     yield "use_vllm", True
     yield from _choice("vllm_mode", r.engine)
     if r.max_model_len is not None:

@@ -17,7 +17,15 @@ from hwgrpo.peer_tables.verl_names import ROWS, VERL
 _LOSS, _CORRECTION = ACTOR + "policy_loss.", "algorithm.rollout_correction."
 _FUNCTION = "reward.custom_reward_function."
 _OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
+_TOKENS = 16384
+"""verl's default of ppo_max_token_len_per_gpu."""
 _REASONS = {
+    "data.validation": "verl reads a file always; nothing is validated",
+    "trainer.tokens_per_micro_batch": "verl needs one",
+    "trainer.tensor_parallel_size": "verl's FSDP has none",
+    "optim.name": "verl gives all parameters to one optimizer",
+    "optim.schedule": "verl's are constant and cosine",
+    "model.lora.dropout": "verl's FSDP has none",
     "reward.functions": "verl scores a row by its data_source, or all by one function of a file",
     "rollout.engine": "verl's engines are vLLM and SGLang",
     "algorithm.loss.dual_clip": "verl always has one",
@@ -67,6 +75,10 @@ def _data(config: Config) -> Iterator[tuple[str, Any]]:
     yield "data.train_files", d.train
     if d.validation is not None:
         yield "data.val_files", d.validation
+    elif not str(d.train).startswith("task://"):
+        yield "data.val_files", d.train
+        yield "trainer.val_before_train", False
+        yield "trainer.test_freq", -1
     if d.overlong == "filter":
         yield "data.filter_overlong_prompts", True
     else:
@@ -84,13 +96,17 @@ def _batches(config: Config) -> Iterator[tuple[str, Any]]:
     yield "data.train_batch_size", t.prompts_per_step
     yield ACTOR + "ppo_mini_batch_size", update
     yield ROLLOUT + "n", config.rollout.n
-    if t.tokens_per_micro_batch is not None:
-        yield ACTOR + "use_dynamic_bsz", True
-        yield ACTOR + "ppo_max_token_len_per_gpu", t.tokens_per_micro_batch
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    yield ACTOR + "use_dynamic_bsz", True
+    yield ACTOR + "ppo_max_token_len_per_gpu", t.tokens_per_micro_batch or max(_TOKENS, longest)
     yield ACTOR + "grad_clip", o.grad_clip
     if o.warmup_steps and o.warmup_steps % updates == 0:
         yield ACTOR + "optim.lr_warmup_steps", o.warmup_steps // updates
     yield ACTOR + "optim.min_lr_ratio", o.min_lr_ratio
+    if o.name == "adamw_8bit":
+        yield ACTOR + "optim.optimizer_impl", "bitsandbytes.optim"
+    elif o.name == "muon":  # torch's takes matrices alone
+        yield ACTOR + "optim.optimizer", "AdamW"
 
 
 def _adapters(config: Config) -> Iterator[tuple[str, Any]]:
@@ -103,8 +119,6 @@ def _adapters(config: Config) -> Iterator[tuple[str, Any]]:
     targets = [each.removeprefix("re:") for each in adapter.target_modules]
     is_one = len(targets) == 1 and (targets != adapter.target_modules or targets == ["all-linear"])
     yield MODEL + "target_modules", targets[0] if is_one else adapter.target_modules
-    if adapter.dropout:
-        yield MODEL + "lora.dropout", adapter.dropout
 
 
 def _algorithm(config: Config) -> Iterator[tuple[str, Any]]:
@@ -182,16 +196,15 @@ def _rewards(config: Config) -> Iterator[tuple[str, Any]]:
 
 def _engine(config: Config) -> Iterator[tuple[str, Any]]:
     r, t = config.rollout, config.trainer
-    engines = {"auto": "vllm", "vllm": "vllm", "vllm_server": "vllm", "sglang_server": "sglang", "local": "hf"}
-    engine = engines.get(r.engine, "vllm")
+    engine = "sglang" if r.engine == "sglang_server" else "vllm"
     yield ROLLOUT + "name", engine
+    yield ROLLOUT + "tensor_model_parallel_size", r.tensor_parallel_size
     yield from ((f"{ROLLOUT}engine_kwargs.{engine}.{key}", value) for key, value in r.engine_kwargs.items())
     if r.max_model_len is not None:
         yield ROLLOUT + "max_model_len", r.max_model_len
     if t.strategy == "fsdp2":
         yield ACTOR + "strategy", "fsdp2"
     yield ACTOR + "ulysses_sequence_parallel_size", t.sequence_parallel_size
-    yield ACTOR + "megatron.tensor_model_parallel_size", t.tensor_parallel_size
     yield ACTOR + "fsdp_config.offload_policy", t.fsdp2.offload
     yield ACTOR + "fsdp_config.optimizer_offload", t.offload == "optimizer"
     if config.model.dtype != "auto":

@@ -102,7 +102,7 @@ _ACTOR = section(
         "optim.lr_scheduler_type",
         "optim.schedule",
         "constant",
-        values={name: name for name in ("constant", "cosine", "linear")},
+        values={name: name for name in ("constant", "cosine")},
     ),
     joint("optim.min_lr_ratio", "optim.min_lr_ratio", 0.0),
     joint("optim.min_lr", "optim.min_lr_ratio", 0.0, "it is a share of optim.lr"),

@@ -147,6 +147,12 @@ VERL: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("trainer.validation_n=0",), {}),
     (("rollout.top_k=50",), {R + "top_k": 50}),
     (("trainer.tokens_per_micro_batch=8192",), {A + "use_dynamic_bsz": True, A + "ppo_max_token_len_per_gpu": 8192}),
+    ((), {A + "use_dynamic_bsz": True, R + "tensor_model_parallel_size": 1, R + "name": "vllm"}),
+    (("data.max_prompt_tokens=20000",), {A + "ppo_max_token_len_per_gpu": 20512}),
+    (
+        ("optim.name=adamw_8bit",),
+        {A + "optim.optimizer": "AdamW8bit", A + "optim.optimizer_impl": "bitsandbytes.optim"},
+    ),
     ((), {"reward.custom_reward_function.path": "rewards/mine.py", "reward.custom_reward_function.name": "score"}),
 ]
 
@@ -199,6 +205,46 @@ def test_settings_of_trl_mean_the_same_there(overrides, expected, tmp_path):
     result, _ = exported("trl", config, tmp_path)
     assert expected.items() <= result.settings.items()
     check("trl", config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("project", "setting", "not_written"),
+    [
+        ("verl", ("optim.schedule=linear",), "lr_scheduler_type"),
+        ("verl", ("optim.name=muon",), "optimizer"),
+        ("verl", ("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"), "megatron"),
+        ("verl", ("model.lora.rank=8", "model.lora.dropout=0.1"), "dropout"),
+        ("trl", ("rollout.stop=[END]",), "generation_kwargs"),
+        ("trl", ("algorithm.aggregation.name=seq-mean-token-sum",), "loss_type"),
+    ],
+)
+def test_what_the_project_refuses_or_does_not_pass_on_is_lost(project, setting, not_written, tmp_path):
+    result, _ = exported(project, recipe(*setting), tmp_path)
+    assert setting[-1].partition("=")[0] in {each.key for each in result.lost}
+    assert not [key for key in result.settings if not_written in key]
+
+
+def test_a_recipe_without_validation_has_none_in_verl(tmp_path):
+    result, _ = exported("verl", recipe(), tmp_path)
+    assert result.settings["data.val_files"] == "train.parquet"
+    assert result.settings["trainer.val_before_train"] is False
+    assert "trainer.test_freq" not in result.settings  # verl's default is never
+    assert "data.validation" in {each.key for each in result.lost}
+
+
+def test_evaluations_of_trl_have_a_batch_that_its_samples_divide(tmp_path):
+    both = ("data.train=org/name", "data.validation=org/name", "trainer.validate_every=2", "trainer.validation_n=5")
+    result, _ = exported("trl", recipe(*both), tmp_path)
+    assert (result.settings["num_generations_eval"], result.settings["per_device_eval_batch_size"]) == (5, 5)
+
+
+def test_hydra_may_add_only_keys_that_its_configuration_cannot_have(tmp_path):
+    text = verl_script(
+        export_verl(recipe("data.train=~/x.parquet", "data.chat_template_kwargs={thinking: true}")), "it"
+    )
+    assert text.count("++") == 1
+    assert "++data.apply_chat_template_kwargs.thinking=True" in text
+    assert """'data.train_files="~/x.parquet"'""" in text
 
 
 def test_what_is_lost_has_both_values_and_the_reason():
