@@ -160,6 +160,22 @@ def test_an_unknown_piece_of_a_name_is_left_out_and_of_a_setting_an_error(tmp_pa
     assert any("trainer.experiment_name: run.sh, line 1" in notice for notice in notices)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.train_files=\"['$DATA/a.parquet','$DATA/b.parquet']\"",
+        'data.train_files="[[$DATA]]"',
+        'reward.custom_reward_function.reward_kwargs="{a: {b: $DATA}}"',
+        'reward.custom_reward_function.reward_kwargs="{$DATA: 1}"',
+    ],
+)
+def test_an_unknown_piece_within_a_list_or_a_mapping_is_an_error(setting: str, tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {setting}\n")
+    with pytest.raises(ConfigError, match=r"is not known: run.sh, line 1: the variable DATA is not set"):
+        read_verl(str(script), [], {})
+
+
 def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(
