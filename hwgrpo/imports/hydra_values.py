@@ -64,7 +64,7 @@ class _ValueReader:
         hidden = re.sub(r"'[^']*'|\"[^\"]*\"|\\.", "", self._text)
         while (shorter := re.sub(r"\[[^][{}()]*\]|\{[^][{}()]*\}|\([^][{}()]*\)", "", hidden)) != hidden:
             hidden = shorter
-        if "," in hidden:
+        if "," in hidden and "\ue000" not in hidden:  # what is not known may have the quotes
             raise ConfigError(
                 f"{self._key}={self._text}: Hydra reads the comma as a sweep over several runs, which verl refuses; a "
                 f"list is {self._key}=[{self._text}], a text with commas {self._key}='{self._text}'"

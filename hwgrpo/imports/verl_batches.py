@@ -156,9 +156,9 @@ def optimizer(v: VerlSettings) -> Iterator[Converted]:
 def _warmup(v: VerlSettings) -> Iterator[Converted]:
     steps, share, total = _OPTIM + "lr_warmup_steps", _OPTIM + "lr_warmup_steps_ratio", "trainer.total_training_steps"
     updates = v[_EPOCHS] * v[_BATCH] // v[_MINI]
-    counted = v[steps]
+    counted = v[steps] or 0
     origins: tuple[str, ...] = (steps,)
-    if counted < 0:
+    if counted <= 0:  # as in verl's engine
         origins = (share, steps)
         if v[share] and not v[total]:
             why = "the number of steps follows from the data"

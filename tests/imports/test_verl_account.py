@@ -126,6 +126,25 @@ def test_an_unknown_key_or_an_illegal_value_is_an_error(override: str, message: 
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.train_batch_size",
+        "algorithm.adv_estimator",
+        "trainer.resume_mode",
+        f"{ACTOR}ppo_epochs",
+        f"{ACTOR}policy_loss.loss_mode",
+        f"{ACTOR}optim.lr_warmup_steps_ratio",
+        "actor_rollout_ref.model.path",
+    ],
+)
+def test_null_is_an_error_that_names_the_default(key: str):
+    with pytest.raises(ConfigError) as error:
+        imported(f"{key}=null")
+    default = ROWS[key].default
+    assert f"{key}=null: verl needs a value; leave the key out for the default {default!r}" in str(error.value)
+
+
 def test_all_unknown_keys_are_named_at_once():
     with pytest.raises(ConfigError) as error:
         imported("data.one=1", "trainer.two=2")

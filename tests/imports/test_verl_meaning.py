@@ -131,6 +131,19 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (f"{ACTOR}optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=200"),
         {"optim.warmup_steps": 80, "trainer.max_steps": 200},
     ),
+    # 0 steps leave it to the share in verl's engine, as -1 and null do
+    *(
+        (
+            (
+                f"{ACTOR}optim.lr_warmup_steps={none}",
+                f"{ACTOR}optim.lr_warmup_steps_ratio=0.1",
+                "trainer.total_training_steps=100",
+            ),
+            {"optim.warmup_steps": 40},
+        )
+        for none in ("0", "-1", "null")
+    ),
+    ((f"{ACTOR}optim.lr_warmup_steps=null",), {"optim.warmup_steps": 0}),
     (
         (f"{ACTOR}optim.lr_scheduler_type=cosine", f"{ACTOR}optim.min_lr=5e-7"),
         {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.5},
