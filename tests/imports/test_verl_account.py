@@ -85,7 +85,6 @@ def test_a_key_without_counterpart_is_refused_by_name(row: PeerRow):
         ("actor_rollout_ref.rollout.max_model_len=100", "1024 tokens"),
         (f"{ACTOR}lora.enable=True", "rank"),
         ("data.gen_batch_size=2048", "data.train_batch_size"),
-        ("actor_rollout_ref.rollout.val_kwargs.do_sample=True", "at a temperature above 0"),
     ],
 )
 def test_a_value_without_counterpart_is_refused_by_name(override: str, why: str):
@@ -94,6 +93,20 @@ def test_a_value_without_counterpart_is_refused_by_name(override: str, why: str)
     [refused] = imported(override, base=base).refused()
     assert refused.key == key
     assert why in refused.note
+
+
+def test_modules_of_megatron_that_have_no_name_here_are_refused():
+    targets = "actor_rollout_ref.model.lora.target_modules"
+    [refused] = imported("actor_rollout_ref.model.lora.rank=8", f"{targets}=[linear_q_down_proj]").refused()
+    assert refused.key == targets
+    assert "linear_qkv" in refused.note
+
+
+def test_greedy_validation_with_do_sample_has_a_note():
+    sampled = "actor_rollout_ref.rollout.val_kwargs.do_sample"
+    [entry] = [each for each in imported(f"{sampled}=True").entries if each.key == sampled]
+    assert entry.group == "ignored"
+    assert "greedy, because the temperature is 0" in entry.note
 
 
 def test_all_refused_keys_are_shown_at_once_and_left_out_as_comments(tmp_path: Path):

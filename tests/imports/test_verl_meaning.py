@@ -184,6 +184,16 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (f"{MODEL}lora_rank=16", f"{MODEL}target_modules='.*q_proj'"),
         {"model.lora.target_modules": ["re:.*q_proj"]},
     ),
+    (
+        (f"{MODEL}lora.rank=8", f"{MODEL}lora.target_modules=[linear_qkv,linear_proj,linear_fc1,linear_fc2]"),
+        {
+            "model.lora.target_modules": [
+                *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            ]
+        },
+    ),
+    ((f"{MODEL}lora_rank=8", f"{MODEL}target_modules=[q_proj]"), {"model.lora.target_modules": ["q_proj"]}),
+    ((f"{ROLLOUT}val_kwargs.do_sample=True",), {"trainer.validation_n": 0}),
     ((f"{ROLLOUT}name=hf",), {"rollout.engine": "local"}),
     ((f"{ROLLOUT}top_k=50",), {"rollout.top_k": 50}),
     ((f"{ROLLOUT}free_cache_engine=False",), {"rollout.engine": "auto", "rollout.sleep_mode": "never"}),
