@@ -30,7 +30,7 @@ def parse_override(text: str) -> Override:
     """Return an override of Hydra's command line.
 
     Raises:
-        ConfigError: it is none, or its value is not closed.
+        ConfigError: it is none, its value is not closed, or it is a sweep over several values.
     """
     found = _OVERRIDE.fullmatch(text.strip())
     if found is None or (found[3] is None and found[1] != "~"):
@@ -51,9 +51,25 @@ class _ValueReader:
     def all(self) -> Any:
         """Return the value that the text is."""
         if self._text[:1] not in ("[", "{", "'", '"'):
-            return _primitive(self._text)
+            return _primitive(self._single())
         value = self._value("")
-        return value if self._at == len(self._text) else _primitive(self._text)
+        return value if self._at == len(self._text) else _primitive(self._single())
+
+    def _single(self) -> str:
+        """Return the text, which is one value.
+
+        Raises:
+            ConfigError: commas outside quotes and brackets make it a sweep.
+        """
+        hidden = re.sub(r"'[^']*'|\"[^\"]*\"|\\.", "", self._text)
+        while (shorter := re.sub(r"\[[^][{}()]*\]|\{[^][{}()]*\}|\([^][{}()]*\)", "", hidden)) != hidden:
+            hidden = shorter
+        if "," in hidden and "\ue000" not in hidden:  # what is not known may have the quotes
+            raise ConfigError(
+                f"{self._key}={self._text}: Hydra reads the comma as a sweep over several runs, which verl refuses; a "
+                f"list is {self._key}=[{self._text}], a text with commas {self._key}='{self._text}'"
+            )
+        return self._text
 
     def _blanks(self) -> str:
         """Skip blanks; return the next character, "" at the end."""

@@ -71,6 +71,10 @@ def _same(v: PeerSettings) -> Iterator[Converted]:
             if row.default is UNSET or row.default is None:
                 continue
             value = row.default
+        if row.values and not row.values[value]:
+            legal = ", ".join(each for each, here in row.values.items() if here)
+            yield Refusal(row.key, value, f"{row.here} has no such choice", legal)
+            continue
         if row.values:
             value = row.values[value].partition(" | ")[0]
         elif not isinstance(value, list | dict) and value in row.replaces:

@@ -11,6 +11,17 @@ from hwgrpo.errors import ConfigError, choice_error, nearest, shown
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
 
+NULL_COUNTS = (
+    *(f"actor_rollout_ref.model.{each}" for each in ("lora_rank", "lora.rank")),
+    *(f"actor_rollout_ref.actor.clip_ratio_{each}" for each in ("low", "high", "c")),
+    *(f"actor_rollout_ref.actor.optim.{each}" for each in ("lr_warmup_steps", "min_lr", "min_lr_ratio")),
+    "checkpointing.keep_top_k",
+    "actor_train.model_args.lora_rank",
+)
+"""Numbers with a default whose null the projects read, too."""
+NEVER_NULL = ("actor_rollout_ref.model.path",)
+"""Texts that are read, and have a default."""
+
 
 @dataclass
 class PeerSettings:
@@ -27,11 +38,23 @@ class PeerSettings:
     """A further name, as it was written, of a setting that is given -> its name in the tables."""
 
     def __getitem__(self, key: str) -> Any:
-        """Return the value of a key, the project's default where it is not given, None where it has none."""
-        if key in self.given:
-            return self.given[key]
-        default = self.names.rows[key].default
-        return None if default is UNSET else default
+        """Return the value of a key, the project's default where it is not given, None where it has none.
+
+        Raises:
+            ConfigError: it is null, and no number or choice of the project.
+        """
+        row = self.names.row_of(key) or self.names.rows[key]
+        default = None if row.default is UNSET else row.default
+        if key not in self.given:
+            return default
+        counts = row.values or {"int", "number"} & {*row.type.split("|")} or key in NEVER_NULL
+        if self.given[key] is None and default is not None and counts and key not in NULL_COUNTS:
+            choices = f", or choose one of: {', '.join(row.values)}" if row.values else ""
+            raise ConfigError(
+                f"{self.written[key]}=null: {self.names.project} needs a value; leave the key out for the default "
+                f"{shown(default)}{choices}"
+            )
+        return self.given[key]
 
     def is_given(self, key: str) -> bool:
         """Return whether a key is given a value."""

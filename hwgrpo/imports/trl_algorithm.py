@@ -39,7 +39,12 @@ def loss(v: TrlSettings) -> Iterator[Converted]:
     origins = ("epsilon_high",) if v["epsilon_high"] is not None else ("epsilon",)
     if kind == "cispo":
         yield Assignment("algorithm.loss.clip_low", 1.0, ("loss_type",), "the ratio has no lower bound")
-        yield Assignment("algorithm.loss.clip_high", round(high - 1, 12), origins, f"ratios up to {high:g}")
+        note = (
+            ""
+            if v["epsilon_high"] is not None
+            else "; TRL caps by epsilon where epsilon_high is not set (5.0 is usual)"
+        )
+        yield Assignment("algorithm.loss.clip_high", round(high - 1, 12), origins, f"ratios up to {high:g}{note}")
     elif kind in ("sapo", "vespo"):
         yield Remark(("epsilon", "epsilon_high"), f"{kind} does not clip")
     else:
@@ -114,6 +119,9 @@ def correction(v: TrlSettings) -> Iterator[Converted]:
         return
     if top is None and v[low] is None and v[mode].endswith("truncate"):
         yield Refusal(mode, v[mode], "it needs a bound", f"{high}=3.0")
+        return
+    if v["loss_type"] == "vespo" and not v[mode].startswith("token_"):
+        yield Refusal(mode, v[mode], "TRL refuses it with loss_type=vespo", "token_truncate or token_mask")
         return
     yield Assignment("algorithm.correction.name", trl_value(v, mode), (mode, on))
     yield Assignment("algorithm.correction.high", top, (high,))

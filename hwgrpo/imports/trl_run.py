@@ -233,5 +233,8 @@ def _every(v: TrlSettings, here: str, strategy: str, key: str, value: float) -> 
         origin = strategy if v[strategy] == "epoch" else key
         yield Refusal(origin, v[origin], "the number of rows is not known", f"{key} as a number of updates")
         return
-    steps, note = v.in_steps(max(1, updates))
+    if not updates:
+        yield Refusal(key, 0, "it is no number of updates", f"{strategy}=no")
+        return
+    steps, note = v.in_steps(updates)
     yield Assignment(here, steps, origins, note)

@@ -23,6 +23,13 @@ SEQUENCE_PARALLEL = tuple(
     )
 )
 _IMAGES = re.compile(r"(?i)(?<![a-z])vl(?![a-z])|internvl|llava|vision|pixtral|-omni\b|minicpm-?[ov]|glm-?[\d.]+v")
+_MEGATRON = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Megatron's modules -> those of Hugging Face's models that hold the same matrices."""
 TENSOR_PARALLEL = (ACTOR + "megatron.tensor_model_parallel_size", ACTOR + "engine.tp")
 
 
@@ -90,14 +97,24 @@ def model(v: VerlSettings) -> Iterator[Converted]:
         yield Assignment("model.lora.rank", v[rank], (rank, enable))
         yield Assignment("model.lora.alpha", float(v[alpha]), (alpha,))
     yield Remark(keys, "set by another key")
-    yield Assignment("model.lora.target_modules", _targets(v[targets]), (targets,))
+    yield from _targets(v, targets)
     yield Assignment("model.lora.dropout", v[dropout], (dropout,))
 
 
-def _targets(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return value
-    return [value if value == "all-linear" else f"re:{value}"]
+def _targets(v: VerlSettings, key: str) -> Iterator[Converted]:
+    """Convert the modules that get adapters, of Hugging Face or of Megatron."""
+    value = v[key]
+    if not isinstance(value, list):
+        value = [value if value == "all-linear" else f"re:{value}"]
+    unknown = [name for name in value if str(name).rpartition(".")[2].startswith("linear_") and name not in _MEGATRON]
+    if unknown:
+        yield Refusal(
+            key, v[key], f"{unknown[0]} is Megatron's", ", ".join((*_MEGATRON, "names of the model's modules"))
+        )
+        return
+    note = "Megatron's names are those of the model's modules here" if _MEGATRON.keys() & {*value} else ""
+    names = [name for each in value for name in _MEGATRON.get(each, (each,))]
+    yield Assignment("model.lora.target_modules", names, (key,), note)
 
 
 def batches(v: VerlSettings) -> Iterator[Converted]:
@@ -156,9 +173,9 @@ def optimizer(v: VerlSettings) -> Iterator[Converted]:
 def _warmup(v: VerlSettings) -> Iterator[Converted]:
     steps, share, total = _OPTIM + "lr_warmup_steps", _OPTIM + "lr_warmup_steps_ratio", "trainer.total_training_steps"
     updates = v[_EPOCHS] * v[_BATCH] // v[_MINI]
-    counted = v[steps]
+    counted = v[steps] or 0
     origins: tuple[str, ...] = (steps,)
-    if counted < 0:
+    if counted <= 0:  # as in verl's engine
         origins = (share, steps)
         if v[share] and not v[total]:
             why = "the number of steps follows from the data"

@@ -105,10 +105,8 @@ def validation(v: VerlSettings) -> Iterator[Converted]:
     """Convert the samples of validations."""
     samples, temperature, top_p, top_k, n = _VALIDATION
     if v[temperature] == 0:
-        if v[samples]:
-            yield Refusal(samples, True, "verl samples at a temperature above 0 only", f"{temperature}=1.0")
         yield Assignment("trainer.validation_n", 0, (temperature, n), "greedy responses are all alike: one")
-        yield Remark((samples, top_p, top_k), "the response is greedy, because the temperature is 0")
+        yield Remark((samples, top_p, top_k), "the response is greedy, because the temperature is 0, as in verl")
         return
     yield Assignment("trainer.validation_n", v[n], (n, temperature), "and a greedy one")
     yield Remark((samples,), f"{temperature} alone decides, as in verl")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +126,12 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
     """
     kept, notices, wrong = {}, [], []
     for key, value in values.items():
-        reasons = command.reasons(str(value))
+        reasons = [reason for text in (key, *_texts(value)) for reason in command.reasons(text)]
         row = row_of(current_name(key)[0])
         if not reasons:
             kept[key] = value
         elif key in _NAMES or (row is not None and row.kind == "ignored"):
-            rest = without_marks(str(value))
+            rest = ", ".join(without_marks(text) for text in _texts(value))
             if rest and key in _NAMES:
                 kept[key] = rest
             elif key not in _NAMES:
@@ -139,7 +139,21 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
             left = f", {key}={rest} is left" if rest and key in _NAMES else ""
             notices.append(f"{key}: {reasons[0]}{left}")
         else:
-            wrong.append(f"{key}={shown(without_marks(str(value)) or '?')} is not known: {reasons[0]}")
+            rest = ", ".join(without_marks(text) for text in _texts(value))
+            wrong.append(f"{without_marks(key)}={shown(rest or '?')} is not known: {reasons[0]}")
     if wrong:
         raise ConfigError("; ".join(wrong) + ". Give these settings as key=value behind the file")
     return kept, notices
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the single values in a value as text, with the names of mappings."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield str(name)
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    else:
+        yield str(value)

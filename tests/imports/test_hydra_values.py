@@ -28,6 +28,8 @@ from hwgrpo.imports.hydra_values import Override, parse_override, read_resolved,
         ("{a: 1, b: {c: [x]}}", {"a": 1, "b": {"c": ["x"]}}),
         ("${a.b}/c", "${a.b}/c"),
         ("['${a.b}',${c.d}]", ["${a.b}", "${c.d}"]),
+        ("${oc.env:A,b}/c", "${oc.env:A,b}/c"),
+        ("'a,b'", "a,b"),
     ],
 )
 def test_a_value_is_what_hydra_reads(text: str, value: object):
@@ -42,6 +44,13 @@ def test_the_forms_of_an_override():
     for wrong in ("a.b", "=1", "a.b=[1", "a.b='x", "a.b={x}"):
         with pytest.raises(ConfigError):
             parse_override(wrong)
+
+
+@pytest.mark.parametrize("text", ["a,b", "1,2", "'a','b'", "[a],[b]", "${oc.env:A,b},c"])
+def test_a_sweep_is_an_error_that_names_the_list(text: str):
+    with pytest.raises(ConfigError) as error:
+        parse_override(f"data.train_files={text}")
+    assert f"a list is data.train_files=[{text}]" in str(error.value)
 
 
 def test_interpolations_are_resolved():

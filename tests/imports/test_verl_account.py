@@ -85,7 +85,6 @@ def test_a_key_without_counterpart_is_refused_by_name(row: PeerRow):
         ("actor_rollout_ref.rollout.max_model_len=100", "1024 tokens"),
         (f"{ACTOR}lora.enable=True", "rank"),
         ("data.gen_batch_size=2048", "data.train_batch_size"),
-        ("actor_rollout_ref.rollout.val_kwargs.do_sample=True", "at a temperature above 0"),
     ],
 )
 def test_a_value_without_counterpart_is_refused_by_name(override: str, why: str):
@@ -94,6 +93,20 @@ def test_a_value_without_counterpart_is_refused_by_name(override: str, why: str)
     [refused] = imported(override, base=base).refused()
     assert refused.key == key
     assert why in refused.note
+
+
+def test_modules_of_megatron_that_have_no_name_here_are_refused():
+    targets = "actor_rollout_ref.model.lora.target_modules"
+    [refused] = imported("actor_rollout_ref.model.lora.rank=8", f"{targets}=[linear_q_down_proj]").refused()
+    assert refused.key == targets
+    assert "linear_qkv" in refused.note
+
+
+def test_greedy_validation_with_do_sample_has_a_note():
+    sampled = "actor_rollout_ref.rollout.val_kwargs.do_sample"
+    [entry] = [each for each in imported(f"{sampled}=True").entries if each.key == sampled]
+    assert entry.group == "ignored"
+    assert "greedy, because the temperature is 0" in entry.note
 
 
 def test_all_refused_keys_are_shown_at_once_and_left_out_as_comments(tmp_path: Path):
@@ -124,6 +137,25 @@ def test_an_unknown_key_or_an_illegal_value_is_an_error(override: str, message: 
     with pytest.raises(ConfigError) as error:
         imported(*override.split(" "))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.train_batch_size",
+        "algorithm.adv_estimator",
+        "trainer.resume_mode",
+        f"{ACTOR}ppo_epochs",
+        f"{ACTOR}policy_loss.loss_mode",
+        f"{ACTOR}optim.lr_warmup_steps_ratio",
+        "actor_rollout_ref.model.path",
+    ],
+)
+def test_null_is_an_error_that_names_the_default(key: str):
+    with pytest.raises(ConfigError) as error:
+        imported(f"{key}=null")
+    default = ROWS[key].default
+    assert f"{key}=null: verl needs a value; leave the key out for the default {default!r}" in str(error.value)
 
 
 def test_all_unknown_keys_are_named_at_once():
@@ -158,6 +190,22 @@ def test_an_unknown_piece_of_a_name_is_left_out_and_of_a_setting_an_error(tmp_pa
     settings, notices = read_verl(str(script), ["data.seed=3"], {})
     assert settings.given == {"trainer.experiment_name": "qwen", "data.seed": 3}
     assert any("trainer.experiment_name: run.sh, line 1" in notice for notice in notices)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "data.train_files=\"['$DATA/a.parquet','$DATA/b.parquet']\"",
+        'data.train_files="[[$DATA]]"',
+        'reward.custom_reward_function.reward_kwargs="{a: {b: $DATA}}"',
+        'reward.custom_reward_function.reward_kwargs="{$DATA: 1}"',
+    ],
+)
+def test_an_unknown_piece_within_a_list_or_a_mapping_is_an_error(setting: str, tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {setting}\n")
+    with pytest.raises(ConfigError, match=r"is not known: run.sh, line 1: the variable DATA is not set"):
+        read_verl(str(script), [], {})
 
 
 def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):

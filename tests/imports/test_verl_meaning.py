@@ -131,6 +131,19 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (f"{ACTOR}optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=200"),
         {"optim.warmup_steps": 80, "trainer.max_steps": 200},
     ),
+    # 0 steps leave it to the share in verl's engine, as -1 and null do
+    *(
+        (
+            (
+                f"{ACTOR}optim.lr_warmup_steps={none}",
+                f"{ACTOR}optim.lr_warmup_steps_ratio=0.1",
+                "trainer.total_training_steps=100",
+            ),
+            {"optim.warmup_steps": 40},
+        )
+        for none in ("0", "-1", "null")
+    ),
+    ((f"{ACTOR}optim.lr_warmup_steps=null",), {"optim.warmup_steps": 0}),
     (
         (f"{ACTOR}optim.lr_scheduler_type=cosine", f"{ACTOR}optim.min_lr=5e-7"),
         {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.5},
@@ -171,6 +184,16 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (f"{MODEL}lora_rank=16", f"{MODEL}target_modules='.*q_proj'"),
         {"model.lora.target_modules": ["re:.*q_proj"]},
     ),
+    (
+        (f"{MODEL}lora.rank=8", f"{MODEL}lora.target_modules=[linear_qkv,linear_proj,linear_fc1,linear_fc2]"),
+        {
+            "model.lora.target_modules": [
+                *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            ]
+        },
+    ),
+    ((f"{MODEL}lora_rank=8", f"{MODEL}target_modules=[q_proj]"), {"model.lora.target_modules": ["q_proj"]}),
+    ((f"{ROLLOUT}val_kwargs.do_sample=True",), {"trainer.validation_n": 0}),
     ((f"{ROLLOUT}name=hf",), {"rollout.engine": "local"}),
     ((f"{ROLLOUT}top_k=50",), {"rollout.top_k": 50}),
     ((f"{ROLLOUT}free_cache_engine=False",), {"rollout.engine": "auto", "rollout.sleep_mode": "never"}),
