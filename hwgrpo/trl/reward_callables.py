@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.trl.grpo_config import note
 
-SCORED = "scored"
-"""Name of the entry that drops responses for which every function returned None; its weight is 0."""
+SCORED = "_scored"
+"""Name of the entry that drops responses for which every function returned None; no function's name begins with _."""
 _RESPONSES = "responses"
+_ONE = "solution_str"
+"""Argument of verl's signature, which scores one response a call."""
 
 
 class RewardModelCall:
@@ -131,31 +133,61 @@ class RewardCallables:
                 given["log_metric"] = self._log_metric
             return given
 
-        def counted(values: Any) -> Any:
-            listed = values.tolist() if hasattr(values, "tolist") else values
-            if isinstance(listed, list):
-                self._missing[name] = [each is None for each in listed]
-            return listed
+        async def awaited(values: Any, record: Callable[[Any], Any]) -> Any:
+            return record(await values)
 
         def call(**given: Any) -> Any:
-            return counted(function(**arguments(given)))
+            record = self._recorder(name, one=_ONE in given)
+            values = function(**arguments(given))
+            return awaited(values, record) if inspect.isawaitable(values) else record(values)
 
         async def call_async(**given: Any) -> Any:
-            return counted(await function(**arguments(given)))
+            return await call(**given)
 
-        target = function if inspect.isfunction(function) else getattr(type(function), "__call__", None)  # noqa: B004
-        made: Any = call_async if inspect.iscoroutinefunction(target) else call
+        kinds = (function, getattr(type(function), "__call__", None))  # noqa: B004
+        made: Any = call_async if any(map(inspect.iscoroutinefunction, kinds)) else call
         functools.update_wrapper(made, function, assigned=("__doc__", "__module__"), updated=())
         made.__name__, made.__signature__ = name, signature
         return made
+
+    def _recorder(self, name: str, *, one: bool) -> Callable[[Any], Any]:
+        """Return what counts the None of a call and returns its values as a list; `one`: of one response, a value."""
+        if not one:
+
+            def record(values: Any) -> Any:
+                listed = _listed(values)
+                if isinstance(listed, list):
+                    self._missing[name] = [each is None for each in listed]
+                return listed
+
+            return record
+        rows = self._missing.setdefault(name, [])
+        rows.append(False)
+        place = len(rows) - 1
+
+        def record_one(value: Any) -> Any:
+            rows[place] = value is None or (isinstance(value, Mapping) and value.get("score", 0.0) is None)
+            return value
+
+        return record_one
 
     def _log_metric(self, name: str, value: float) -> None:
         self.logged.setdefault(name, []).append(float(value))
 
     def _scored(self, completions: Sequence[Any], **_: Any) -> list[float | None]:
         """Return None for responses that no function scored, as TRL leaves them out."""
-        rows = zip(*self._missing.values(), strict=True)
-        return [None if all(row) else 0.0 for row in rows] if self._missing else [0.0] * len(completions)
+        missing, self._missing = self._missing, {}
+        listed = [rows for rows in missing.values() if len(rows) == len(completions)]
+        if len(listed) < len(self.entries) - 1:  # one failed, which counts with its failure_value
+            return [0.0] * len(completions)
+        return [None if all(row) else 0.0 for row in zip(*listed, strict=True)]
+
+
+def _listed(values: Any) -> Any:
+    """Return a tensor, an array, a tuple or a generator as a list; anything else as it is."""
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    return list(values) if isinstance(values, tuple | Iterator) else values
 
 
 def _signature(function: Callable[..., Any], name: str) -> tuple[inspect.Signature, bool]:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentPar
 
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.imports.trl_import import import_trl
+from hwgrpo.rewards.async_functions import wait_for
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.peft_settings import lora_settings, quantize_setting
 from hwgrpo.trl.reward_callables import RewardCallables
@@ -297,7 +299,7 @@ def test_rewards_are_called_as_in_trl():
         return [None, 3.0]
 
     rewards = RewardCallables([everything, some, lambda completions, **_: [None, None]], None, lambda: state)
-    assert [each["as"] for each in rewards.entries] == ["everything", "some", "lambda", "scored"]
+    assert [each["as"] for each in rewards.entries] == ["everything", "some", "lambda", "_scored"]
     call = rewards.entries[0]["name"]
     given = {"prompts": 0, "completions": 0, "completion_ids": 0, "trainer_state": 0, "log_metric": 0, "column": 0}
     assert call(**given) == [1.0, 2.0]
@@ -310,7 +312,56 @@ def test_rewards_are_called_as_in_trl():
         entry["name"](completions=["", ""])
     assert without.entries[2]["name"](completions=["", ""]) == [None, 0.0]
     twice = RewardCallables([reward, reward], None, lambda: state)
-    assert [each["as"] for each in twice.entries] == ["reward", "reward_2", "scored"]
+    assert [each["as"] for each in twice.entries] == ["reward", "reward_2", "_scored"]
+
+
+class Judges:
+    async def method(self, completions: list[str], **_: Any) -> list[float | None]:
+        return [1.0, None]
+
+    def together(self, completions: list[str], **_: Any) -> tuple[float | None, ...]:
+        return (1.0, None)
+
+    def lazily(self, completions: list[str], **_: Any) -> Any:
+        return (value for value in (1.0, None))
+
+    def one(self, solution_str: str) -> float | None:
+        return 1.0 if solution_str == "a" else None
+
+
+@pytest.mark.parametrize("kind", ["method", "partial", "tuple", "generator", "verl", "lambda"])
+def test_the_scores_of_every_kind_of_function_are_counted(kind: str):
+    judges = Judges()
+    functions: dict[str, Any] = {
+        "method": judges.method,
+        "partial": functools.partial(judges.method, column=1),
+        "tuple": judges.together,
+        "generator": judges.lazily,
+        "verl": judges.one,
+        "lambda": lambda completions, **_: judges.method(completions),
+    }
+
+    def second_only(completions: list[str]) -> list[float | None]:
+        return [None, None]
+
+    rewards = RewardCallables([second_only, functions[kind]], None, lambda: None)
+    calls = [each["name"] for each in rewards.entries]
+    for _ in range(2):  # a step leaves nothing to the next
+        calls[0](completions=["a", "b"])
+        if kind == "verl":
+            assert [calls[1](solution_str=each) for each in "ab"] == [1.0, None]
+        else:
+            assert wait_for(calls[1](completions=["a", "b"])) == [1.0, None]
+        assert calls[2](completions=["a", "b"]) == [0.0, None]
+
+
+def test_a_function_may_be_named_scored(folder: Path):
+    def scored(completions: list[str], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    run = trainer(reward_funcs=[scored, reward])
+    run.train()
+    assert run.state.log_history[0]["rewards/scored/mean"] == 1.0
 
 
 def test_methods_of_scripts(folder: Path):
