@@ -25,8 +25,12 @@ FOLDER = "objects"
 GENERATES = ("CausalLM", "LMHeadModel", "ConditionalGeneration")
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, *, trains_all: bool = True) -> None:
     """Check that an object is a model that a run can load from its files.
+
+    Args:
+        model: the object.
+        trains_all: whether every parameter is trained, as without LoRA.
 
     Raises:
         ConfigError: it is not; the message has the remedy.
@@ -51,6 +55,12 @@ def check_model(model: Any) -> None:
         raise ConfigError(
             f"model={kind} is not a causal language model; GRPO needs a decoder with a language-model head, e.g. of "
             "AutoModelForCausalLM"
+        )
+    frozen = next((name for name, each in model.named_parameters() if not each.requires_grad), None)
+    if trains_all and frozen is not None:
+        raise ConfigError(
+            f"model={kind} has requires_grad=False on {frozen}, which would be trained all the same: set "
+            "model.lora.rank (peft_config in hwgrpo.trl) to train adapters, or call model.requires_grad_(True)"
         )
     missing = next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None)
     if missing is not None:

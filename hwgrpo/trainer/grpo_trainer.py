@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hwgrpo.data.prompts import PromptDataset
     from hwgrpo.training.run_parts import Run
 
-_open: list[str] = []
-"""Folder of the open run of this process, if there is one."""
+_open: list[weakref.ref[Trainer]] = []
+"""The trainer of the open run of this process, if there is one."""
 
 
 class Trainer:
@@ -82,7 +82,7 @@ class Trainer:
             if model is not None:
                 from hwgrpo.trainer.given_model import check_model
 
-                check_model(model)
+                check_model(model, trains_all=not self._config.model.lora.rank)
         self._run: Run | None = None
         self._recorder: StepRecorder | None = None
         self._environment = RestoredEnvironment()
@@ -307,8 +307,12 @@ class Trainer:
         return self._run
 
     def _open_run(self) -> Run:
-        if _open:
-            raise RunError(f"the Trainer of {_open[0]} is open in this process; call its close() first")
+        other = _open[0]() if _open else None
+        if other is not None and other._steps is not None and other._steps() is not None:
+            folder = other.config.trainer.output_dir
+            raise RunError(f"the Trainer of {folder} is open in this process; call its close() first")
+        if other is not None:
+            other.close()
         stack = ExitStack()
         with stack, given(self._objects):
             self._environment = stack.enter_context(RestoredEnvironment())
@@ -317,7 +321,7 @@ class Trainer:
 
             from hwgrpo.cli.run_start import start_run
 
-            _open.append(self._config.trainer.output_dir)
+            _open.append(weakref.ref(self))
             stack.callback(_open.clear)
             stack.enter_context(restored_process(Device(self._host.backend, self._host.local_rank)))
             with self._written_objects() as notes:

@@ -248,7 +248,7 @@ def _rank_seed(config: Config, rank: int, step: int) -> int:
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
     for key, (saved, now) in changed_settings(checkpoint, config).items():
-        if _under(key, REFUSED_ON_RESUME):
+        if _under(key, REFUSED_ON_RESUME) and not _is_same_object(saved, now):
             raise CheckpointError(
                 f"{key}={now}, but {checkpoint.folder} was saved with {saved}; restore it, or "
                 "start a new run with another trainer.output_dir"
@@ -259,6 +259,11 @@ def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> lis
                 "restore it, or start a new run with another trainer.output_dir"
             )
     return _changes(checkpoint, config)
+
+
+def _is_same_object(saved: str, now: str) -> bool:
+    """Return whether two folders hold the same given object: `objects/KIND-HASH`, in any run's folder."""
+    return "/objects/" in saved and saved.rpartition("/objects/")[2] == now.rpartition("/objects/")[2]
 
 
 def _changes(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:

@@ -145,6 +145,11 @@ class _Arguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Normalize values as transformers and TRL do. The trainer selects the device, not the arguments."""
+        if self.vllm_importance_sampling_cap is not None:
+            key = "vllm_importance_sampling_clip_max"
+            if getattr(self, key) not in (_DEFAULTS[key], self.vllm_importance_sampling_cap):
+                raise ConfigError(f"vllm_importance_sampling_cap and {key} are one argument; leave one of them out")
+            self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
         self.output_dir = os.path.expanduser(self.output_dir or "trainer_output")
         self.bf16 = not self.fp16 if self.bf16 is None else self.bf16  # pyright: ignore[reportIncompatibleVariableOverride]
         self.scale_rewards = {"True": "group", "False": "none"}.get(str(self.scale_rewards), self.scale_rewards)
@@ -157,6 +162,8 @@ class _Arguments(TrainingArguments):
             self.report_to = []
         elif isinstance(self.report_to, str):
             self.report_to = [self.report_to]
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
         self.do_eval = self.do_eval or self.eval_strategy != IntervalStrategy.NO
 
 
@@ -177,9 +184,22 @@ class GRPOConfig(_Arguments):
     """
 
     def __init__(self, output_dir: str | None = None, **arguments: Any) -> None:
-        self._given = _renamed(arguments)
-        super().__init__(output_dir=output_dir, **self._given)
+        super().__init__(output_dir=output_dir, **_renamed(arguments))
+
+    def __post_init__(self) -> None:
+        """Check the values; a dataclass that adds fields comes here without `__init__` above."""
+        given = {name: getattr(self, name) for name in FIELDS}
+        super().__post_init__()
+        self._given = {name for name in FIELDS if given[name] not in _ABSENT.get(name, (_DEFAULTS[name],))}
         self._made = {name: getattr(self, name) for name in FIELDS}
+        if _PER_UPDATE in self._given and self.gradient_accumulation_steps < 1:
+            raise ConfigError(f"{_PER_UPDATE}={self.gradient_accumulation_steps} must be at least 1")
+        if self.warmup_steps is None:
+            raise ConfigError("warmup_steps=None must be a number of updates, or a share of them below 1; leave it out")
+        if self.learning_rate <= 0:
+            raise ConfigError(f"learning_rate={self.learning_rate} must be above 0, e.g. 1e-6")
+        if self.beta is None:
+            raise ConfigError("beta=None must be a number; 0.0 leaves the KL term out")
         self.settings().batches()
 
     def settings(self, **known: Any) -> TrlSettings:
@@ -202,7 +222,7 @@ class GRPOConfig(_Arguments):
         return trl_settings(values, os.environ, **known)
 
     def given_names(self) -> list[str]:
-        """Return the names of the arguments that were given, or set later."""
+        """Return the names of the arguments that were given a value other than the default, or set later."""
         return [name for name in FIELDS if name in self._given or getattr(self, name) != self._made[name]]
 
     @property
@@ -232,6 +252,13 @@ class GRPOConfig(_Arguments):
 
 
 FIELDS = tuple(each.name for each in dataclasses.fields(_Arguments) if each.init)
+_DEFAULTS = {
+    each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+    for each in dataclasses.fields(_Arguments)
+}
+_ABSENT = {"include_num_input_tokens_seen": ("no", False), "debug": ("", None)}
+"""Values that HfArgumentParser makes of a default, and the default."""
+_PER_UPDATE = "gradient_accumulation_steps"
 
 
 def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Callbacks:
         self.listed: list[TrainerCallback] = []
         self.control = TrainerControl()
         self._args, self._state, self._objects = args, state, objects
+        if not isinstance(callbacks, Sequence | None):
+            raise ConfigError(f"callbacks={type(callbacks).__name__} is no list; give callbacks=[...]")
         for callback in callbacks or []:
             self.add(callback)
 

@@ -29,6 +29,8 @@ def rows_of(dataset: Any, name: str, count: int | None) -> Any:
         return None
     if isinstance(dataset, Mapping):
         raise ConfigError(f"{name} has the splits {', '.join(map(str, dataset))}; give one, {name}=dataset['train']")
+    if type(dataset).__module__.partition(".")[0] == "pandas":
+        raise ConfigError(f"{name} is a pandas {type(dataset).__name__}; give datasets.Dataset.from_pandas({name})")
     if not hasattr(dataset, "__len__"):
         if count is None:
             raise ConfigError(f"{name} is iterable and has no length; set max_steps, or give a datasets.Dataset")
@@ -65,11 +67,17 @@ def evaluation_rows(dataset: Any) -> Any:
 
 
 def longest_prompt(datasets: Iterable[Any], tokenizer: Any, template: Mapping[str, Any]) -> int:
-    """Return the tokens of the longest prompt, special ones included."""
+    """Return the tokens of the longest prompt, special ones included.
+
+    Raises:
+        DataError: a row has no prompt.
+    """
     longest = 1
     for dataset in datasets:
-        for row in dataset:
+        for number, row in enumerate(dataset):
             prompt = row["prompt"]
+            if prompt is None:
+                raise DataError(f"row {number} of the dataset has prompt=None; give text or messages, or drop it")
             text = (
                 prompt
                 if isinstance(prompt, str)

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from hwgrpo.errors import ConfigError, nearest, shown
+from hwgrpo.errors import ConfigError, RunError, RunFinished, nearest, shown
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.imports.trl_settings import TrlSettings
 from hwgrpo.trainer import Step, Trainer
@@ -37,6 +37,15 @@ _REFUSED = {
     "environment_factory": ("there are no environments here", "a reward function that reads the response"),
     "rollout_func": ("responses are sampled by the engine", "rollout.source=FILE.py:FUNCTION of hwgrpo train"),
 }
+
+_NEVER_CALLED = (
+    *("compute_loss", "_compute_loss", "_generate_and_score_completions", "_calculate_rewards", "_generate"),
+    *("training_step", "prediction_step", "evaluation_loop", "_get_per_token_logps_and_entropies", "_prepare_inputs"),
+    *("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler", "create_model_card"),
+    *("get_train_dataloader", "get_eval_dataloader", "_get_train_sampler", "_get_eval_sampler", "compute_metrics"),
+    *("_inner_training_loop", "_save_checkpoint", "_maybe_log_save_evaluate", "optimizer_step"),
+)
+"""Methods of TRL's trainer that nothing calls here."""
 
 
 class GRPOTrainer:
@@ -79,6 +88,12 @@ class GRPOTrainer:
         environment_factory: Any = None,
         **others: Any,
     ) -> None:
+        overridden = next((name for name in _NEVER_CALLED if hasattr(type(self), name)), None)
+        if overridden is not None:
+            raise ConfigError(
+                f"{type(self).__name__}.{overridden} would never be called: hwgrpo has its own training loop; give a "
+                "loss, an advantage or a reward as a function of hwgrpo (docs/extending.md)"
+            )
         named_here = _renamed(others)
         reward_funcs = named_here.get("reward_funcs", reward_funcs)
         processing_class = named_here.get("processing_class", processing_class)
@@ -101,6 +116,8 @@ class GRPOTrainer:
             quantization_config = kwargs.pop("quantization_config")
             self.args.model_init_kwargs = kwargs
         self.state = TrainerState(is_world_process_zero=self.is_world_process_zero())
+        if processing_class is not None and not callable(processing_class):
+            raise ConfigError(f"processing_class={shown(processing_class)} is no tokenizer; give the object")
         self._model, self.processing_class = model, processing_class
         self._rewards = RewardCallables(reward_funcs, reward_processing_classes, lambda: self.state)
         settings = self.args.settings()
@@ -125,7 +142,8 @@ class GRPOTrainer:
         self._callbacks = Callbacks(callbacks, self.args, self.state, self._objects)
         self._window = LogWindow()
         self._opened = False
-        self._resume = "auto" if _has_run(self.args.output_dir) else "never"
+        self._notes_epoch_stop = True
+        self._resume = "never"
         self._trainer = self._make(self._resume)
         self._callbacks.call("on_init_end")
 
@@ -136,9 +154,8 @@ class GRPOTrainer:
             ConfigError: arguments without a counterpart, all of them.
         """
         reads_length = settings["max_prompt_length"] is None and settings["vllm_max_model_length"] is None
-        tokenizer = self._tokenizer() if reads_length else None
-        longest = None
-        if tokenizer is not None:
+        tokenizer, longest = self._tokenizer(), None
+        if tokenizer is not None and reads_length:
             datasets = [each for each in (self.train_dataset, self.eval_dataset) if each is not None]
             longest = longest_prompt(datasets, tokenizer, settings["chat_template_kwargs"] or {})
         evaluates = self.eval_dataset is not None
@@ -160,7 +177,7 @@ class GRPOTrainer:
         model = self._model
         if isinstance(model, str):
             settings["model.path"] = model
-        return Trainer(
+        trainer = Trainer(
             settings,
             model=None if isinstance(model, str) else model,
             tokenizer=self.processing_class,
@@ -168,6 +185,9 @@ class GRPOTrainer:
             validation_data=self.eval_dataset if validates else None,
             rewards=self._rewards.weigh(self.args.reward_weights),
         )
+        # without validations it is no setting that load_config accepts, but evaluate() reads it
+        trainer.config.trainer.validation_n = self.args.num_generations_eval or self.args.num_generations or 8
+        return trainer
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **unused: Any) -> TrainOutput:
         """Train; return the number of updates, the mean loss and the figures of the run.
@@ -180,17 +200,21 @@ class GRPOTrainer:
             ConfigError: the folder has another run, or there is no such checkpoint.
         """
         resume = {None: "never", False: "never", True: "auto"}.get(resume_from_checkpoint, resume_from_checkpoint)  # type: ignore[arg-type]
-        if resume == "never" and _has_run(self.args.output_dir):
-            raise ConfigError(
-                f"output_dir={self.args.output_dir!r} contains a run, which TRL would overwrite; continue it with "
-                "train(resume_from_checkpoint=True), remove it, or give another output_dir"
-            )
+        if resume == "never":
+            self._check_folder()
         if resume == "auto" and not _has_run(self.args.output_dir):
             note(f"resume_from_checkpoint: {self.args.output_dir} has no checkpoint; training starts from step 0")
             resume = self._resume
-        if resume != self._resume and not self._opened:
+        if resume != self._resume:
+            self.close()
             self._trainer, self._resume = self._make(str(resume)), str(resume)
         trainer, started = self._opened_trainer(), time.monotonic()
+        try:
+            trainer.total_steps  # noqa: B018  # opens the run
+        except RunError as error:
+            if isinstance(error.__cause__, RunFinished):
+                return self._finished()
+            raise
         first = trainer.step * self._batches.updates_per_step
         self.state.max_steps = trainer.total_steps * self._batches.updates_per_step
         self.state.num_train_epochs = math.ceil(self._epoch(trainer.total_steps))
@@ -198,7 +222,10 @@ class GRPOTrainer:
         self.state.logging_steps, self.state.save_steps = self.args.logging_steps, self.args.save_steps  # type: ignore[assignment]
         self._callbacks.control._new_training()
         self._callbacks.call("on_train_begin")
-        losses = self._steps(trainer)
+        try:
+            losses = self._steps(trainer)
+        finally:
+            self.close()  # an exception of a callback may be kept, with all that it refers to
         seconds = time.monotonic() - started
         loss = sum(losses) / len(losses) if losses else 0.0
         updates = self.state.global_step - first
@@ -211,6 +238,21 @@ class GRPOTrainer:
         self.log(figures)
         self._callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, loss, {**figures, "epoch": self.state.epoch})
+
+    def _finished(self) -> TrainOutput:
+        """Return the result of a run that has no steps left."""
+        note(f"output_dir={self.args.output_dir!r} is finished; nothing was trained. max_steps continues it")
+        updates = self.args.settings(prompts=len(self.train_dataset)).total_updates() or 0
+        self.state.global_step = self.state.max_steps = updates
+        return TrainOutput(updates, 0.0, {"train_runtime": 0.0, "train_loss": 0.0})
+
+    def _check_folder(self) -> None:
+        """Raise ConfigError if output_dir has a run that is to be trained from the start."""
+        if _has_run(self.args.output_dir) and not self._trainer.is_open:
+            raise ConfigError(
+                f"output_dir={self.args.output_dir!r} contains a run, which TRL would overwrite; continue it with "
+                "train(resume_from_checkpoint=True), remove it, or give another output_dir"
+            )
 
     def _steps(self, trainer: Trainer) -> list[float]:
         """Train the steps of a run and call the callbacks; return the losses."""
@@ -236,7 +278,10 @@ class GRPOTrainer:
                     control = self._callbacks.call("on_epoch_begin")
             self._after_step(trainer, step)
             control = self._callbacks.control
-            if control.should_training_stop or control.should_epoch_stop:
+            if control.should_epoch_stop and self._notes_epoch_stop:
+                note("control.should_epoch_stop is ignored: an epoch has no early end here; use should_training_stop")
+                self._notes_epoch_stop = False
+            if control.should_training_stop:
                 trainer.stop()
         return losses
 
@@ -283,7 +328,20 @@ class GRPOTrainer:
             values = {f"{prefix}{name.removeprefix('eval')}": value for name, value in values.items()}
         self.log(values)
         self._callbacks.call("on_evaluate", metrics=values)
+        self._note_best(values)
         return values
+
+    def _note_best(self, metrics: Mapping[str, float]) -> None:
+        """Set the best metric of the state after an evaluation, as transformers does."""
+        name = self.args.metric_for_best_model
+        if name is None:
+            return
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        if name not in metrics:
+            raise ConfigError(f"metric_for_best_model={name!r} is no metric; there are: {', '.join(metrics)}")
+        value, best = metrics[name], self.state.best_metric
+        if best is None or (value > best if self.args.greater_is_better else value < best):
+            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -352,7 +410,11 @@ class GRPOTrainer:
         self._callbacks.pop(callback)
 
     def end(self) -> None:
-        """Close the run."""
+        """Close the run, as `close` does."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the run, so that another may start; harmless if it is closed."""
         self._trainer.close()
 
     def is_world_process_zero(self) -> bool:
@@ -410,6 +472,8 @@ class GRPOTrainer:
 
     def _opened_trainer(self) -> Trainer:
         """Return the run underneath, which a caller is about to open."""
+        if not self._opened and self._resume == "never":
+            self._check_folder()
         self._opened = True
         return self._trainer
 

@@ -38,4 +38,18 @@ FAULTS = (
         "if False and step.saved is None:",
         "trl/test_trl_scripts.py",
     ),
+    Fault(
+        "TRL: the best metric is never set",
+        "trl/trl_trainer.py",
+        "        self._note_best(values)\n",
+        "",
+        "trl/test_trl_trainer.py",
+    ),
+    Fault(
+        "TRL: an open run that nobody trains blocks the next",
+        "trainer/grpo_trainer.py",
+        "            other.close()\n",
+        '            raise RunError("open")\n',
+        "trl/test_trl_trainer.py",
+    ),
 )

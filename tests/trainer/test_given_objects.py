@@ -368,3 +368,11 @@ def test_a_failed_start_leaves_no_folder(tmp_path: Path):
 def test_settings_of_a_recipe_that_objects_leave_unused_are_noted(tmp_path: Path, capsys):
     Trainer(Config.load(None, settings(tmp_path)), train_data=ROWS)
     assert "hwgrpo: note: trainer.validate_at_start=false has no effect" in capsys.readouterr().err
+
+
+def test_a_partly_frozen_model_is_refused_without_adapters(tmp_path: Path):
+    model = AutoModelForCausalLM.from_pretrained(resolve(MODEL))
+    next(model.parameters()).requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(resolve(MODEL))
+    with pytest.raises(ConfigError, match=r"requires_grad=False on .* model.lora.rank .*requires_grad_\(True\)"):
+        Trainer({}, settings(tmp_path, without=("model.path",)), model=model, tokenizer=tokenizer)

@@ -12,7 +12,14 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    EarlyStoppingCallback,
+    HfArgumentParser,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.imports.trl_import import import_trl
@@ -162,6 +169,27 @@ def test_the_config_is_a_dataclass_with_trls_derived_values():
     assert import_trl(args.settings()).settings["algorithm.kl.coef"] == 0.3
 
 
+@dataclasses.dataclass
+class OwnConfig(GRPOConfig):
+    system_prompt: str | None = None
+
+
+def test_a_dataclass_may_extend_the_config():
+    args = OwnConfig(output_dir="o", system_prompt="be brief", beta=0.2)
+    assert (args.system_prompt, args.given_names()) == ("be brief", ["output_dir", "beta"])
+    assert import_trl(args.settings()).settings["algorithm.kl.coef"] == 0.2
+    with pytest.raises(ConfigError, match=r"num_generations=4"):
+        OwnConfig(output_dir="o", num_generations=3)
+
+
+def test_a_parsed_default_is_not_given():
+    parser = HfArgumentParser(GRPOConfig)  # pyright: ignore[reportArgumentType]
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "o", "--use_vllm", "--epsilon", "0.1"])
+    assert args.given_names() == ["output_dir", "use_vllm", "epsilon"]
+    capped = GRPOConfig("o", vllm_importance_sampling_cap=2.0)
+    assert capped.settings()["vllm_importance_sampling_clip_max"] == 2.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -170,6 +198,11 @@ def test_the_config_is_a_dataclass_with_trls_derived_values():
         ({"lr_scheduler_type": "curved"}, "cosine"),
         ({"num_generations": 3}, "num_generations=4"),
         ({"loss_type": "ppo"}, "dapo"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
+        ({"warmup_steps": None}, "warmup_steps=None must be a number"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"),
+        ({"beta": None}, "beta=None must be a number"),
+        ({"vllm_importance_sampling_cap": 2.0, "vllm_importance_sampling_clip_max": 4.0}, "are one argument"),
     ],
 )
 def test_an_illegal_argument_of_the_config_is_an_error(arguments: dict[str, Any], message: str):
@@ -191,6 +224,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model is missing"),
     ({"reward_func": reward}, "did you mean reward_funcs?"),
     ({"args": TrainingArguments("o", use_cpu=True)}, "import it from hwgrpo.trl"),
+    ({"callbacks": TrainerCallback()}, "give callbacks=[...]"),
+    ({"processing_class": "x"}, "processing_class='x' is no tokenizer"),
+    ({"train_dataset": Dataset.from_list(ROWS).to_pandas()}, "datasets.Dataset.from_pandas(train_dataset)"),
     ({"callbacks": [object()]}, "no transformers.TrainerCallback"),
     ({"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "peft_config=LoraConfig"),
     ({"args": GRPOConfig("o", **SMALL, repetition_penalty=1.2, push_to_hub=True)}, "the reward repetition"),
@@ -313,6 +349,92 @@ def test_rewards_are_called_as_in_trl():
     assert without.entries[2]["name"](completions=["", ""]) == [None, 0.0]
     twice = RewardCallables([reward, reward], None, lambda: state)
     assert [each["as"] for each in twice.entries] == ["reward", "reward_2", "_scored"]
+
+
+def test_a_folder_given_to_train_counts_after_the_model_was_looked_at(folder: Path):
+    args = {**SMALL, "max_steps": 2, "save_steps": 1}
+    trainer(args=GRPOConfig("first", **args), callbacks=[StopAfterOne]).train()
+    run = trainer(args=GRPOConfig("out", **args))
+    assert run.model is not None
+    [checkpoint] = (folder / "first" / "checkpoints").iterdir()
+    assert run.train(resume_from_checkpoint=str(checkpoint)).global_step == 2
+    assert run.state.log_history[0]["step"] == 2
+    again = trainer(args=GRPOConfig("first", **args))
+    for use in (lambda: again.model, lambda: again.evaluate(ROWS)):
+        with pytest.raises(ConfigError, match=r"train\(resume_from_checkpoint=True\)"):
+            use()
+    assert again.train(resume_from_checkpoint=True).global_step == 2
+    finished = trainer(args=GRPOConfig("first", **args)).train(resume_from_checkpoint=True)
+    assert (finished.global_step, finished.training_loss) == (2, 0.0)
+
+
+class StopEpoch(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_epoch_stop = True
+
+
+def test_an_end_of_an_epoch_is_ignored_with_one_note(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert trainer(args=GRPOConfig("out", **{**SMALL, "max_steps": 2}), callbacks=[StopEpoch]).train().global_step == 2
+    assert capsys.readouterr().err.count("should_epoch_stop is ignored") == 1
+
+
+def test_early_stopping_stops(folder: Path):
+    more = {"max_steps": 5, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}
+    run = trainer(
+        args=GRPOConfig("out", **{**SMALL, **more}),
+        reward_funcs=lambda completions, **_: [1.0] * len(completions),
+        eval_dataset=ROWS[:1],
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
+    )
+    assert run.args.greater_is_better is True
+    assert run.train().global_step == 2
+    assert (run.state.best_metric, run.state.best_global_step) == (1.0, 1)
+
+
+@pytest.mark.parametrize("method", ["compute_loss", "_generate_and_score_completions", "get_train_dataloader"])
+def test_a_subclass_of_methods_that_nothing_calls_is_refused(method: str):
+    kind = type("Mine", (GRPOTrainer,), {method: lambda self: None})
+    with pytest.raises(ConfigError, match=rf"Mine\.{method} would never be called"):
+        kind("model", reward)
+
+
+def test_an_open_run_does_not_stop_the_next_one(folder: Path):
+    first = trainer(args=GRPOConfig("first", **SMALL))
+    assert first.evaluate(ROWS[:1])["eval_reward"] >= 0
+    assert first.processing_class is not None
+    kept = None
+    try:
+        trainer(args=GRPOConfig("second", **SMALL), callbacks=[Raises]).train()
+    except ValueError as error:
+        kept = error
+    assert kept is not None
+    third = trainer(args=GRPOConfig("third", **SMALL))
+    assert third.train().global_step == 1
+    third.close()
+
+
+class Raises(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        raise ValueError("of a callback")
+
+
+def test_evaluate_samples_as_many_responses_as_the_arguments_say(folder: Path):
+    counts: list[int] = []
+
+    def counting(completions: list[str], **_: Any) -> list[float]:
+        counts.append(len(completions))
+        return [0.0] * len(completions)
+
+    run = trainer(args=GRPOConfig("out", **SMALL, num_generations_eval=7, max_prompt_length=64), reward_funcs=counting)
+    assert run.processing_class is not None
+    run.evaluate(ROWS[:1])
+    run.close()
+    assert sum(counts) == 7 + 1  # and a greedy one
+
+
+def test_a_row_without_text_is_named(folder: Path):
+    with pytest.raises(DataError, match=r"row 1 of the dataset has prompt=None"):
+        trainer(train_dataset=[{"prompt": "a"}, {"prompt": None}])
 
 
 class Judges:
