@@ -35,7 +35,8 @@ class Trainer:
 
     The constructor checks settings, prompts and reward functions; the model loads at the first use. While the run is
     open, the process has its settings (threads, determinism, seeds, environment variables); `close` restores them, and
-    a run closes by itself when it ends, also by an error or a `break`. A process has one open run at a time.
+    a run closes by itself when it ends, also by an error or a `break`. A process has one open run at a time: a
+    start closes another one, unless it is being iterated, which is an error.
 
     Under torchrun every rank makes the same Trainer and calls the same methods; rank 0 writes.
 

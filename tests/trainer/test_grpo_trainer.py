@@ -251,6 +251,13 @@ def test_one_run_is_open_at_a_time(tmp_path: Path):
     assert trainer_of(tmp_path / "second").train() == "completed"
 
 
+def test_a_run_that_is_not_iterated_makes_way_for_the_next(tmp_path: Path):
+    first = trainer_of(tmp_path / "first")
+    assert first.total_steps > 0
+    assert trainer_of(tmp_path / "second").train() == "completed"
+    assert not first.is_open
+
+
 def test_a_finished_run_yields_no_step_and_says_so(commanded: Path, capsys):
     trainer = Trainer("tiny_sort", settings(commanded))
     assert [*trainer] == []
