@@ -16,7 +16,7 @@ _COMPILE = "not a setting of a run; the gradient is the same"
 _TRACKIO = "trackio's own"
 _CHECKPOINTS = "checkpoints have all that an exact resume needs"
 _IMAGES = "only used with images"
-_BEST = "without effect beside load_best_model_at_end=False"
+_BEST = "no checkpoint is the best one; EarlyStoppingCallback reads it"
 _ENGINE = "the engine's own; rollout.engine_kwargs passes others"
 _MEMORY = "memory alone; the kernels stream what it would save"
 

@@ -92,7 +92,7 @@ class GRPOTrainer:
         if overridden is not None:
             raise ConfigError(
                 f"{type(self).__name__}.{overridden} would never be called: hwgrpo has its own training loop; give a "
-                "loss, an advantage or a reward as a function of hwgrpo (docs/extending.md)"
+                "loss, an advantage or a reward as a function of hwgrpo (docs/extend.md)"
             )
         named_here = _renamed(others)
         reward_funcs = named_here.get("reward_funcs", reward_funcs)
