@@ -22,7 +22,6 @@ _REASONS = {
     "data.overlong": "TRL has no limit of prompts",
     "reward.functions": "TRL names functions of modules; accuracy_reward is math",
     "rollout.stop": "without vLLM TRL does not pass them on",
-    "algorithm.aggregation.name": "TRL's luspo has it for ratios of sequences alone",
     "rollout.engine": "TRL's engines are transformers and vLLM",
     "model.dtype": "TRL has no auto",
     "algorithm.advantage.eps": "TRL adds 1e-4",
@@ -143,8 +142,7 @@ def _loss(config: Config) -> Iterator[tuple[str, Any]]:
     a = config.algorithm
     sequence = a.loss.name == "gspo"
     wanted = "ppo_clip" if sequence else a.loss.name, a.aggregation.name
-    # TRL's luspo weighs padding, too, unless the ratio is that of sequences
-    names = [name for name, pair in LOSSES.items() if pair == wanted and (sequence or name != "luspo")]
+    names = [name for name, pair in LOSSES.items() if pair == wanted]
     if not names:
         return
     kind = "dapo" if "dapo" in names else names[0]

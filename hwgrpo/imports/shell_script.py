@@ -37,15 +37,19 @@ _ASKS = ("grep", "command", "which", "type", "false")
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 _SETS_ANYTHING = ("source", ".", "eval")
 """Commands after which a variable that seems unset may be set."""
+_SETS_PATHS = re.compile(r"/set_env\.sh|/activate|/conda\.sh|conda shell\.\w+ hook")
+"""What they read that sets the paths of programs alone: CANN's file, environments of Python."""
 _MARK = re.compile("\ue000(\\d+)\ue001")
 _EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*#])(\[[^]]*\])?(:?[-=+?]|%%?|##?|//?|:)?(.*)\}", re.DOTALL)
 _ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Mod: operator.mod,
-    ast.Div: operator.floordiv,
+    ast.Mod: lambda a, b: a - b * _divided(a, b),
+    ast.Div: lambda a, b: _divided(a, b),
 }
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
 
 @dataclass
@@ -118,6 +122,8 @@ class _Script:
         self._exported: list[str] = []
         self._blocks: list[Block] = []
         self._sees_all = True
+        self._functions: set[str] = set()
+        self._set_in_functions: set[str] = set()
         self._succeeds = True
         self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
@@ -171,6 +177,7 @@ class _Script:
             literal = words[0].literal
             block = self._blocks[-1] if self._blocks else None
             if literal == "function":
+                self._functions |= {words[1].literal or ""} if len(words) > 1 else set()
                 words = [word for word in words[2:] if word.literal != "()"]
             elif literal in _OPENS:
                 self._open(literal, statement.line, words, runs)
@@ -213,7 +220,8 @@ class _Script:
 
     def _status(self, words: list[Word], line: int, runs: Truth) -> Truth:
         """Run a simple command; return whether it succeeds, None where that is not known."""
-        if not words or words[-1].literal == "()":  # the body of a function is read as one that is not called
+        if not words or words[-1].literal == "()":  # the body of a function is read as one that may be called
+            self._functions |= {word.literal or "" for word in words[:-1]}
             return True
         if self._is_dead(runs):
             return None
@@ -265,9 +273,12 @@ class _Script:
             return
         name = words[0].literal or "".join(self._expand(words[0])[:1])
         if name in _DECLARES:
+            counts = any(re.fullmatch(r"-\w*i\w*", word.literal or "") for word in words[1:])
             for word in words[1:]:
                 if found := self._assigned(word):
                     self._assign(word, why)
+                    if counts:
+                        self._variables[found[1]] = [self._mark(f"{found[1]} is declared as a number in line {line}")]
                     self._exported += [found[1]] if name == "export" else []
             return
         if name == "read":
@@ -283,7 +294,9 @@ class _Script:
         if name == "exit" and why is None:
             self._ends = line
             return
-        self._sees_all = self._sees_all and name not in _SETS_ANYTHING
+        self._mark_changed(line, name, words)
+        text = " ".join("".join(part.text for part in word.parts) for word in words[1:])
+        self._sees_all = self._sees_all and (name not in _SETS_ANYTHING or _SETS_PATHS.search(text) is not None)
         if name in _NEVER:
             return
         fields = [each for word in words for each in self._expand(word)]
@@ -303,6 +316,24 @@ class _Script:
             )
         self._exported += [found[1] for word in assigned if (found := self._assigned(word))]
         self._found.append((line, self._command(line, fields[place + 1 :])))
+
+    def _mark_changed(self, line: int, name: str, words: list[Word]) -> None:
+        """Make the variables unknown that a command sets in a way that is not read."""
+        texts = [word.literal or "" for word in words[1:]]
+        changed: list[str] = []
+        if name in self._functions:
+            changed = sorted(self._set_in_functions)
+        elif name == "let":
+            changed = [found[1] for text in texts for found in _CHANGED.finditer(text)]
+        elif name == "printf" and texts[:1] == ["-v"]:
+            changed = texts[1:2]
+        elif name in ("mapfile", "readarray"):
+            changed = [text for text in texts if _NAME.fullmatch(text)]
+        for each in changed:
+            self._variables[each] = [self._mark(f"{each} is set by {name} in line {line}")]
+        if name in ("shift", "set") and (name == "shift" or "--" in texts):
+            mark = self._mark(f"the arguments are changed by {name} in line {line}")
+            self._words = [mark] * len(self._words or "1")
 
     def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
         other = next((each for each in fields if _OTHER.fullmatch(each)), None)
@@ -346,6 +377,8 @@ class _Script:
         found = self._assigned(word)
         assert found is not None
         name, index, adds = found.groups()
+        if any(block.kind == "{" for block in self._blocks):
+            self._set_in_functions.add(name)
         if why is not None:
             self._variables[name] = [self._mark(f"{name} is set under {why}")]
             return
@@ -366,6 +399,9 @@ class _Script:
 
     def _expand(self, word: Word, *, split: bool = True, unset: str | None = None) -> list[str]:
         """Return the fields that a word becomes; a variable that is not set is `unset`, or a mark."""
+        plain = "".join(" " if part.quoted or part.expands else part.text for part in word.parts)
+        if split and (braces := _BRACES.search(plain)):
+            return [self._mark(f"{braces[0]} is not expanded")]
         fields, now, begun, vanishes = [], "", False, False
         for part in word.parts:
             if not part.expands:
@@ -406,12 +442,19 @@ class _Script:
             values = values[int(index[1:-1]) :][:1] if values else values
         elif values and not index and name not in ("@", "*"):
             values = values[:1]
-        if form == ":":  # ${@:2}
+        if form == ":" and name in ("@", "*"):  # ${@:2}
             return values[max(int(rest) - 1, 0) :] if values and rest.isdigit() else []
+        if form == ":" and values:  # ${X:0:4}
+            start, _, size = rest.partition(":")
+            if not start.isdigit() or not (size or "0").isdigit() or _MARK.search(values[0]):
+                return [self._mark(f"{source} is not read")]
+            return [values[0][int(start) :][: int(size) if size else None]]
         return self._operated(source, name, values, form, rest)
 
     def _operated(self, source: str, name: str, values: list[str] | None, form: str | None, rest: str) -> list[str]:
         missing = values is None or (form is not None and form.startswith(":") and not "".join(values))
+        if values is None and not self._sees_all and not name.isdigit():
+            return [self._mark(f"the variable {name} may be set by a file or command that is not read")]
         if form in (":+", "+"):
             return [] if missing else [self._text_of(rest)]
         if form in (":-", "-", ":=", "=") and missing:
@@ -443,8 +486,19 @@ class _Script:
         return "".join(self._expand(Word(parts), split=False))
 
     def _arithmetic(self, source: str) -> str:
-        text = re.sub(r"\$\{?(\w+)\}?", r"\1", source)
-        text = re.sub(r"[A-Za-z_]\w*", lambda name: (self._values(name[0]) or ["0"])[0], text)
+        def number(found: re.Match[str]) -> str:
+            name = found[1] or found[0]
+            values = self._values(name)
+            if values is None and not self._sees_all:
+                return self._mark(f"the variable {name} may be set by a file or command that is not read")
+            text = "".join((values or [""])[:1]).strip() or "0"
+            if not _MARK.search(text) and not re.fullmatch(r"[\d\s()+*/%-]+", text):
+                return self._mark(f"$(({source})) is not read")
+            return text if found[1] else f"({text})"  # $X is replaced as text, X is an expression of its own
+
+        text = re.sub(r"\$\{?(\w+)\}?|[A-Za-z_]\w*", number, source)
+        if "#" in text and not _MARK.search(text):
+            return self._mark(f"$(({source})) is not read")
         if _MARK.search(text):
             return "".join(found[0] for found in _MARK.finditer(text))
         try:
@@ -468,6 +522,11 @@ def _trimmed(value: str, form: str, pattern: str) -> str:
         if fnmatch.fnmatchcase(removed, pattern):
             return value[:cut] if form.startswith("%") else value[cut:]
     return value
+
+
+def _divided(a: int, b: int) -> int:
+    """Return a quotient cut towards 0, as bash does."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 def _evaluated(node: ast.expr) -> int:

@@ -215,7 +215,7 @@ def test_settings_of_trl_mean_the_same_there(overrides, expected, tmp_path):
         ("verl", ("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"), "megatron"),
         ("verl", ("model.lora.rank=8", "model.lora.dropout=0.1"), "dropout"),
         ("trl", ("rollout.stop=[END]",), "generation_kwargs"),
-        ("trl", ("algorithm.aggregation.name=seq-mean-token-sum",), "loss_type"),
+        ("trl", ("algorithm.aggregation.name=token-sum",), "loss_type"),
     ],
 )
 def test_what_the_project_refuses_or_does_not_pass_on_is_lost(project, setting, not_written, tmp_path):

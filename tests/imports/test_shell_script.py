@@ -178,3 +178,48 @@ def test_what_is_left_out_is_listed():
     assert "left out: set -x, pip install, source" in notices.notices
     assert "environment variables of the script are not part of a recipe: HCCL_BUFFSIZE" in notices.notices
     assert notices.config_name == "ppo_trainer"
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "expected"),
+    [
+        ("", ("4",), {"$(( $1 * 64 ))": "256"}),
+        ('A="1+2"', (), {"$((A*4))": "12", "$(($A*4))": "9"}),
+        ("", (), {"$((7/-2+10))": "7", "$((7%-2))": "1", "$((-7%2))": "-1"}),
+        ("T=qwen-3b-x", (), {"${T:0:4}": "qwen", "${T:5}": "3b-x"}),
+    ],
+)
+def test_numbers_and_pieces_are_those_of_bash(lines, arguments, expected):
+    for text, value in expected.items():
+        assert read(f"{lines}\n{COMMAND} a.b={text}", *arguments).arguments == [f"a.b={value}"]
+        script = ["bash", "-c", f"{lines}\necho {text}", "it", *arguments]
+        assert subprocess.run(script, capture_output=True, text=True, check=True).stdout.strip() == value
+
+
+@pytest.mark.parametrize(
+    ("lines", "text", "why"),
+    [
+        ("f() {\n N=8\n}\nN=4\nf", "$N", "N is set by f in line 5"),
+        ("N=4\nfunction f {\n N=8\n}\nN=4\nf", "$N", "N is set by f in line 6"),
+        ("source e.sh", "$((256 + N))", "the variable N may be set by a file or command that is not read"),
+        ("eval N=4", "${N:-5}", "the variable N may be set by a file or command that is not read"),
+        ("N=5\nlet N=N*2", "$N", "N is set by let in line 2"),
+        ("N=3\nprintf -v N %d 7", "$N", "N is set by printf in line 2"),
+        ("N=4\nmapfile -t N < f", "$N", "N is set by mapfile in line 2"),
+        ("N=2\nset -- 9", "${1:-$N}", "the arguments are changed by set in line 2"),
+        ("declare -i N=3\nN+=2", "$N", "N is declared as a number in line 1"),
+        ("", "$((16#F))", "$((16#F)) is not read"),
+        ("", "{1,2}", "{1,2} is not expanded"),
+    ],
+)
+def test_what_is_not_evaluated_is_unknown(lines, text, why):
+    command = read(f"{lines}\n{COMMAND} a.b={text} a.c=1")
+    assert command.arguments[-1] == "a.c=1"
+    assert why in " ".join(command.reasons(command.arguments[0]))
+
+
+@pytest.mark.parametrize(
+    "line", ["source /usr/local/Ascend/set_env.sh", 'eval "$(conda shell.bash hook)"', ". v/bin/activate"]
+)
+def test_files_that_set_paths_alone_leave_defaults_as_they_are(line):
+    assert read(f"{line}\n{COMMAND} a.b=${{N:-5}}").arguments == ["a.b=5"]

@@ -143,4 +143,18 @@ FAULTS = (
         "if key not in unused and key in reasons and",
         "imports/test_exports.py",
     ),
+    Fault(
+        "import: a variable of a script is no expression of its own",
+        "imports/shell_script.py",
+        'f"({text})"',
+        "text",
+        "imports/test_shell_script.py",
+    ),
+    Fault(
+        "import: a function of a script changes nothing",
+        "imports/shell_script.py",
+        "changed = sorted(self._set_in_functions)",
+        "changed = []",
+        "imports/test_shell_script.py",
+    ),
 )
