@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,13 @@ def inverse(row: PeerRow, value: Any) -> Any:
         return next((name for name, here in row.values.items() if here.partition(" | ")[0] == value), UNSET)
     replaced = {here: there for there, here in row.replaces.items()} if not isinstance(value, list | dict) else {}
     return replaced.get(value, value) if value not in row.replaces or value in replaced else UNSET
+
+
+def choice(rows: Mapping[str, PeerRow], key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a key with the project's value of a choice; nothing where it has none."""
+    found = inverse(rows[key], value)
+    if found is not UNSET:
+        yield key, found
 
 
 def _same(config: Config, names: PeerNames) -> dict[str, Any]:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hwgrpo.config.schema import Config, RewardFunctionConfig
-from hwgrpo.exports.peer_export import Exported, export_peer, inverse, synthetic
+from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.trl_algorithm import REWARDS, SAPO, VESPO
 from hwgrpo.imports.trl_batches import LOADERS
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.imports.trl_reader import trl_settings
-from hwgrpo.peer_tables.peer_row import UNSET
 from hwgrpo.peer_tables.trl_mapped import LOSSES
 from hwgrpo.peer_tables.trl_names import ROWS, TRL
 
@@ -53,12 +52,6 @@ def _joint(config: Config) -> Iterator[tuple[str, Any]]:
     yield from _rewards(config)
     yield from _engine(config)
     yield from _run(config)
-
-
-def _choice(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    found = inverse(ROWS[key], value)
-    if found is not UNSET:
-        yield key, found
 
 
 def _updates_per_step(config: Config) -> int:
@@ -163,9 +156,9 @@ def _loss(config: Config) -> Iterator[tuple[str, Any]]:
 
 def _algorithm(config: Config) -> Iterator[tuple[str, Any]]:
     a, kl, c = config.algorithm, config.algorithm.kl, config.algorithm.correction
-    yield from _choice("multi_objective_aggregation", a.advantage.name)
+    yield from choice(ROWS, "multi_objective_aggregation", a.advantage.name)
     if a.advantage.name != "gdpo":
-        yield from _choice("scale_rewards", a.advantage.std)
+        yield from choice(ROWS, "scale_rewards", a.advantage.std)
     if kl.coef and not kl.in_reward:
         yield "beta", kl.coef
         yield "use_bias_correction_kl", kl.times_ratio
@@ -181,7 +174,7 @@ def _algorithm(config: Config) -> Iterator[tuple[str, Any]]:
     if config.rollout.engine in ("vllm", "vllm_server"):
         yield "vllm_importance_sampling_correction", c.name != "none"
         if c.name != "none":
-            yield from _choice("vllm_importance_sampling_mode", c.name)
+            yield from choice(ROWS, "vllm_importance_sampling_mode", c.name)
             yield "vllm_importance_sampling_clip_max", c.high
             if c.low is not None:
                 yield "vllm_importance_sampling_clip_min", c.low
@@ -218,7 +211,7 @@ def _engine(config: Config) -> Iterator[tuple[str, Any]]:
     if r.stop:
         yield "generation_kwargs", {"stop": list(r.stop)}
     yield "use_vllm", True
-    yield from _choice("vllm_mode", r.engine)
+    yield from choice(ROWS, "vllm_mode", r.engine)
     if r.max_model_len is not None:
         yield "vllm_max_model_length", r.max_model_len
     if r.engine == "vllm_server":

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hwgrpo.config.schema import Config
-from hwgrpo.exports.peer_export import Exported, export_peer, inverse, synthetic
+from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.verl_algorithm import BY_SOURCE, KWARGS, NO_LIMIT
 from hwgrpo.imports.verl_import import import_verl
 from hwgrpo.imports.verl_settings import ACTOR, MODEL, ROLLOUT, verl_settings
-from hwgrpo.peer_tables.peer_row import UNSET
 from hwgrpo.peer_tables.verl_names import ROWS, VERL
 
 _LOSS, _CORRECTION = ACTOR + "policy_loss.", "algorithm.rollout_correction."
@@ -64,12 +63,6 @@ def _joint(config: Config, devices: int) -> Iterator[tuple[str, Any]]:
     yield from _run(config)
 
 
-def _choice(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    found = inverse(ROWS[key], value)
-    if found is not UNSET:
-        yield key, found
-
-
 def _data(config: Config) -> Iterator[tuple[str, Any]]:
     d = config.data
     yield "data.train_files", d.train
@@ -82,7 +75,7 @@ def _data(config: Config) -> Iterator[tuple[str, Any]]:
     if d.overlong == "filter":
         yield "data.filter_overlong_prompts", True
     else:
-        yield from _choice("data.truncation", d.overlong)
+        yield from choice(ROWS, "data.truncation", d.overlong)
     yield "data.max_prompt_length", d.max_prompt_tokens
     yield "data.max_response_length", config.rollout.max_response_tokens
     yield from ((f"data.apply_chat_template_kwargs.{key}", value) for key, value in d.chat_template_kwargs.items())
@@ -124,9 +117,9 @@ def _adapters(config: Config) -> Iterator[tuple[str, Any]]:
 def _algorithm(config: Config) -> Iterator[tuple[str, Any]]:
     a = config.algorithm
     yield "algorithm.adv_estimator", "grpo"  # verl's default needs a critic
-    yield from _choice("algorithm.adv_estimator", a.advantage.name)
+    yield from choice(ROWS, "algorithm.adv_estimator", a.advantage.name)
     yield "algorithm.norm_adv_by_std_in_grpo", a.advantage.std != "none"
-    yield from _choice(_LOSS + "loss_mode", a.loss.name)
+    yield from choice(ROWS, _LOSS + "loss_mode", a.loss.name)
     yield ACTOR + "clip_ratio_low", a.loss.clip_low
     yield ACTOR + "clip_ratio_high", a.loss.clip_high
     if a.loss.dual_clip is not None:
@@ -134,7 +127,7 @@ def _algorithm(config: Config) -> Iterator[tuple[str, Any]]:
     for name, key in KWARGS.get(a.loss.name, {}).items():
         if name in a.loss.kwargs:
             yield key, a.loss.kwargs[name]
-    yield from _choice(ACTOR + "loss_agg_mode", a.aggregation.name)
+    yield from choice(ROWS, ACTOR + "loss_agg_mode", a.aggregation.name)
     if a.aggregation.norm_length is not None:
         yield ACTOR + "loss_scale_factor", a.aggregation.norm_length
     f, prefix = a.filter_groups, "algorithm.filter_groups."
@@ -151,10 +144,10 @@ def _kl(config: Config) -> Iterator[tuple[str, Any]]:
     if not kl.in_reward:
         yield ACTOR + "use_kl_loss", True
         yield ACTOR + "kl_loss_coef", kl.coef
-        yield from _choice(ACTOR + "kl_loss_type", kl.estimator)
+        yield from choice(ROWS, ACTOR + "kl_loss_type", kl.estimator)
         return
     yield "algorithm.use_kl_in_reward", True
-    yield from _choice("algorithm.kl_penalty", kl.estimator)
+    yield from choice(ROWS, "algorithm.kl_penalty", kl.estimator)
     yield "algorithm.kl_ctrl.kl_coef", kl.coef
     if kl.target is not None:
         yield "algorithm.kl_ctrl.type", "adaptive"
@@ -208,7 +201,7 @@ def _engine(config: Config) -> Iterator[tuple[str, Any]]:
     yield ACTOR + "fsdp_config.offload_policy", t.fsdp2.offload
     yield ACTOR + "fsdp_config.optimizer_offload", t.offload == "optimizer"
     if config.model.dtype != "auto":
-        yield from _choice(ACTOR + "fsdp_config.dtype", config.model.dtype)
+        yield from choice(ROWS, ACTOR + "fsdp_config.dtype", config.model.dtype)
 
 
 def _run(config: Config) -> Iterator[tuple[str, Any]]:
@@ -228,9 +221,9 @@ def _run(config: Config) -> Iterator[tuple[str, Any]]:
     if o.run_name is not None:
         yield "trainer.experiment_name", o.run_name
     if t.resume in ("auto", "never"):
-        yield from _choice("trainer.resume_mode", t.resume)
+        yield from choice(ROWS, "trainer.resume_mode", t.resume)
     else:
         yield "trainer.resume_mode", "resume_path"
         yield "trainer.resume_from_path", t.resume
-    yield from _choice("trainer.device", config.backend.name)
+    yield from choice(ROWS, "trainer.device", config.backend.name)
     yield "trainer.logger", ["console", *(each for each in o.loggers if each != "jsonl")]
