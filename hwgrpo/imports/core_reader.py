@@ -10,13 +10,12 @@ from typing import Any
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.hydra_values import flattened, parse_override, resolve
-from hwgrpo.imports.peer_settings import PeerSettings, fill
+from hwgrpo.imports.peer_settings import PeerSettings, fill, typed
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.peer_row import UNSET
 
 _NAMED = ("actor_train.strategy_args.strategy_config", "actor_infer.strategy_args.strategy_config")
 """Settings that may name a config of the project's own, which need not be there."""
-_YES = {"true": True, "false": False}
 
 
 def settings_of(names: PeerNames, values: Mapping[str, Any]) -> PeerSettings:
@@ -30,24 +29,8 @@ def settings_of(names: PeerNames, values: Mapping[str, Any]) -> PeerSettings:
         ConfigError: an illegal value, with the legal ones.
     """
     settings = PeerSettings(names)
-    fill(settings, {key: _typed(names, key, value) for key, value in values.items()})
+    fill(settings, {key: typed(names, key, value) for key, value in values.items()})
     return settings
-
-
-def _typed(names: PeerNames, key: str, value: Any) -> Any:
-    row = names.row_of(names.current_name(key)[0])
-    if row is None or row.values or not isinstance(value, str) or "text" in row.type:
-        return value
-    if value.lower() in ("none", "null", "~"):
-        return None
-    if "bool" in row.type and value.lower() in _YES:
-        return _YES[value.lower()]
-    if row.type in ("int", "number"):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
 
 
 def text_of(file: str, what: str) -> str:

@@ -158,3 +158,20 @@ def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
     raise ConfigError(
         f"{written}={shown(value)} must be {' or '.join(wanted[kind] for kind in row.type.split('|'))}, as in {project}"
     )
+
+
+def typed(names: PeerNames, key: str, value: Any) -> Any:
+    """Return a value that is written as text as the number, truth value or null that its row wants."""
+    row = names.row_of(names.current_name(key)[0])
+    if row is None or row.values or not isinstance(value, str) or "text" in row.type:
+        return value
+    if value.lower() in ("none", "null", "~"):
+        return None
+    if "bool" in row.type and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if row.type in ("int", "number"):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

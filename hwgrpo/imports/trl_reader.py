@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.peer_settings import fill
+from hwgrpo.imports.core_reader import text_of
+from hwgrpo.imports.peer_settings import fill, typed
 from hwgrpo.imports.trl_settings import TrlSettings
 from hwgrpo.peer_tables.trl_names import TRL
-
-_YES = {"true": True, "false": False}
 
 
 def read_trl(
@@ -74,28 +71,12 @@ def _typed(key: str, value: Any) -> Any:
     row = TRL.row_of(TRL.current_name(key)[0])
     if row is not None and value is False and "no" in row.values:
         return "no"  # as YAML reads it
-    if row is None or row.values or not isinstance(value, str) or "text" in row.type:
-        return value
-    if "bool" in row.type and value.lower() in _YES:
-        return _YES[value.lower()]
-    if row.type in ("int", "number"):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return typed(TRL, key, value)
 
 
 def _of_file(file: str) -> dict[str, Any]:
-    if file == "-":
-        text, place = sys.stdin.read(), "standard input"
-    else:
-        place = file
-        try:
-            text = Path(file).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}; name a YAML file of `trl grpo --config`") from error
-    content = read_yaml(text, place, None)
+    place = "standard input" if file == "-" else file
+    content = read_yaml(text_of(file, "a YAML file of `trl grpo --config`"), place, None)
     if not isinstance(content, dict):
         raise ConfigError(f"{place} must be a YAML mapping of fields, as `trl grpo --config` reads")
     return content
