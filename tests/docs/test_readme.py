@@ -29,7 +29,8 @@ INLINE = {
     "hwgrpo train mine.yaml": "hwgrpo train tiny_sort --print-config",
     "hwgrpo train --from verl run.sh": (
         "hwgrpo export --to verl tiny_sort --output run.sh"
-        " && hwgrpo train --from verl run.sh --dry-run --set 'reward.functions=[exact_match]'"
+        " && hwgrpo train --from verl run.sh --dry-run --set trainer.output_dir=runs/from_verl"
+        " --set 'reward.functions=[exact_match]'"
     ),
 }
 """Command in a sentence -> its form for any machine: less work, or a dry run (exit code 1 without the device)."""
