@@ -73,7 +73,7 @@ def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, voca
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_neither_side_can_draw_is_nothing_even_as_the_target(dtype):
-    logits, ref_logits = (torch.randn(4, 517, generator=torch.Generator().manual_seed(3), dtype=dtype) for _ in "12")
+    logits, ref_logits = (torch.randn(4, 517, generator=torch.Generator(DEVICE).manual_seed(3), dtype=dtype) for _ in "12")
     targets = torch.tensor([0, 130, 511, 516])
     for each in (logits, ref_logits):
         each.scatter_(1, targets[:, None], -torch.inf)
@@ -120,7 +120,7 @@ def test_bf16_gradients_are_within_one_unit_in_the_last_place(op, case):
     inputs = op.inputs(Shape(5, 0, 517), torch.bfloat16, DEVICE, case)
     true = op.definition(**in_fp64(inputs)).bfloat16()
     out = with_tile(op, NARROW)(**inputs)
-    units = (place(out) - place(true)).abs()
+    units = (place(out.cpu()) - place(true)).abs()
     assert units.max() <= 1, f"{units.max()} units at {true.flatten()[units.argmax()]}"
 
 
