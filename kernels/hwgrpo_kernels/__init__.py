@@ -25,7 +25,8 @@
     kept_tokens.py      rows whose target was drawn from a truncated distribution
     square_sum.py       the sum of squared probabilities of a row, for scoring
     npu_scoring.py      linear_logprob through torch-npu's fused head, for scoring
-    fused_modules.py    fused modules in a transformers model, by device; npu_modules/ those of torch-npu
+    fused_modules.py    fused modules in a transformers model, by device; module_replacement/ inserts them,
+                        module_triton.py those of GPUs, module_kernels.py their kernels
 
 Needs torch alone (and Triton for its kernels). `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the
 entry-point group `hwgrpo.kernels` (value: one or several `Implementation`s) adds others.

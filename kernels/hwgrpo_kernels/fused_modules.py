@@ -1,4 +1,4 @@
-"""Fused modules by device type, for device-independent callers; npu_modules/ has those of Ascend."""
+"""Fused modules by device type, for device-independent callers; module_replacement/ inserts them into a model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,16 @@ ATTENTION_MODULE = "attention"
 
 def attention(device_type: str) -> str | None:
     """Return transformers' name for a device's fused attention, or None."""
-    family = _family(device_type)
+    family = _family(device_type) if device_type == "npu" else None
     return None if family is None else family.attention.IMPLEMENTATION
 
 
 def modules(device_type: str) -> tuple[str, ...]:
     """Return the names of the fused modules that a device has."""
     family = _family(device_type)
-    return () if family is None else tuple(family.MODULES)
+    if family is None:
+        return ()
+    return tuple(each for each in family.MODULES if each != ATTENTION_MODULE or attention(device_type))
 
 
 def reason_against(device_type: str, module: str) -> str | None:
@@ -27,13 +29,13 @@ def reason_against(device_type: str, module: str) -> str | None:
     family = _family(device_type)
     if family is None:
         return f"{device_type} has no fused modules"
-    if module not in family.MODULES:
-        return f"{device_type} has no fused module of that name, but {', '.join(family.MODULES)}"
-    return family.reason_against(module)
+    if module not in modules(device_type):
+        return f"{device_type} has no fused module of that name, but {', '.join(modules(device_type))}"
+    return family.reason_against(module, device_type)
 
 
 def apply(model: nn.Module, modules: Sequence[str], dtype: torch.dtype | None = None) -> Any:
-    """Replace a model's modules by its device's fused ones; see `npu_modules.apply`.
+    """Replace a model's modules by its device's fused ones; see `module_replacement.apply`.
 
     Raises:
         ValueError: the model is on a device that has none.
@@ -46,7 +48,7 @@ def apply(model: nn.Module, modules: Sequence[str], dtype: torch.dtype | None = 
 
 
 def copy_to(model: nn.Module, replaced: Mapping[str, Sequence[str]], device_type: str) -> None:
-    """Replace the same modules in another copy of a model; see `npu_modules.copy_to`.
+    """Replace the same modules in another copy of a model; see `module_replacement.copy_to`.
 
     Args:
         model: may be on the meta device.
@@ -60,14 +62,14 @@ def copy_to(model: nn.Module, replaced: Mapping[str, Sequence[str]], device_type
 
 def is_fused(module: nn.Module) -> bool:
     """Return whether a module's forward is a fused one."""
-    from . import npu_modules
+    from . import module_replacement
 
-    return npu_modules.is_fused(module)
+    return module_replacement.is_fused(module)
 
 
 def _family(device_type: str) -> Any:
-    if device_type != "npu":
+    if device_type not in ("npu", "cuda"):  # hw: torch-npu's ops, and Triton's kernels
         return None
-    from . import npu_modules
+    from . import module_replacement
 
-    return npu_modules
+    return module_replacement

@@ -216,10 +216,11 @@ def _arch() -> str:
 def _grid(tile: Tile, rows: int) -> tuple[int]:
     if tile.per_processor == 0:
         return (rows,)
-    return (min(rows, tile.per_processor * _processors()),)
+    return (min(rows, tile.per_processor * processors()),)
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Return the processors of the current device; 1 in the interpreter."""
     if interpreted():
         return 1
     driver = _driver()

@@ -1,9 +1,9 @@
 """Block sizes and warps of the Triton row kernels per architecture: plain data, and the rule that picks from it.
 
-No entry has been measured on hardware yet. They follow from arithmetic: one 16-byte access per thread and lane, two
-lanes per thread so that 32 bytes are in flight, 256 threads so that eight programs fill a processor, at most 16 warps
-of 64 on AMD. A program takes one row: those that loop over rows are for Ascend (`ascend_tiles.py`), until a measurement
-on a GPU asks for them too. A measured entry has it in `source`.
+They follow from arithmetic: one 16-byte access per thread and lane, two lanes per thread so that 32 bytes are in
+flight, 256 threads so that eight programs fill a processor, at most 16 warps of 64 on AMD. `source` says which were
+measured. A program takes one row: those that loop over rows are for Ascend (`ascend_tiles.py`), until a measurement on
+a GPU asks for them too.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ _WARP_32_WIDE = {2: Tile(1024, 8, 8), 4: Tile(1024, 4, 8), 8: Tile(512, 2, 8)}
 
 TILES: Mapping[str, ArchTiles] = {
     "sm_80": ArchTiles(32, _WARP_32, _WARP_32),
-    "sm_90": ArchTiles(32, _WARP_32, _WARP_32),
+    "sm_90": ArchTiles(32, _WARP_32, _WARP_32, "measured on an H100: within 5% of the best of 102 tiles"),
     "sm_100": ArchTiles(32, _WARP_32_WIDE, _WARP_32_WIDE),
     "sm_120": ArchTiles(32, _WARP_32, _WARP_32),
     "gfx90a": ArchTiles(64, _WARP_64, _WARP_64),

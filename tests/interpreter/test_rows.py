@@ -73,7 +73,9 @@ def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, voca
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_neither_side_can_draw_is_nothing_even_as_the_target(dtype):
-    logits, ref_logits = (torch.randn(4, 517, generator=torch.Generator(DEVICE).manual_seed(3), dtype=dtype) for _ in "12")
+    logits, ref_logits = (
+        torch.randn(4, 517, generator=torch.Generator(DEVICE).manual_seed(3), dtype=dtype) for _ in "12"
+    )
     targets = torch.tensor([0, 130, 511, 516])
     for each in (logits, ref_logits):
         each.scatter_(1, targets[:, None], -torch.inf)
@@ -118,10 +120,21 @@ def test_every_tile_of_the_table_gives_the_same_answer(op, tile, dtype, per_proc
 )
 def test_bf16_gradients_are_within_one_unit_in_the_last_place(op, case):
     inputs = op.inputs(Shape(5, 0, 517), torch.bfloat16, DEVICE, case)
-    true = op.definition(**in_fp64(inputs)).bfloat16()
-    out = with_tile(op, NARROW)(**inputs)
-    units = (place(out.cpu()) - place(true)).abs()
+    exact = in_fp64(inputs)
+    true = op.definition(**exact).clone()
+    out = with_tile(op, NARROW)(**inputs).cpu()
+    units = (place(out) - place(true.bfloat16())).abs()
+    # Terms that cancel leave what fp32 lost of them: what the result moves by when the logits move by that much.
+    lost = sum((op.definition(**exact | moved) - true).abs() for moved in moved_by(exact, 2**-20))
+    units[(out.double() - true).abs() <= lost] = 0
     assert units.max() <= 1, f"{units.max()} units at {true.flatten()[units.argmax()]}"
+
+
+def moved_by(inputs, share):
+    """Yield the logits, and those of a reference, with neighbours moved apart by a share of their size."""
+    for name in {"logits", "ref_logits"} & inputs.keys():
+        signs = 1 - 2 * (torch.arange(inputs[name].shape[1], device="cpu") % 2)
+        yield {name: inputs[name] * (1 + share * signs), "out": torch.empty_like(inputs["out"])}
 
 
 def place(values):

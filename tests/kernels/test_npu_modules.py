@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused, rotary
-from hwgrpo_kernels.npu_modules.self_test import TOLERANCE
+from hwgrpo_kernels.module_replacement import MODULES, apply, attention, is_fused, rotary
+from hwgrpo_kernels.module_replacement.self_test import TOLERANCE
 
 from tests.support.numbers import npu_reference_ops
 from tests.support.numbers.npu_module_cases import EVERY, FAMILIES, SHAPE, batch, losses_and_gradients, tiny

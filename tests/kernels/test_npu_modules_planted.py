@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hwgrpo_kernels.npu_modules import apply, attention, rms_norm, rotary, swiglu
+from hwgrpo_kernels.module_replacement import apply, attention, rms_norm, rotary, swiglu
 
 from tests.support.numbers import npu_reference_ops
 from tests.support.numbers.npu_module_cases import batch, losses_and_gradients, tiny
 
-REPLACE = importlib.import_module("hwgrpo_kernels.npu_modules.replace_modules")
+REPLACE = importlib.import_module("hwgrpo_kernels.module_replacement.replace_modules")
 
 
 class Fault(NamedTuple):

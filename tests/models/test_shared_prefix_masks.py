@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attention, replace_attention
+from hwgrpo_kernels.module_replacement.attention import IMPLEMENTATION, fusion_attention, replace_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward

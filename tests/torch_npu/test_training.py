@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hwgrpo_kernels.npu_modules import MODULES
+from hwgrpo_kernels.module_replacement import MODULES
 
 from tests.support.devices import simulated_npu
 from tests.support.numbers.rounding import GENTLE, STEP, assert_metrics_close, drift

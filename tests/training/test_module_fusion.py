@@ -7,7 +7,7 @@ from typing import Any
 import hwgrpo_backends
 import pytest
 import torch
-from hwgrpo_kernels import fused_modules, npu_modules
+from hwgrpo_kernels import fused_modules, module_replacement
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.architectures import unsupported_reason
@@ -22,7 +22,8 @@ from tests.support.runs import runs
     "backend,words,modules",
     [
         ("cpu", (), ()),
-        ("cuda", (), ()),
+        ("cuda", (), ("rms_norm", "rotary", "swiglu")),
+        ("rocm", (), ()),
         ("npu", (), ("rms_norm", "rotary", "swiglu")),
         ("npu", ("model.fused_modules=[none]",), ()),
         ("npu", ("model.fused_modules=[swiglu,rotary]",), ("swiglu", "rotary")),
@@ -56,11 +57,20 @@ def test_an_unknown_module_is_named_with_the_nearest():
 def test_what_backends_list_is_what_the_kernels_have():
     for backend in hwgrpo_backends.load_all().backends.values():
         named = [name for name in backend.attention if name == fused_modules.attention(backend.device_type)]
-        if backend.modules:
-            assert (*backend.modules, fused_modules.ATTENTION_MODULE) == npu_modules.MODULES
-            assert named == list(backend.attention[:1])
+        known = fused_modules.modules(backend.device_type)
+        assert backend.modules in ((), tuple(each for each in known if each != fused_modules.ATTENTION_MODULE))
+        if fused_modules.attention(backend.device_type) is None:
+            assert fused_modules.ATTENTION_MODULE not in known
         else:
-            assert fused_modules.attention(backend.device_type) is None
+            assert known == module_replacement.MODULES
+            assert named == list(backend.attention[:1])
+
+
+def test_a_gpu_has_the_modules_in_triton_and_no_attention():
+    assert fused_modules.modules("cuda") == ("rms_norm", "rotary", "swiglu")
+    assert fused_modules.reason_against("cuda", "attention") == (
+        "cuda has no fused module of that name, but rms_norm, rotary, swiglu"
+    )
 
 
 def test_a_device_without_fused_modules_is_refused_with_its_name():
@@ -72,7 +82,7 @@ def test_a_device_without_fused_modules_is_refused_with_its_name():
 def test_fused_modules_do_not_keep_the_lean_step_away():
     model = npu_module_cases.tiny("qwen3")
     with npu_reference_ops.registered():
-        applied = npu_modules.apply(model)
+        applied = module_replacement.apply(model)
         assert all(applied.replaced.values()), applied.line()
     assert unsupported_reason(model, 20) is None
 

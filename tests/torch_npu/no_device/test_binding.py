@@ -55,11 +55,11 @@ def test_every_use_in_our_sources_binds():
         ("npu_scoring.py", 'OP = "npu_fused_linear_online_max_sum"', 'OP = "npu_fused_linear_online_maxsum"'),
         ("npu_scoring.py", "npu.get_device_name()", "npu.get_device_names()"),
         ("npu_scoring.py", "npu.is_available()", "npu.is_available(0)"),
-        ("npu_modules/rms_norm.py", "epsilon=epsilon(self)", "eps=epsilon(self)"),
-        ("npu_modules/rotary.py", 'rotary_mode="half"', 'mode="half"'),
-        ("npu_modules/swiglu.py", "dim=-1), dim=-1", "dim=-1), axis=-1"),
-        ("npu_modules/attention.py", "scale=query", "scale_value=query"),
-        ("npu_modules/attention.py", '"sparse_mode": 3', '"sparse": 3'),
+        ("module_replacement/rms_norm.py", "epsilon=epsilon(self)", "eps=epsilon(self)"),
+        ("module_replacement/rotary.py", 'rotary_mode="half"', 'mode="half"'),
+        ("module_replacement/swiglu.py", "dim=-1), dim=-1", "dim=-1), axis=-1"),
+        ("module_replacement/attention.py", "scale=query", "scale_value=query"),
+        ("module_replacement/attention.py", '"sparse_mode": 3', '"sparse": 3'),
     ],
 )
 def test_a_wrong_call_in_a_copy_of_our_module_does_not_bind(tmp_path, file, right, wrong):

@@ -10,7 +10,7 @@ import torch
 import virtual_ascend
 from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.npu import BACKEND as NPU
-from hwgrpo_kernels.npu_modules import MODULES, AppliedModules, apply
+from hwgrpo_kernels.module_replacement import MODULES, AppliedModules, apply
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hwgrpo.training import model_setup

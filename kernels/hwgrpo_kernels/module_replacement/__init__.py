@@ -1,20 +1,20 @@
-"""torch-npu's fused ops in the modules of one transformers model, each self-tested first and all reversible.
+"""Fused ops in the modules of a transformers model, torch-npu's or Triton's, each self-tested first and all reversible.
 
     applied = apply(model, modules=("rms_norm", "rotary", "swiglu", "attention"))
     applied.replaced, applied.skipped    sub-modules replaced, and the reason for each that was not
     applied.undo()                       restores the model
     copy_to(model, applied.replaced)     replaces the same sub-modules in a copy of the model, without self-tests
 
-    rms_norm.py          npu_rms_norm in RMSNorm layers
-    rotary.py            npu_rotary_mul on queries and keys
-    swiglu.py            npu_swiglu in gated MLPs
+    rms_norm.py          npu_rms_norm, or module_triton's, in RMSNorm layers
+    rotary.py            npu_rotary_mul, or module_triton's, on queries and keys
+    swiglu.py            npu_swiglu, or module_triton's, in gated MLPs
     attention.py         npu_fusion_attention as an attention implementation of transformers
     replace_modules.py   `apply`: find candidates, self-test each, replace
     self_test.py         values and gradients of the plain and the fused forward, on inputs of the model's own forward
     fused_forwards.py    `AppliedModules`, the result of `apply`; replacing and restoring a forward
 
 Only the model passed in changes: an instance's `forward`, or the attention that its config names. Sources of the ops:
-torch-npu's operator documents and CANN's aclnn documents. Never run on hardware.
+torch-npu's operator documents and CANN's aclnn documents. They have never run on hardware.
 """
 
 from .fused_forwards import AppliedModules, is_fused

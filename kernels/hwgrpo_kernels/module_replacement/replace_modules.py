@@ -1,4 +1,4 @@
-"""Replace modules of a model by torch-npu's fused ones: find candidates, self-test each, replace its forward."""
+"""Replace modules of a model by its device's fused ones: find candidates, self-test each, replace its forward."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hwgrpo_kernels import triton_support
+from hwgrpo_kernels.op import Key
+
 from . import attention, rms_norm, rotary, swiglu
-from .fused_forwards import AppliedModules, is_fused, replace_forward
+from .fused_forwards import AppliedModules, in_triton, is_fused, replace_forward
 from .self_test import difference, run_on_few_tokens, self_test_mode
 
 MODULES = ("rms_norm", "rotary", "swiglu", "attention")
@@ -17,18 +20,23 @@ KINDS: dict[str, Any] = {each.NAME: each for each in (rms_norm, rotary, swiglu, 
 NOT_REACHED = "the model's forward on a few tokens does not call it, so that it cannot be self-tested"
 
 
-def reason_against(module: str) -> str | None:
-    """Return why a fused module is unavailable in this process, or None.
+def reason_against(module: str, device_type: str) -> str | None:
+    """Return why a fused module is unavailable on a device in this process, or None.
 
     Args:
         module: one of `MODULES`.
+        device_type: torch device type.
     """
+    if in_triton(device_type):
+        if module == attention.NAME:
+            return f"{device_type} has none here: torch's is fused"
+        return triton_support.reason_against(Key(device_type, torch.bfloat16, 0))
     op = KINDS[module].OP
     return None if hasattr(torch.ops.npu, op) else f"this torch-npu has no {op}, or is not imported"
 
 
 def apply(model: nn.Module, modules: Sequence[str] = MODULES, dtype: torch.dtype | None = None) -> AppliedModules:
-    """Replace a model's modules by torch-npu's fused ones wherever both compute the same.
+    """Replace a model's modules by its device's fused ones wherever both compute the same.
 
     Each is self-tested first: the model runs on a few tokens, and the inputs of a sub-module go through its own
     forward and the fused one; values and gradients must agree. Only the instances of this model change. Modules that
@@ -53,14 +61,14 @@ def apply(model: nn.Module, modules: Sequence[str] = MODULES, dtype: torch.dtype
             raise ValueError(f"modules: {module!r} is not a fused module; use some of {', '.join(MODULES)}.{hint}")
     applied = AppliedModules(dict.fromkeys(modules, ()), {module: {} for module in modules})
     available = []
+    device = next(model.parameters()).device
     for module in dict.fromkeys(modules):
-        reason = reason_against(module)
+        reason = reason_against(module, device.type)
         if reason is None:
             available.append(module)
         else:
             applied.skipped[module][""] = reason
     if available:
-        device = next(model.parameters()).device
         try:
             with self_test_mode(model, device.type, dtype):
                 _replace(model, available, applied)

@@ -1,9 +1,9 @@
-"""The gate of an MLP by `npu_swiglu(cat([gate, up]), dim=-1)`, which is silu(gate) * up in one read and one write.
+"""The gate of an MLP, silu(gate) * up in one read and one write: `npu_swiglu(cat([gate, up]), dim=-1)`, or in Triton.
 
 Replaces MLPs whose forward is down(silu(gate(x)) * up(x)), with two projections or one that makes both halves, the gate
 first. Anything else in a forward would be lost, so its byte code may name nothing beyond these parts.
 
-Source: torch-npu's document of torch_npu.npu_swiglu, CANN's aclnnSwiGlu. Never run on hardware.
+Source: torch-npu's document of torch_npu.npu_swiglu, CANN's aclnnSwiGlu. That op has never run on hardware.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fused_forwards import mark
+from .fused_forwards import in_triton, mark
 
 NAME, OP = "swiglu", "npu_swiglu"
 
@@ -44,12 +44,22 @@ def reason_against(module: Any) -> str | None:
 
 def forward_two(self: Any, x: Tensor) -> Tensor:
     """Return [..., H] of [..., H] through `gate_proj`, `up_proj` and `down_proj`."""
+    if in_triton(x.device.type):
+        return self.down_proj(_gated(self.gate_proj(x), self.up_proj(x)))
     return self.down_proj(torch.ops.npu.npu_swiglu(torch.cat([self.gate_proj(x), self.up_proj(x)], dim=-1), dim=-1))
 
 
 def forward_one(self: Any, hidden_states: Tensor) -> Tensor:
     """Return [..., H] of [..., H] through `gate_up_proj`, whose first half is the gate, and `down_proj`."""
+    if in_triton(hidden_states.device.type):
+        return self.down_proj(_gated(*self.gate_up_proj(hidden_states).chunk(2, dim=-1)))
     return self.down_proj(torch.ops.npu.npu_swiglu(self.gate_up_proj(hidden_states), dim=-1))
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    from hwgrpo_kernels import module_triton  # imports triton
+
+    return module_triton.swiglu(gate, up)
 
 
 def forward_of(module: nn.Module) -> Any:

@@ -1,4 +1,4 @@
-"""Rotary embeddings of queries and keys by `npu_rotary_mul(x, cos, sin, rotary_mode="half")`.
+"""Rotary embeddings of queries and keys by `npu_rotary_mul(x, cos, sin, rotary_mode="half")`, or in Triton.
 
 transformers rotates by a function `apply_rotary_pos_emb` of each model's file, which the forward of every attention
 layer looks up among that file's globals. Replacing it there would change every model of the process. So each layer
@@ -8,7 +8,8 @@ copy is made when the module is replaced; later changes of the file's globals do
 Replaces layers that rotate the halves of full heads: x * cos + (-x2, x1) * sin. Interleaved pairs (Cohere) and partial
 rotation (GLM-4) are recognized by their results and skipped.
 
-Source: torch-npu's document of torch_npu.npu_rotary_mul, CANN's aclnnRotaryPositionEmbedding. Never run on hardware.
+Source: torch-npu's document of torch_npu.npu_rotary_mul, CANN's aclnnRotaryPositionEmbedding. That op has
+never run on hardware.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fused_forwards import mark
+from .fused_forwards import in_triton, mark
 from .self_test import relative_difference, tolerance
 
 NAME, OP = "rotary", "npu_rotary_mul"
 FUNCTION = "apply_rotary_pos_emb"
 MAX_ROWS, MAX_HEAD_SIZE = 999, 894
-"""Limits of the op: rows or heads, and the head size."""
+"""Limits of torch-npu's op: rows or heads, and the head size."""
 
 
 def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -94,6 +95,12 @@ def rotation_by_op(plain: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
     """
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        if in_triton(q.device.type):
+            if unsqueeze_dim != 1:
+                return plain(q, k, cos, sin, unsqueeze_dim)
+            from hwgrpo_kernels.module_triton import rotate_halves  # imports triton
+
+            return rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
         if max(q.shape[0], q.shape[unsqueeze_dim]) > MAX_ROWS or q.shape[-1] > MAX_HEAD_SIZE:
             return plain(q, k, cos, sin, unsqueeze_dim)
         dtype = torch.promote_types(q.dtype, cos.dtype)

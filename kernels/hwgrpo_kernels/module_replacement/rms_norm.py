@@ -1,10 +1,10 @@
-"""RMSNorm by `npu_rms_norm(x, gamma, epsilon)`: the square, the mean, the root and both products in one read of x.
+"""RMSNorm by `npu_rms_norm(x, gamma, epsilon)` or in Triton: square, mean, root and both products in one read of x.
 
 Replaces layers that compute weight * x / sqrt(mean(x^2) + epsilon) and nothing else. Gemma's multiply by 1 + weight,
-which would need a new gamma at every call, so those are skipped. The op accumulates in fp32 for any input dtype and
-rounds once; the plain layer also rounds before the weight.
+which would need a new gamma at every call, so those are skipped. Both accumulate in fp32 for any input dtype and round
+once; the plain layer also rounds before the weight.
 
-Source: torch-npu's document of torch_npu.npu_rms_norm, CANN's aclnnRmsNorm. Never run on hardware.
+Source: torch-npu's document of torch_npu.npu_rms_norm, CANN's aclnnRmsNorm. That op has never run on hardware.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fused_forwards import mark
+from .fused_forwards import in_triton, mark
 from .self_test import relative_difference, tolerance
 
 NAME, OP = "rms_norm", "npu_rms_norm"
@@ -65,6 +65,10 @@ def forward(self: Any, hidden_states: Tensor) -> Tensor:
         self: the layer; its weight is [H].
         hidden_states: [..., H].
     """
+    if in_triton(hidden_states.device.type):
+        from hwgrpo_kernels import module_triton  # imports triton
+
+        return module_triton.rms_norm(hidden_states, self.weight, epsilon(self))
     dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
     return torch.ops.npu.npu_rms_norm(hidden_states.to(dtype), self.weight.to(dtype), epsilon=epsilon(self))[0]
 

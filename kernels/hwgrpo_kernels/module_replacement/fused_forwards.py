@@ -57,6 +57,11 @@ class AppliedModules:
         return {"taken": {name: list(of) for name, of in self.replaced.items()}, "left": self.skipped}
 
 
+def in_triton(device_type: str) -> bool:
+    """Return whether a device's fused modules are those of `module_triton`; the others are torch-npu's ops."""
+    return device_type == "cuda"  # hw: the type of the Triton kernels, NVIDIA's and AMD's
+
+
 def is_fused(module: nn.Module) -> bool:
     """Return whether a module's forward is a fused one."""
     return getattr(vars(module).get("forward"), MARK, None) is not None

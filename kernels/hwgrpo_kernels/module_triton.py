@@ -1,0 +1,155 @@
+"""Fused modules in Triton, differentiable: `rms_norm`, `swiglu` and `rotate_halves`; module_kernels.py has the kernels.
+
+Each computes in fp32 and rounds once, to the dtype that torch promotes its operands to, as the plain modules of
+transformers do. They take fp32, bf16 and fp16.
+"""
+
+from typing import Any
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from . import module_kernels
+from .rows_triton import processors
+
+TILE = 4096
+"""Elements per tile of RMSNorm: with 8 warps 16 of a thread."""
+ELEMENTS = 4096
+"""Elements per program of the gate: with 8 warps of 64 threads one access of 16 bytes each in 16-bit, of 32 two."""
+PER_PROCESSOR = 2
+"""Programs per processor of the backward of RMSNorm; each writes a part of the weight's gradient."""
+HEADS = 8
+"""Heads per program of the rotation."""
+
+_kernels: Any = module_kernels
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return weight * x / sqrt(mean(x^2) + epsilon), [..., H], in the dtype that torch promotes both to.
+
+    Args:
+        x: [..., H].
+        weight: [H].
+        epsilon: added to the mean of squares.
+    """
+    return _RmsNorm.apply(x, weight, epsilon)  # pyright: ignore[reportReturnType]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up, [..., I], both of one dtype."""
+    return _Swiglu.apply(gate, up)  # pyright: ignore[reportReturnType]
+
+
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x * cos + (-x2, x1) * sin for the halves x1, x2 of each head, in the dtype that torch promotes both to.
+
+    Args:
+        x: [B, heads, L, D], in any layout with neighbouring elements of a head; the result has the same.
+        cos, sin: [B or 1, L, D]; they get no gradient.
+    """
+    return _Rotation.apply(x, cos, sin)  # pyright: ignore[reportReturnType]
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        x_NH = _rows(x)
+        rows, size = x_NH.shape
+        out = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
+        inverse_rms = x.new_empty(rows, dtype=torch.float32)
+        if rows:
+            with torch.accelerator.device_index(x.device.index):
+                _kernels.rms_norm_kernel[(triton.cdiv(rows, _tile_rows(size)),)](
+                    x_NH, weight, out, inverse_rms, rows, size, x_NH.stride(0), epsilon, **_tile(size)
+                )
+        ctx.save_for_backward(x_NH, weight, inverse_rms)
+        ctx.shape = x.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x_NH, weight, inverse_rms = ctx.saved_tensors
+        rows, size = x_NH.shape
+        programs = min(triton.cdiv(rows, _tile_rows(size)), PER_PROCESSOR * processors())
+        trained = ctx.needs_input_grad[1]
+        dx = torch.empty_like(x_NH, memory_format=torch.contiguous_format)
+        parts = x_NH.new_empty(programs if trained else 0, size, dtype=torch.float32)
+        if rows:
+            with torch.accelerator.device_index(x_NH.device.index):
+                _kernels.rms_norm_grad_kernel[(programs,)](
+                    x_NH, weight, inverse_rms, gradients[0].contiguous(), dx, parts, rows, size, x_NH.stride(0),
+                    TRAINED=trained, **_tile(size),
+                )  # fmt: skip
+        return dx.view(ctx.shape), parts.sum(0).to(weight.dtype) if trained else None, None
+
+
+class _Swiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate_NI, up_NI = _rows(gate), _rows(up)
+        out = gate.new_empty(gate.shape)
+        _launch_gate(_kernels.swiglu_kernel, gate_NI, up_NI, out)
+        ctx.save_for_backward(gate_NI, up_NI)
+        ctx.shape = gate.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        gate_NI, up_NI = ctx.saved_tensors
+        dgate, dup = (each.new_empty(ctx.shape) for each in (gate_NI, up_NI))
+        _launch_gate(_kernels.swiglu_grad_kernel, gate_NI, up_NI, gradients[0].contiguous(), dgate, dup)
+        return dgate, dup
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.dtype = x.dtype
+        return _rotated(x, cos, sin, torch.promote_types(x.dtype, cos.dtype), backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _rotated(gradients[0], *ctx.saved_tensors, ctx.dtype, backward=True), None, None
+
+
+def _launch_gate(kernel: Any, gate_NI: Tensor, up_NI: Tensor, *others: Tensor) -> None:
+    (rows, columns), count = gate_NI.shape, gate_NI.numel()
+    if count == 0:
+        return
+    if gate_NI.is_contiguous() and up_NI.is_contiguous():
+        rows, columns = 1, count
+    with torch.accelerator.device_index(gate_NI.device.index):
+        kernel[(rows * triton.cdiv(columns, ELEMENTS),)](
+            gate_NI, up_NI, *others, columns, gate_NI.stride(0), up_NI.stride(0), BLOCK=ELEMENTS, num_warps=8
+        )
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    out = torch.empty_like(x, dtype=dtype)
+    batch, heads, length, size = x.shape
+    if x.numel():
+        with torch.accelerator.device_index(x.device.index):
+            _kernels.rotary_kernel[(batch * length, triton.cdiv(heads, HEADS))](
+                x, cos, sin, out, heads, length, size, *x.stride()[:3], 0 if len(cos) == 1 else cos.stride(0),
+                cos.stride(1), *out.stride()[:3], BACKWARD=backward, HEADS=HEADS,
+                HALF=triton.next_power_of_2(size // 2), num_warps=2,
+            )  # fmt: skip
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return [..., H] as [N, H] with neighbouring elements in a row; rows may lie apart."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _tile_rows(size: int) -> int:
+    return max(1, TILE // triton.next_power_of_2(size))
+
+
+def _tile(size: int) -> dict[str, int]:
+    return {"ROWS": _tile_rows(size), "BLOCK": triton.next_power_of_2(size), "num_warps": 8}
