@@ -191,4 +191,5 @@ BACKEND = Backend(
     chips=NVIDIA,
     mark=mark,
     record=record,
+    graphs_by_default=True,
 )
