@@ -126,6 +126,8 @@ class Backend:
     """Names a range for the vendor's profiler; None: only torch's profiler."""
     record: Recorder | None = None
     """Records work as a device graph (`hwgrpo_backends.graphs`); None: unsupported."""
+    graphs_by_default: bool = False
+    """Rollout records its decode steps unless set otherwise (`rollout.graphs`). Only where this was run on hardware."""
 
     @property
     def is_host(self) -> bool:

@@ -192,4 +192,5 @@ BACKEND = Backend(
     chips=NVIDIA,
     mark=mark,
     record=record,
+    graphs_by_default=True,
 )

@@ -183,6 +183,7 @@ FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("env_optional", "a mapping of names to EnvVar", _is_profile),
     ("out_of_memory", "a mapping of patterns to texts", _is_patterns),
     ("chips", "a tuple of Chip", lambda value: isinstance(value, tuple) and all(isinstance(c, Chip) for c in value)),
+    ("graphs_by_default", "true or false", lambda value: isinstance(value, bool)),
     *((name, "a function", callable) for name in ("probe", "arch", "compute_dtypes")),
     *((name, "a function or None", lambda value: value is None or callable(value)) for name in ("mark", "record")),
 )

@@ -59,6 +59,7 @@ def _check_data(backend: Backend) -> str:
         _check_texts(f"attention_archs of {name!r}", archs)
         assert archs, f"attention_archs of {name!r} is empty: no chip could use it"
     _check_texts("modules", backend.modules)
+    assert backend.record or not backend.graphs_by_default, "graphs_by_default is set, but there is no record"
     for pattern, who in backend.out_of_memory.items():
         matches = _compiled("out_of_memory", pattern)
         assert not matches.search(""), f"out_of_memory pattern {pattern!r} fits every error"

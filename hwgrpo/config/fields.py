@@ -120,15 +120,18 @@ def holds(key: str, *values: str) -> AnyOf:
     return (Use(key, values, f" with {' or '.join(values)}", lambda listed: bool({*listed} & {*values})),)
 
 
-def setting(default: Any, *, path: bool = False, used_by: Sequence[AnyOf] = ()) -> Any:
+def setting(
+    default: Any, *, path: bool = False, used_by: Sequence[AnyOf] = (), accepted_unused: Sequence[Any] = ()
+) -> Any:
     """Return a dataclass field for text, a bool, a list or a mapping.
 
     Args:
         default: its default; a function makes a new one for every configuration.
         path: it names a file or folder.
         used_by: conditions under which it has an effect; all must be fulfilled.
+        accepted_unused: values besides the default that are no error where it has no effect.
     """
-    return _field(default, path=path, used_by=used_by)
+    return _field(default, path=path, used_by=used_by, accepted_unused=accepted_unused)
 
 
 def _bound(value: float | None) -> str:

@@ -63,6 +63,7 @@ _PPO_OR_GSPO = none_of(
     "algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name not in ("ppo_clip", "gspo"))
 )
 _ADAPTIVE_ENTROPY = (on("algorithm.entropy_target", " above 0"),)
+_RECORDED = (one_of("rollout.engine", "auto", "local"), off("trainer.deterministic", "=false"))
 _REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
 _SAME_DISTRIBUTION = tuple(
     one_of(f"rollout.{key}", off) + _REPORTS_FLOORS for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
@@ -215,13 +216,11 @@ class RolloutConfig:
     """Weight versions after which engine and trainer score a few fixed sequences, as they do at the start. The run ends
     if they differ by more than rounding, as when new weights were not applied. 0: never. Without effect where the local
     engine samples with the policy's own weights, and with SGLang."""
-    graphs: bool = setting(
-        False, used_by=[one_of("rollout.engine", "auto", "local"), off("trainer.deterministic", "=false")]
-    )
-    """Record the local engine's decode step as a device graph where the backend has them (cuda, rocm). A self-test at
-    the start turns it off where its logits differ from the model's. Deterministic algorithms cannot be recorded:
-    indexed writes synchronize with the device. vLLM and SGLang record on their own, see `enforce_eager`. Not run on
-    hardware yet."""
+    graphs: bool | None = setting(None, used_by=_RECORDED, accepted_unused=(False,))
+    """Record the local engine's decode step as a device graph, not with deterministic algorithms: their indexed writes
+    synchronize with the device. null: where this has run on hardware (cuda); after a failed recording the run goes on
+    without. true: also elsewhere (rocm: never run); a failed recording ends the run. A self-test at the start turns it
+    off where its logits differ from the model's. vLLM and SGLang record on their own, see `enforce_eager`."""
     gpu_memory_utilization: float | None = limited(None, above=0, at_most=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: share of the device's memory for weights, keys and values. null: what the plan leaves beside the
     trainer, or 0.9 of devices of its own."""

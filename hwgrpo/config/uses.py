@@ -51,7 +51,7 @@ def _unused(config: Config, section: Any, prefix: str, inherited: Sequence[AnyOf
                 yield from _unused(config, element, f"{key}.{i}.", conditions)
             continue
         default = default_of(field)
-        if value == default:
+        if value == default or value in field.metadata.get("accepted_unused", ()):
             continue
         for condition in conditions:
             others = [(use, *_look_up(config, section, prefix, use.key)) for use in condition]

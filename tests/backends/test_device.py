@@ -223,6 +223,7 @@ def test_a_gpu_records_after_a_first_run_and_waits_before_it_gives_memory_back(n
 
 def test_only_backends_with_graphs_have_a_recorder():
     assert {name for name in registry.BUILTIN if registry.get(name).record} == {"cuda", "rocm"}
+    assert {name for name in registry.BUILTIN if registry.get(name).graphs_by_default} == {"cuda"}
     assert Device(CPU).recorder is None
 
 
@@ -278,6 +279,7 @@ def test_the_conformance_suite_takes_all_data_that_a_backend_can_have(this_host)
         ({"attention_archs": {"flash_attention_2": ("a1",)}}, "'flash_attention_2', which is not in attention"),
         ({"attention_archs": {"sdpa": "a1"}}, "attention_archs of 'sdpa' is 'a1', not a tuple of texts"),
         ({"attention_archs": {"sdpa": ()}}, "attention_archs of 'sdpa' is empty"),
+        ({"graphs_by_default": True}, "graphs_by_default is set, but there is no record"),
         ({"modules": "rms_norm"}, "modules is 'rms_norm', not a tuple of texts"),
         ({"modules": ("",)}, "not a tuple of texts"),
         ({"out_of_memory": {"(full": "the driver"}}, r"out_of_memory: the pattern '\(full' does not compile"),

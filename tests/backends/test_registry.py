@@ -134,6 +134,7 @@ def test_a_plug_in_may_not_take_a_name_that_has_a_meaning(tmp_path, monkeypatch,
         ("chips", "(989.0,)", "a tuple of Chip"),
         ("mark", "'range'", "a function or None"),
         ("record", "True", "a function or None"),
+        ("graphs_by_default", "'cuda'", "true or false"),
     ],
 )
 def test_a_backend_with_a_field_that_others_stumble_over_is_a_problem(tmp_path, monkeypatch, field, value, what):

@@ -132,6 +132,11 @@ def test_defaults_never_count_written_out_or_not(tmp_path):
     load("trainer.deepspeed.stage=2", "algorithm.correction.high=2.0")
 
 
+@pytest.mark.parametrize("words", [["trainer.deterministic=true"], SERVER], ids=["deterministic", "server"])
+def test_graphs_may_be_off_where_there_are_none(words: list[str]):
+    assert load(*words, "rollout.graphs=false").rollout.graphs is False
+
+
 def test_imported_settings_get_a_note_and_others_an_error(capsys):
     words = [*BASE, "optim.min_lr_ratio=0.1", "rollout.server.port=80"]
     config = load_config(None, words, imported=["optim.min_lr_ratio", "rollout.server"])

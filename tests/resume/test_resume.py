@@ -292,7 +292,7 @@ def test_a_setting_that_the_checkpoint_does_not_know_yet_has_not_changed(tmp_pat
     checkpoint.manifest["state"]["config"] = OmegaConf.to_yaml(saved)
     assert _compare_settings(checkpoint, runs.small(output)) == []
     changed = _compare_settings(checkpoint, runs.small(output, "rollout.graphs=true"))
-    assert changed == ["changed since the checkpoint: rollout.graphs False -> True"]
+    assert changed == ["changed since the checkpoint: rollout.graphs None -> True"]
 
 
 def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):

@@ -14,6 +14,7 @@ shared_prefix_attention.py   attention of new tokens over a prompt shared by sev
 scoring.py                   log-probs of given tokens
 adapted_linear.py            linear layers with low-rank adapters
 decode_graph.py              the lean step as a device graph
+graph_fallback.py            whether it is one, and decoding without after a failed recording
 """
 
 from hwgrpo.rollout.engine_kind import EngineKind

@@ -6,6 +6,8 @@ enough steps remain.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from hwgrpo_backends.graphs import Recorder, Recording
@@ -31,11 +33,20 @@ class RecordedRows:
         recorder: records operations as a device graph.
         steps: largest number of tokens that will be appended.
         worth_recording: least number of remaining steps for which a recording is made.
+        on_failure: called with the reason when a recording fails; these rows are then decoded without. None: RunError.
     """
 
-    def __init__(self, rows: LeanRows, recorder: Recorder, steps: int, worth_recording: int = WORTH_RECORDING) -> None:
+    def __init__(
+        self,
+        rows: LeanRows,
+        recorder: Recorder,
+        steps: int,
+        worth_recording: int = WORTH_RECORDING,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
         self._rows = rows
-        self._recorder = recorder
+        self._recorder: Recorder | None = recorder
+        self._on_failure = on_failure
         self._left = steps
         self._worth_recording = worth_recording
         self._recording: Recording | None = None
@@ -61,29 +72,34 @@ class RecordedRows:
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         if self._rows.advance():
             self.release()
-        if self._recording is None:
-            if self._left < self._worth_recording:
-                self._left -= 1
-                return self._rows.compute(token_B)
-            self._token = token_B.clone()
-            self._recording = self._record()
-        else:
+        if self._recording is not None:
             self._token.copy_(token_B)
+        elif self._recorder is not None and self._left >= self._worth_recording:
+            self._token = token_B.clone()
+            self._recording = self._record(self._recorder)
         self._left -= 1
+        if self._recording is None:
+            return self._rows.compute(token_B)
         self._recording.replay()
         return self._recording.output
 
-    def _record(self) -> Recording:
+    def _record(self, recorder: Recorder) -> Recording | None:
         try:
-            return self._recorder(lambda: self._rows.compute(self._token))
+            return recorder(lambda: self._rows.compute(self._token))
         except RuntimeError as error:
             # The context has the error that ended the recording: leaving it raises another. The device may not record
             # again.
             line = (str(error.__context__ or error).splitlines() or [""])[0]
-            raise RunError(
+            reason = (
                 f"recording the decode step of {self._count} rows as a device graph failed ({line}): set "
                 "rollout.graphs=false, or, if memory ran out, lower rollout.max_sequences"
-            ) from error
+            )
+            if self._on_failure is None:
+                raise RunError(reason) from error
+        # The error held the tensors of the recording: they are free from here on.
+        self._recorder = None
+        self._on_failure(reason)
+        return None
 
     def release(self) -> None:
         """Free the recording, if there is one, and its memory."""

@@ -16,11 +16,11 @@ from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.deadlines import GroupDeadlines, Overdue
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, unsupported_reason
-from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, check_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
 from hwgrpo.rollout.local.distinct_rows import DistinctRows
 from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
+from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.rollout.local.scoring import score
@@ -49,6 +49,7 @@ class LocalEngine:
             and the copies refreshed by `update_weights`.
         max_sequences: responses decoded together; a larger batch is generated in parts.
         recorder: makes device graphs. With one, the lean step is recorded, if its startup check passes.
+        graphs_required: a recording that fails is an error; otherwise decoding goes on without device graphs.
         weights: with a sharded policy: yields its full trainable parameters with their names; `model` is then a copy
             that only this engine uses (`copy_frozen`), and every rank calls `update_weights`.
         gate: at which a generating thread pauses, between two tokens, for new weights. The KV cache keeps the values
@@ -57,7 +58,7 @@ class LocalEngine:
 
     Raises:
         ConfigError: with its cache the model's logits differ from those without.
-        RunError: the recorder fails.
+        RunError: the recorder fails, and graphs are required.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LocalEngine:
         compute_dtype: torch.dtype,
         max_sequences: int,
         recorder: Recorder | None = None,
+        graphs_required: bool = True,
         weights: Callable[[], Iterator[tuple[str, torch.Tensor]]] | None = None,
         gate: Gate | None = None,
         longest: int | None = None,
@@ -93,10 +95,9 @@ class LocalEngine:
         with torch.no_grad(), _evaluating(sampler):
             self._supports_padding = check_cache(sampler, device, longest)
             self._unsupported = check_lean_step(sampler, device)
-            self._recorder, self._graph_reason = recorder, None
-            if recorder is not None and self._unsupported is None:
-                self._graph_reason = check_lean_step(sampler, device, recorder)
-                self._recorder = None if self._graph_reason else recorder
+            self._graphs = DecodeGraphs(recorder, graphs_required)
+            if self._unsupported is None:
+                self._graphs.check(sampler, device)
         self._expected_reason = self._unsupported or (unsupported_reason(sampler, longest) if longest else None)
         self.decode_reason = self._unsupported or ""
         """Why the lean step did not decode; empty when it did. Updated by each `generate`."""
@@ -106,20 +107,19 @@ class LocalEngine:
         """Decode path of the last or next `generate`: "graph" (the lean step, recorded), "lean" or "model"."""
         if self.decode_reason:
             return "model"
-        return "lean" if self._recorder is None else "graph"
+        return "graph" if self._graphs.active else "lean"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines about the speed of this engine."""
         slow = slow_dtype(self._device, self._dtype)
         path = describe_fallback(self._expected_reason) if self._expected_reason else ""
-        recording = f"rollout decodes without device graphs: {self._graph_reason}" if self._graph_reason else ""
         alone = (
             ""
             if self._supports_padding
             else ("rollout decodes prompts of one length at a time: the model does not mask padding in its states")
         )
-        return tuple(note for note in (path, recording, alone, slow) if note)
+        return tuple(note for note in (path, self._graphs.note, alone, slow) if note)
 
     @property
     def _sampler(self) -> PreTrainedModel:
@@ -246,8 +246,8 @@ class LocalEngine:
 
     def _rows(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Rows:
         steps = sampling.max_response_tokens
-        if self._recorder is not None and not self.decode_reason:
-            return RecordedRows(LeanRows(model, prompts, self._device, steps, fixed=True), self._recorder, steps)
+        if self._graphs.active and not self.decode_reason:
+            return self._graphs.rows(LeanRows(model, prompts, self._device, steps, fixed=True), steps)
         lean = not self.decode_reason
         rows = LeanRows(model, prompts, self._device, steps) if lean else ModelRows(model, prompts, self._device)
         return DistinctRows(rows) if self._device.type == "cpu" else rows
@@ -275,7 +275,8 @@ def local_engine(parts: EngineParts) -> LocalEngine:
         device=parts.device.torch_device,
         compute_dtype=parts.compute_dtype,
         max_sequences=rollout.max_sequences,
-        recorder=parts.device.recorder if rollout.graphs else None,
+        recorder=graph_recorder(parts.config, parts.device),
+        graphs_required=rollout.graphs is True,
         weights=None if parts.replica is None else parts.weights.trainable,
         gate=parts.gate,
         longest=longest,

@@ -1,11 +1,14 @@
 """The lean step recorded as a device graph, replayed by a double that keeps to a graph's rules; see `recorder.py`."""
 
+import dataclasses
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import peft
 import pytest
 import torch
+from hwgrpo_backends import registry
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -132,17 +135,75 @@ def test_a_device_that_cannot_record_stops_the_start_with_the_cause_and_the_sett
         engine_of(model_of("Qwen2"), recorder=_refused)
 
 
-def test_memory_that_runs_out_in_a_recording_stops_the_run_and_names_what_to_lower():
-    recorder = Recorder()
+def test_a_device_that_cannot_record_decodes_without_graphs_where_they_were_not_asked_for():
+    model, greedy = model_of("Qwen2"), Sampling(1, 20, greedy=True)
+    engine = engine_of(model, recorder=_refused, graphs_required=False)
+    (note,) = engine.notes
+    assert note.startswith("rollout decodes without device graphs: recording the decode step of 3 rows")
+    assert "failed (operation not permitted when stream is capturing): set rollout.graphs=false" in note
+    assert engine.decode_path == "lean"
+    assert engine.generate(batch_of(), greedy).texts == engine_of(model).generate(batch_of(), greedy).texts
 
-    def full_after_the_trial(work):
-        if len(recorder.made) == 2:
+
+class _FullAfter:
+    """A recorder for whose recording number `after` there is no memory, once its work has run."""
+
+    def __init__(self, after: int) -> None:
+        self.recorder, self.after, self.asked = Recorder(), after, 0
+
+    def __call__(self, work):
+        self.asked += 1
+        if self.asked > self.after:
+            work()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return recorder(work)
+        return self.recorder(work)
 
-    engine = engine_of(model_of("Qwen2"), recorder=full_after_the_trial)
+
+def test_memory_that_runs_out_in_a_recording_stops_the_run_and_names_what_to_lower():
+    engine = engine_of(model_of("Qwen2"), recorder=_FullAfter(2))
     with pytest.raises(RunError, match=r"of 24 rows .*\(CUDA out of memory.*lower rollout.max_sequences"):
         engine.generate(batch_of(), Sampling(8, 40))
+
+
+@pytest.mark.parametrize("recorded", [0, 1], ids=["the first", "a later one"])
+def test_a_recording_that_fails_later_leaves_the_responses_as_they_are_without_graphs(recorded, capsys):
+    model, full = model_of("Qwen3"), _FullAfter(2 + recorded)  # the self-test makes two
+    sampling = Sampling(24, 90, seed=3, temperature=1.3, stop_token_ids=tuple(range(0, len(TOKENIZER), 30)))
+    engine = engine_of(model, max_sequences=128, recorder=full, graphs_required=False)
+    assert (engine.decode_path, engine.notes) == ("graph", ())
+    expected = engine_of(model, max_sequences=128).generate(batch_of(), sampling)
+    for _ in range(2):
+        found = engine.generate(batch_of(), sampling)
+        assert torch.equal(found.tokens, expected.tokens)
+        assert torch.equal(found.offsets, expected.offsets)
+        assert_values_close(found.logprobs, expected.logprobs)
+        assert engine.decode_path == "lean"
+    assert full.asked == 3 + recorded, "none is made after one failed"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hwgrpo: rollout decodes without device graphs: recording the decode step of ")
+    assert "(CUDA out of memory. Tried to allocate 2 GiB)" in line
+
+
+def test_a_failed_recording_holds_no_tensors_when_its_step_is_computed():
+    held = []
+
+    def full(work):
+        logits = work()
+        held.append(weakref.ref(logits))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    alive = []
+    rows = RecordedRows(
+        LeanRows(model_of("Llama"), PROMPTS, CPU, 20, fixed=True),
+        full,
+        20,
+        on_failure=lambda reason: alive.append(held[0]()),
+    )
+    with torch.no_grad():
+        rows.prefill()
+        rows.spread(torch.tensor([0, 1]).numpy())
+        rows.step(torch.tensor([4, 5]))
+    assert alive == [None]
 
 
 class _Stuck(ReplayedOnCpu):
@@ -170,18 +231,36 @@ def test_a_model_that_the_lean_step_does_not_know_is_not_recorded():
 
 
 @pytest.mark.parametrize(
-    ("words", "path"),
+    ("words", "paths"),
     [
-        (["rollout.graphs=true"], "graph"),
-        (["rollout.graphs=false"], "lean"),
+        (["rollout.graphs=true"], ("graph", "graph")),
+        (["rollout.graphs=false"], ("lean", "lean")),
+        ([], ("lean", "graph")),
+        (["trainer.deterministic=true"], ("lean", "lean")),
+        (["trainer.deterministic=true", "rollout.graphs=false"], ("lean", "lean")),
     ],
-    ids=["wanted", "not wanted"],
+    ids=["wanted", "not wanted", "automatic", "deterministic", "deterministic and not wanted"],
 )
-def test_the_settings_say_whether_the_devices_recorder_is_used(words, path):
+def test_the_settings_and_the_backend_say_whether_the_devices_recorder_is_used(words, paths):
+    for by_default, path in zip((False, True), paths, strict=True):
+        engine = built(words, Recorder(), by_default)
+        assert engine.decode_path == path
+        assert engine.notes == ()
+
+
+def built(words: list[str], recorder: Any, graphs_by_default: bool) -> Any:
     policy = SimpleNamespace(model=model_of("Llama"), compute_dtype=torch.float32)
-    device = SimpleNamespace(torch_device=CPU, recorder=Recorder())
-    engine = build_engine(settings(*words), policy, TOKENIZER, device)
-    assert engine.decode_path == path
+    backend = dataclasses.replace(registry.get("cpu"), graphs_by_default=graphs_by_default)
+    return build_engine(
+        settings(*words), policy, TOKENIZER, SimpleNamespace(torch_device=CPU, recorder=recorder, backend=backend)
+    )
+
+
+def test_only_graphs_that_the_settings_ask_for_must_be_recorded():
+    with pytest.raises(RunError, match=r"set rollout\.graphs=false"):
+        built(["rollout.graphs=true"], _refused, True)
+    engine = built([], _refused, True)
+    assert (engine.decode_path, len(engine.notes)) == ("lean", 1)
 
 
 class _OnDevice(TorchDispatchMode):

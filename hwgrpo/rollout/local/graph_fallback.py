@@ -1,0 +1,76 @@
+"""Whether the local engine records its decode step, and the fallback where a recording fails."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from hwgrpo_backends.device import Device
+from hwgrpo_backends.graphs import Recorder
+from transformers import PreTrainedModel
+
+from hwgrpo.config.schema import Config
+from hwgrpo.errors import RunError
+from hwgrpo.rollout.local.decode_graph import RecordedRows
+from hwgrpo.rollout.local.lean_step import LeanRows
+from hwgrpo.rollout.local.lean_step_check import check_lean_step
+from hwgrpo.text import terminal_line
+
+
+def graph_recorder(config: Config, device: Device) -> Recorder | None:
+    """Return the device's recorder if decode steps are to be recorded (`rollout.graphs`)."""
+    graphs = config.rollout.graphs
+    if graphs is None:
+        graphs = device.backend.graphs_by_default and not config.trainer.deterministic
+    return device.recorder if graphs else None
+
+
+class DecodeGraphs:
+    """Records decode steps until a recording fails.
+
+    Args:
+        recorder: makes device graphs; None: nothing is recorded.
+        required: a recording that fails raises a RunError; otherwise decoding goes on without device graphs.
+    """
+
+    def __init__(self, recorder: Recorder | None, required: bool) -> None:
+        self._recorder = recorder
+        self._required = required
+        self.note = ""
+        """Why decode steps are not recorded although there is a recorder; empty: they are."""
+
+    @property
+    def active(self) -> bool:
+        """Whether decode steps are recorded."""
+        return self._recorder is not None
+
+    def check(self, model: PreTrainedModel, device: torch.device) -> None:
+        """Record nothing from here on if recordings of a few decode steps fail or give other logits."""
+        if self._recorder is None:
+            return
+        try:
+            reason = check_lean_step(model, device, self._recorder)
+        except RunError as error:
+            if self._required:
+                raise
+            reason = str(error)
+        if reason is not None:
+            self._stop(reason)
+
+    def rows(self, rows: LeanRows, steps: int) -> RecordedRows:
+        """Return rows whose decode steps are recorded.
+
+        Args:
+            rows: not prefilled yet, made with `fixed=True`.
+            steps: largest number of tokens that will be appended.
+        """
+        assert self._recorder is not None
+        return RecordedRows(rows, self._recorder, steps, on_failure=None if self._required else self._report_failure)
+
+    def _stop(self, reason: str) -> None:
+        self._recorder = None
+        self.note = f"rollout decodes without device graphs: {reason}"
+
+    def _report_failure(self, reason: str) -> None:
+        self._stop(reason)
+        print(terminal_line(f"hwgrpo: {self.note}"), file=sys.stderr, flush=True)
