@@ -98,7 +98,7 @@ class Backend:
     attention_archs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Attention implementation -> the only `arch`s it supports."""
     modules: tuple[str, ...] = ()
-    """Fused modules, by hwgrpo_kernels' names, that replace a model's own where they compute the same."""
+    """Fused modules, by hwgrpo_kernels' names, that replace a model's own by default where they compute the same."""
     rollout: tuple[str, ...]
     """Rollout engines in order of preference."""
     env_train: Mapping[str, EnvVar] = field(default_factory=dict)

@@ -101,7 +101,7 @@ class ModelConfig:
     """Attention implementation; auto: the first of the backend's preferences that is usable."""
     fused_modules: list[str] = field(default_factory=lambda: ["auto"])
     """Modules replaced by the device's fused ones where a self-test finds the same values: names (`rms_norm`, `rotary`,
-    `swiglu`), `auto` (all that the backend has) or `none`."""
+    `swiglu`), `none`, or `auto`: all on Ascend, none on GPUs, where no whole model has run with them."""
     layout: str = choice("auto", lambda: ("auto", *catalog.LAYOUTS.names()))
     """Layout of a micro-batch: `grouped` (a prompt once, followed by its responses), `padded` (one response per row,
     sorted by length) or `packed` (sequences concatenated); auto: grouped where the model's attention allows it.

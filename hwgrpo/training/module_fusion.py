@@ -29,19 +29,20 @@ class Fused:
 
 
 def choose_modules(config: Config, backend: Backend) -> tuple[str, ...]:
-    """Return the fused modules to insert: the configured ones, or for `auto` all of the backend.
+    """Return the fused modules to insert: for `auto` all of the backend, else those configured that its device has.
 
     Raises:
-        ConfigError: the backend does not have one of the configured modules.
+        ConfigError: the device does not have one of the configured modules.
     """
     wanted = tuple(config.model.fused_modules)
     if wanted == ("auto",):
         return backend.modules
     if wanted == ("none",):
         return ()
+    known = [each for each in fused_modules.modules(backend.device_type) if each != fused_modules.ATTENTION_MODULE]
     for module in wanted:
-        if module not in backend.modules:
-            has = ", ".join(backend.modules) or "none"
+        if module not in known:
+            has = ", ".join(known) or "none"
             raise ConfigError(
                 f"model.fused_modules={list(wanted)}: the backend {backend.name} has no fused {module} (but: {has}); "
                 "use model.fused_modules=[auto], which uses those it has"

@@ -20,8 +20,11 @@ def reason_against(key: Key) -> str | None:
     """Return why the Triton row kernels cannot run for `key` on this machine, or None."""
     if key.device_type == "npu":
         return _reason_against_dtype(key, ASCEND_DTYPES) or _reason_against_ascend(key)
-    if reason := _reason_against_dtype(key, DTYPES):
-        return reason
+    return _reason_against_dtype(key, DTYPES) or reason_against_gpus()
+
+
+def reason_against_gpus() -> str | None:
+    """Return why Triton kernels cannot run on the GPUs of this machine, or None."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "needs a C compiler to build Triton's launcher: install gcc or clang, or set CC"
     if reason := _reason_against_headers():

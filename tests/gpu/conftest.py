@@ -10,7 +10,7 @@ from tests.gpu.accelerator import missing
 
 HERE = Path(__file__).parent
 # Written for the interpreter or the CPU, and run here with launches.
-for _shared in ("test_rows", "test_rows_memory", "test_math", "test_module_kernels"):
+for _shared in ("test_rows", "test_rows_memory", "test_math", "test_module_kernels", "test_fused_models"):
     pytest.register_assert_rewrite(f"tests.interpreter.{_shared}")
 pytest.register_assert_rewrite("tests.kernels.test_inplace")
 

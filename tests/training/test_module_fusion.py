@@ -22,8 +22,9 @@ from tests.support.runs import runs
     "backend,words,modules",
     [
         ("cpu", (), ()),
-        ("cuda", (), ("rms_norm", "rotary", "swiglu")),
-        ("rocm", (), ()),
+        ("cuda", (), ()),
+        ("cuda", ("model.fused_modules=[swiglu,rms_norm]",), ("swiglu", "rms_norm")),
+        ("rocm", ("model.fused_modules=[rotary]",), ("rotary",)),
         ("npu", (), ("rms_norm", "rotary", "swiglu")),
         ("npu", ("model.fused_modules=[none]",), ()),
         ("npu", ("model.fused_modules=[swiglu,rotary]",), ("swiglu", "rotary")),

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from hwgrpo_kernels import triton_support
-from hwgrpo_kernels.op import Key
 
 from . import attention, rms_norm, rotary, swiglu
 from .fused_forwards import AppliedModules, in_triton, is_fused, replace_forward
@@ -30,7 +29,7 @@ def reason_against(module: str, device_type: str) -> str | None:
     if in_triton(device_type):
         if module == attention.NAME:
             return f"{device_type} has none here: torch's is fused"
-        return triton_support.reason_against(Key(device_type, torch.bfloat16, 0))
+        return triton_support.reason_against_gpus()
     op = KINDS[module].OP
     return None if hasattr(torch.ops.npu, op) else f"this torch-npu has no {op}, or is not imported"
 
