@@ -58,7 +58,7 @@ def gather_tier0(
         device_nodes=nodes,
         driver_files=tuple(f"/{file}" for file in _matching(root, (p for b in backends for p in b.driver_files))),
         no_access=tuple(node for node in nodes if not os.access(root / "dev" / node, os.R_OK | os.W_OK)),
-        nvidia_driver=search(root / "proc/driver/nvidia/version", r"Module\D*([\d.]+)"),
+        nvidia_driver=search(root / "proc/driver/nvidia/version", r"Module.*?\s(\d+\.[\d.]+)"),
         kfd_gpus=_kfd_gpus(root / "sys/class/kfd/kfd/topology/nodes"),
         cann=search(root / "etc/ascend_install.info", r"(?im)^\w*version=(\S+)") or environ.get("ASCEND_HOME_PATH"),
         cann_version=_cann_version(root, environ.get("ASCEND_HOME_PATH")),

@@ -76,6 +76,14 @@ def test_nodes_this_user_may_not_open_are_named(tmp_path, monkeypatch):
     assert tier0(tmp_path, tmp_path / "site").no_access == ("kfd",)
 
 
+def test_the_version_of_the_open_driver_is_not_that_of_the_processor(tmp_path):
+    write(
+        tmp_path / "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n",
+    )
+    assert tier0(tmp_path, tmp_path / "site").nvidia_driver == "580.159.04"
+
+
 def test_drivers_and_toolkits_are_read_from_their_records(tmp_path):
     write(
         tmp_path / "proc/driver/nvidia/version",

@@ -79,13 +79,13 @@ RECORD = {
 
 def test_a_row_that_differs_from_its_records_is_found(tmp_path: Path):
     text = (REPO / "README.md").read_text(encoding="utf-8")
-    words = "NVIDIA H100: tiny_sort passed (commit 0123456, 2026-01-31)"
+    words = "AMD MI300X: tiny_sort passed (commit 0123456, 2026-01-31)"
     for file in FOLDER.glob("*.json"):
         (tmp_path / file.name).write_text(file.read_text())
-    claimed = text.replace("| CUDA | never run on hardware |", f"| CUDA | {words} |")
+    claimed = text.replace("| ROCm | never run on hardware |", f"| ROCm | {words} |")
     assert claimed != text
     assert "its records say 'never run on hardware'" in wrong(claimed, tmp_path)[0]
-    (tmp_path / "cuda_h100.json").write_text(json.dumps(RECORD))
+    (tmp_path / "rocm_mi300x.json").write_text(json.dumps({**RECORD, "backend": "rocm", "chip": "AMD MI300X"}))
     assert wrong(claimed, tmp_path) == []
     assert words in wrong(text, tmp_path)[0]
     (tmp_path / "abacus.json").write_text(json.dumps({**RECORD, "backend": "abacus"}))
