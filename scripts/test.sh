@@ -50,7 +50,7 @@ is_wanted() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
 
 bash scripts/setup.sh || exit 1
 export PATH="$repo/.venv/bin:$PATH" # tests call tools by name: torchrun, ninja
-unset PYTHONPATH PYTHONHOME
+unset PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE # without its bytecode each of some hundred processes compiles it
 
 cores=$(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))')
 workers=$((cores < 4 ? cores : 4))

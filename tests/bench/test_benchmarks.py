@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.ancestry import ancestry
+from tests.support.processes.launch import forked
 
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "benchmarks"
@@ -19,7 +20,6 @@ SCRIPTS = sorted(FOLDER.glob("*.py"))
 SLOW = ("against_trl", "curves", "grouped_update", "memory", "overlap", "strategies")
 PAGES = sorted((FOLDER / "results").glob("*.md"))
 RUNS = REPO / "scripts" / "benchmarks.sh"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SOURCE = os.pathsep.join(str(REPO / folder) for folder in (".", "backends", "kernels"))
 
 
@@ -76,10 +76,11 @@ def test_a_smoke_run_ends_well_prints_its_table_and_leaves_the_repository_alone(
     if '"--output"' in script.read_text(encoding="utf-8"):
         arguments += ["--output", str(tmp_path / "results.json")]
     if script.stem == "strategies":
-        code = subprocess.run([*TORCHRUN, str(script), *arguments]).returncode
+        done = forked(2, str(script), *arguments)
+        code, out, err = done.returncode, done.stdout, done.stderr
     else:
         code = run_main(script, arguments)
-    out, err = capfd.readouterr()
+        out, err = capfd.readouterr()
     assert code == 0, err
     assert table_rows(out), out
     assert "--output" not in arguments or (tmp_path / "results.json").stat().st_size

@@ -210,7 +210,7 @@ def test_a_file_for_completions_that_cannot_be_written_is_refused_before_anythin
     assert "--completions no/such/folder/x.jsonl cannot be written: No such file" in done.stderr
 
 
-def test_a_dry_run_without_hub_data_or_device_shows_the_plan_and_what_is_missing(fresh, tmp_path: Path):
+def test_a_dry_run_without_hub_data_or_device_shows_the_plan_and_what_is_missing(fresh, hwgrpo):
     words = ("train", "qwen2_5_0_5b_gsm8k", "--dry-run", "backend.name=npu")  # hw: a backend that is not here
     done = fresh(*words, HF_HUB_OFFLINE="1")
     assert done.returncode == 1
@@ -223,7 +223,7 @@ def test_a_dry_run_without_hub_data_or_device_shows_the_plan_and_what_is_missing
         "not ready here: data.validation",
     ]
     assert "Traceback" not in done.stderr
-    assert fresh(*words[:2], HF_HUB_OFFLINE="1").returncode == 2, "without --dry-run missing data is an error"
+    assert hwgrpo(*words[:2], HF_HUB_OFFLINE="1").returncode == 2, "without --dry-run missing data is an error"
 
 
 def test_a_dry_run_with_data_but_no_hub_names_the_tokenizer_that_it_lacks(hwgrpo, tmp_path: Path):
@@ -239,8 +239,10 @@ def test_a_dry_run_with_data_but_no_hub_names_the_tokenizer_that_it_lacks(hwgrpo
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_a_hub_model_with_a_local_tokenizer_checks_data_and_rewards(fresh, tmp_path: Path, cache: Path):
-    assert fresh("train", "tiny_sort", *TINY, "--dry-run").returncode == 0
+def test_a_dry_run_of_a_hub_model_with_a_local_tokenizer_checks_data_and_rewards(
+    fresh, hwgrpo, tmp_path: Path, cache: Path
+):
+    assert hwgrpo("train", "tiny_sort", *TINY, "--dry-run").returncode == 0
     folder = next(cache.rglob("tokenizer_config.json")).parent
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12=", "answer": "#### 12"}\n' * 300)
     words = ("train", "qwen2_5_0_5b_gsm8k", "--dry-run", "data.train=rows.jsonl", "data.validation=rows.jsonl")
@@ -250,6 +252,6 @@ def test_a_dry_run_of_a_hub_model_with_a_local_tokenizer_checks_data_and_rewards
     assert "data       rows.jsonl: 300 prompts, longest" in done.stdout
     assert "2 steps of 128 prompts x 8 samples" in done.stdout
     assert "in all 256 prompts and 2,048 samples, 0.85 passes over the data" in done.stdout
-    too_long = fresh(*words, f"model.tokenizer={folder}", "rollout.max_response_tokens=40000", HF_HUB_OFFLINE="1")
+    too_long = hwgrpo(*words, f"model.tokenizer={folder}", "rollout.max_response_tokens=40000", HF_HUB_OFFLINE="1")
     assert too_long.returncode == 2
     assert "has 32768 positions" in too_long.stderr

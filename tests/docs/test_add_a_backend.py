@@ -12,6 +12,7 @@ import pytest
 from hwgrpo_backends import device
 
 from tests.support.devices import acme, simulated_device
+from tests.support.processes.preloaded_programs import HWGRPO, programs
 
 REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs" / "add-a-backend.md"
@@ -63,19 +64,16 @@ def test_the_page_lists_every_call_on_a_device_and_what_it_asks_the_vendors_modu
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory):
-    """Return a function that runs a block on a host with the device, whose plug-in is not installed yet."""
+    """Yield a function that runs a block on a host with the device, whose plug-in is not installed yet."""
     folder, tools = tmp_path_factory.mktemp("vendor"), tmp_path_factory.mktemp("bin")
     shutil.copytree(acme.SOURCE, folder / "hwgrpo-acme", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "scripts").mkdir()
     shutil.copy(REPO / "scripts" / "generate_launchers.py", folder / "scripts")
     site = folder / "site"
-    for name, words in (
-        ("hwgrpo", '-m hwgrpo "$@"'),
-        ("python", '"$@"'),
-        ("pip", f'-m pip "$@" --quiet --no-index --target "{site}"'),
-    ):
-        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}\n')
-        (tools / name).chmod(0o755)
+    site.mkdir()  # which the processes that others are forked from look for as they start
+    pip = tools / "pip"
+    pip.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pip "$@" --quiet --no-index --target "{site}"\n')
+    pip.chmod(0o755)
     # Kept between runs of the tests: the built-in model takes longer to make than to train; its name holds its code.
     cache = REPO / "build" / "builtin_models"
     environ = simulated_device.environment([site, acme.device()], HWGRPO_CACHE=str(cache), TERM="dumb")
@@ -89,7 +87,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory):
         return done.stdout
 
     run.folder = folder  # pyright: ignore[reportFunctionMemberAccess]
-    return run
+    with programs(tools, {**HWGRPO, "python": ()}):
+        yield run
 
 
 @pytest.mark.slow

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import launch, preloaded
+from tests.support.processes.preloaded_programs import programs
+
 REPO = Path(__file__).parents[2]
 TEXT = (REPO / "README.md").read_text(encoding="utf-8")
 PICTURES = REPO / "scripts" / "draw_readme_pictures.py"
 MOST_LINES = 160
 LARGEST_PICTURE = 200_000
+ACTIVATE = "source .venv/bin/activate\n"
 
 INLINE = {
     "hwgrpo bench step RECIPE": "hwgrpo bench step tiny_sort trainer.prompts_per_step=2 --repeat 1",
@@ -50,6 +54,17 @@ def clone(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def activated(tmp_path_factory):
+    """Lines that activate the environment, in which `hwgrpo` is the program of `preloaded_programs`.
+
+    The launcher of the first commands starts the environment's own.
+    """
+    tools = tmp_path_factory.mktemp("bin")
+    with programs(tools):
+        yield f"{ACTIVATE}export PATH={tools}:$PATH PYTHONPATH={launch.variables()['PYTHONPATH']}\n"
+
+
 def run(clone: Path, command: str) -> str:
     """Run a command line as a person with a dumb terminal would; return what it prints."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
@@ -65,15 +80,16 @@ def run(clone: Path, command: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_first_commands_set_up_and_train_as_shown(clone):
-    begin, after, launch = blocks("bash")
+def test_the_first_commands_set_up_and_train_as_shown(clone, activated):
+    begin, after, on_devices = blocks("bash")
     output = run(clone, begin)
     [shown] = blocks("text")
     labels = [re.split(r"\s{2,}", line)[0] for line in shown.splitlines()[2:]]
     assert [label for label in labels if label not in output] == []
     *_, greedy = re.findall(r"^task://sort greedy +([\d.]+) +([\d.]+)", output, flags=re.MULTILINE)
     assert float(greedy[1]) > float(greedy[0]) + 0.5
-    output = run(clone, after + launch)
+    assert after.startswith(ACTIVATE)
+    output = run(clone, activated + after.removeprefix(ACTIVATE) + on_devices)
     assert (clone / "runs/tiny_sort/report.html").is_file()
     assert (clone / "runs/exported/model.safetensors").is_file()
     for expected in ("pass@8", "backend: cpu", "H100 SXM", "rollout.n = 8", "torchrun --nproc-per-node 8"):
@@ -82,8 +98,8 @@ def test_the_first_commands_set_up_and_train_as_shown(clone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", INLINE)
-def test_a_command_in_a_sentence_runs(clone, command):
-    run(clone, f"source .venv/bin/activate\n{INLINE[command]}")
+def test_a_command_in_a_sentence_runs(clone, activated, command):
+    run(clone, activated + INLINE[command])
 
 
 def test_every_command_in_a_sentence_is_among_those_that_run():
@@ -91,7 +107,7 @@ def test_every_command_in_a_sentence_is_among_those_that_run():
 
 
 @pytest.mark.slow
-def test_the_recipe_trains_and_its_reward_is_called(clone):
+def test_the_recipe_trains_and_its_reward_is_called(clone, activated):
     [recipe] = blocks("yaml")
     (clone / "mine.yaml").write_text(recipe)
     (clone / "rewards.py").write_text("def brevity(completions, **columns):\n    return [0.25 for _ in completions]\n")
@@ -99,7 +115,7 @@ def test_the_recipe_trains_and_its_reward_is_called(clone):
         (clone / name).write_text('{"prompt": "sort 21=", "answer": "12"}\n{"prompt": "sort 43=", "answer": "34"}\n')
     assert "/models/Qwen3-0.6B" in recipe
     tiny = "'model.path=builtin://tiny?task=sort' rollout.max_response_tokens=4 trainer.prompts_per_step=2"
-    output = run(clone, f"source .venv/bin/activate\nhwgrpo train mine.yaml {tiny} trainer.max_steps=1")
+    output = run(clone, f"{activated}hwgrpo train mine.yaml {tiny} trainer.max_steps=1")
     assert "completed: 1 of 1 steps" in output
     assert '"rewards/brevity/mean": 0.25' in (clone / "runs/mine/metrics.jsonl").read_text()
 
@@ -148,13 +164,7 @@ def test_it_is_short_and_its_pictures_are_small():
 @pytest.mark.slow
 def test_the_pictures_can_be_drawn_again(tmp_path):
     before = [(REPO / "docs/images" / name).stat().st_mtime_ns for name in ("live.svg", "report.png")]
-    done = subprocess.run(
-        [sys.executable, str(PICTURES), "--smoke"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = preloaded.run(0, str(PICTURES), "--smoke", cwd=tmp_path, env=launch.variables())
     assert done.returncode == 0, done.stderr
     assert "completed: 8 of 8 steps" in done.stdout
     for name in ("live.svg", "report.png"):

@@ -12,6 +12,7 @@ import pytest
 
 from hwgrpo.data.published import PUBLISHED, REFUSED
 from tests.docs.pages import code, page, table
+from tests.support.processes.preloaded_programs import programs
 
 REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs" / "own-data.md"
@@ -23,13 +24,11 @@ def blocks() -> list[str]:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    """Return a function that runs a block in one folder, with this Python's hwgrpo on the path."""
+    """Yield a function that runs a block in one folder, with this Python and its hwgrpo on the path."""
     folder = tmp_path_factory.mktemp("walk")
     tools = tmp_path_factory.mktemp("bin")
-    for name, words in (("hwgrpo", "-m hwgrpo"), ("python", "")):
-        command = tools / name
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
-        command.chmod(0o755)
+    (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tools / "python").chmod(0o755)
     source = os.pathsep.join(str(REPO / part) for part in (".", "backends", "kernels"))
     # TERM=dumb: the page is read by people, and tests read what they would see without a live panel
     env = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": source, "TERM": "dumb"}
@@ -42,7 +41,8 @@ def shell(tmp_path_factory):
         return done.stdout + done.stderr
 
     run.folder = folder  # pyright: ignore[reportFunctionMemberAccess]
-    return run
+    with programs(tools):
+        yield run
 
 
 @pytest.mark.slow

@@ -54,5 +54,6 @@ def test_the_recipe_learns_to_sort(seed: int, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_shuffled_rewards_teach_nothing(seed: int, tmp_path: Path):
-    before, after = accuracies(tmp_path / "run", seed, "reward.shuffle=true")
+    """In half the recipe's steps, after which the rewards as they are have taught the task."""
+    before, after = accuracies(tmp_path / "run", seed, "reward.shuffle=true", "trainer.max_steps=50")
     assert max(abs(later - earlier) for earlier, later in zip(before, after, strict=True)) < 0.05

@@ -71,7 +71,7 @@ def test_a_backend_that_is_asked_for_wins_over_it(host: list[Path]):
 
 @pytest.mark.slow
 def test_doctor_tries_its_device_and_its_kernel(host: list[Path]):
-    done = acme.run("doctor", "--run", "--json", folders=host, SIMULATED_ACME_DEVICES="2")
+    done = acme.forked("doctor", "--run", "--json", folders=host, SIMULATED_ACME_DEVICES="2")
     document = json.loads(done.stdout)
     assert (done.returncode, document["selected"], document["failures"]) == (0, "acme", []), done.stdout
     trials = {(each["device"], each["what"]): each["state"] for each in document["run"]}
@@ -91,7 +91,7 @@ def test_the_conformance_suites_pass_on_its_device(host: list[Path]):
         "print(check_backend(BACKEND))\n"
         "print([check_kernel(each, 'acme') for each in IMPLEMENTATIONS])\n"
     )
-    done = acme.run(code=code, folders=host, SIMULATED_ACME_DEVICES="2")
+    done = acme.forked(code=code, folders=host, SIMULATED_ACME_DEVICES="2")
     assert done.returncode == 0, done.stderr
     backend, kernels = done.stdout.splitlines()
     assert backend.startswith(
@@ -105,7 +105,7 @@ def test_the_conformance_suites_pass_on_its_device(host: list[Path]):
 
 
 def test_kernels_lists_its_implementation_as_the_one_that_runs(host: list[Path]):
-    done = acme.run("kernels", "--json", folders=host)
+    done = acme.forked("kernels", "--json", folders=host)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["backend"] == "acme"
@@ -146,7 +146,7 @@ runs.run(folder / "parts", *words, backend=BACKEND)
 
 @pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_bitwise(tmp_path: Path, host: list[Path]):
-    done = acme.run(str(tmp_path), code=RESUMED, folders=host)
+    done = acme.forked(str(tmp_path), code=RESUMED, folders=host)
     assert done.returncode == 0, done.stderr[-3000:]
     whole, parts = runs.everything(tmp_path / "whole"), runs.everything(tmp_path / "parts")
     assert [line["step"] for line in parts["metrics"] if "actor/grad_norm" in line] == [1, 2, 3, 4]

@@ -18,7 +18,7 @@ from tests.support.runs import runs
 
 pytestmark = pytest.mark.slow
 
-POINTS, PROCESSES = 30, 2
+POINTS, PROCESSES = 20, 2
 WORDS = (
     "trainer.max_steps=4",
     "trainer.save_every=1",

@@ -5,11 +5,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hwgrpo_backends import registry
+
+from tests.support.processes.launch import variables
+from tests.support.processes.preloaded_programs import programs
 
 REPO = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("generate_launchers", REPO / "scripts" / "generate_launchers.py")
@@ -201,10 +203,10 @@ def test_options_of_launch_stand_before_the_recipe(stubbed):
 def test_a_launcher_plans_with_dry_run_as_a_further_word(stubbed, tmp_path, name, code):
     """The real command behind the stubbed set-up; without data the plan is shown, and what is missing told."""
     (stubbed / "configs").symlink_to(REPO / "configs")
-    path = os.pathsep.join(str(REPO / folder) for folder in (".", "backends", "kernels"))
-    stub(stubbed, "hwgrpo", f'PYTHONPATH="{path}" exec "{sys.executable}" -m hwgrpo "$@"')
     small = ["model.path=builtin://tiny?task=sort&steps=2"] if "tiny" in name else []
-    result = launch(stubbed, name, *small, "--dry-run", HWGRPO_CACHE=str(tmp_path / "cache"), HF_HUB_OFFLINE="1")
+    environ = variables(HWGRPO_CACHE=str(tmp_path / "cache"), HF_HUB_OFFLINE="1")
+    with programs(stubbed / ".venv" / "bin"):
+        result = launch(stubbed, name, *small, "--dry-run", **environ)
     assert result.returncode == code, result.stderr
     assert result.stdout.startswith("backend    cpu, 1 process\n"), "nothing is set up before it"
     assert "\nmemory     about " in result.stdout

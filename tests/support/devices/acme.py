@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.devices import simulated_device
+from tests.support.processes import preloaded
 from tests.support.processes.launch import ROOT
 
 SOURCE = ROOT / "tests" / "acme_plugin"
@@ -31,6 +32,17 @@ def run(
     *words: str, folders: Sequence[Path], code: str | None = None, **settings: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `hwgrpo WORDS`, or Python code with these arguments, in a process that finds the packages in `folders`."""
-    command = [sys.executable, *(("-m", "hwgrpo", *words) if code is None else ("-c", code, *words))]
+    command = [sys.executable, *_arguments(words, code)]
     environ = simulated_device.environment(folders, **settings)
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280)
+
+
+def forked(
+    *words: str, folders: Sequence[Path], code: str | None = None, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Do what `run` does in a process that is forked from one with torch and the project; see `preloaded`."""
+    return preloaded.run(0, *_arguments(words, code), env=simulated_device.environment(folders, **settings))
+
+
+def _arguments(words: Sequence[str], code: str | None) -> tuple[str, ...]:
+    return ("-m", "hwgrpo", *words) if code is None else ("-c", code, *words)

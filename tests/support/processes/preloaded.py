@@ -27,7 +27,8 @@ MODULES = (
     *("torch", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "peft", "hwgrpo.cli.main"),
     *("transformers.models.llama.modeling_llama", "transformers.models.qwen3.modeling_qwen3"),
     *("hwgrpo.training.setup", "hwgrpo.training.finish", "hwgrpo.training.loop", "hwgrpo.rollout.local.engine"),
-    *("hwgrpo.training.strategies.ddp", "hwgrpo.training.strategies.fsdp2"),
+    *("hwgrpo.training.strategies.single", "hwgrpo.training.strategies.ddp", "hwgrpo.training.strategies.fsdp2"),
+    *("hwgrpo.cli.train", "hwgrpo_kernels.rows_torch", "torch.utils.tensorboard"),
 )
 """Modules that the first process imports."""
 READ_BY_IMPORTS = ("PYTHONPATH", "SIMULATED_", "TORCH_")
@@ -47,7 +48,7 @@ def run(
 
     Args:
         ranks: processes of a group; the others are ended where one fails. 0 for a process without a group.
-        words: what follows `python`: a script or `-m MODULE`, and its arguments.
+        words: what follows `python`: a script, `-m MODULE` or `-c CODE`, and its arguments.
         env: all variables of the processes. Those that matter to imports choose the process that is forked.
         also: modules to import beside `MODULES`.
         cwd: folder of the processes, this one's if left out.
@@ -173,6 +174,9 @@ def _become(request: dict, rank: int, port: int) -> None:
     if first == "-m":
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        exec(arguments[0], {"__name__": "__main__"})
     else:
         sys.argv = [first, *arguments]
         sys.path.insert(0, str(Path(first).parent))

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import hwgrpo_kernels.rows_torch  # what children would import, each anew
+import peft
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.cpu import BACKEND
 
+import hwgrpo.rollout.local.engine
+import hwgrpo.training.strategies.single  # noqa: F401
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import RunFinished
 from hwgrpo.jsonlines import read_lines
