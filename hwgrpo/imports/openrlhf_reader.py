@@ -10,7 +10,8 @@ from typing import Any
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.core_reader import settings_of, text_of
 from hwgrpo.imports.peer_settings import PeerSettings
-from hwgrpo.imports.shell_script import read_script, without_marks
+from hwgrpo.imports.script_command import without_marks
+from hwgrpo.imports.shell_script import read_script
 from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"

@@ -8,15 +8,13 @@ needs it.
 
 from __future__ import annotations
 
-import ast
-import fnmatch
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.bash_words import BashReader, Part, Statement, Word
+from hwgrpo.imports.bash_variables import BashVariables
+from hwgrpo.imports.bash_words import BashReader, Statement, Word
+from hwgrpo.imports.script_command import MARK, VerlCommand
 from hwgrpo.imports.shell_conditions import Block, Operand, Truth, both, either, evaluate_test, negated
 
 MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
@@ -39,40 +37,7 @@ _SETS_ANYTHING = ("source", ".", "eval")
 """Commands after which a variable that seems unset may be set."""
 _SETS_PATHS = re.compile(r"/set_env\.sh|/activate|/conda\.sh|conda shell\.\w+ hook")
 """What they read that sets the paths of programs alone: CANN's file, environments of Python."""
-_MARK = re.compile("\ue000(\\d+)\ue001")
-_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*#])(\[[^]]*\])?(:?[-=+?]|%%?|##?|//?|:)?(.*)\}", re.DOTALL)
-_ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Mod: lambda a, b: a - b * _divided(a, b),
-    ast.Div: lambda a, b: _divided(a, b),
-}
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
-
-
-@dataclass
-class VerlCommand:
-    """The arguments of a verl program."""
-
-    arguments: list[str]
-    """`key=value` each, as the program gets them; unknown pieces are marks."""
-    config_name: str | None = None
-    config_path: str | None = None
-    notices: list[str] = field(default_factory=list)
-    """What was left out, and what bash would do otherwise."""
-    unknown: list[str] = field(default_factory=list)
-    """The reason of each mark."""
-
-    def reasons(self, text: str) -> list[str]:
-        """Return why pieces of a text are unknown; an empty list where all is known."""
-        return [self.unknown[int(found[1])] for found in _MARK.finditer(text)]
-
-
-def without_marks(text: str) -> str:
-    """Return a text without its unknown pieces, and what joined them."""
-    return re.sub("[-_./]*" + _MARK.pattern + "[-_.]*", "", text)
 
 
 def read_script(
@@ -113,27 +78,21 @@ class _Script:
         self._program, self._project, self._module = program, program.partition(".")[0], module
         self._reader = BashReader(text, name)
         self._name = name
-        self._arguments = [each for each in arguments if "=" in each]
-        self._words = [each for each in arguments if "=" not in each]
-        self._variables: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
-        self._passes_arguments = False
-        self._unknown: list[str] = []
+        self._known = BashVariables(name, arguments, environment)
         self._left_out: list[str] = []
         self._exported: list[str] = []
         self._blocks: list[Block] = []
-        self._sees_all = True
         self._functions: set[str] = set()
         self._set_in_functions: set[str] = set()
         self._succeeds = True
         self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
-        self._line = 1
 
     def read(self) -> VerlCommand:
         """Interpret the statements."""
         status: Truth = True
         for each in self._reader.statements():
-            self._line = each.line
+            self._known.line = each.line
             passed = True if status is None and self._succeeds else status
             runs = passed if each.after == "&&" else negated(status) if each.after == "||" else True
             if runs is False and each.words[0].literal not in (*_OPENS, *_CLOSES, *_THEN, "function"):
@@ -155,8 +114,8 @@ class _Script:
                 f"{self._name} has {len(self._found)} {self._project} commands, in lines {lines}: keep one of them"
             )
         command = self._found[0][1]
-        if self._arguments and not self._passes_arguments:
-            command.arguments += self._arguments
+        if self._known.arguments and not self._known.passes_arguments:
+            command.arguments += self._known.arguments
             command.notices.append('the script has no "$@", so that bash would ignore the arguments after its name')
         command.notices += [*self._reader.notices, *self._summary()]
         return command
@@ -209,7 +168,7 @@ class _Script:
     def _open(self, kind: str, line: int, words: list[Word], runs: Truth) -> None:
         """Open a compound command."""
         if kind in ("for", "select") and len(words) > 1 and (name := words[1].literal) and not self._is_dead(runs):
-            self._variables[name] = [self._mark(f"{name} is set by the loop in line {line}")]
+            self._known.set_unknown(name, f"{name} is set by the loop in line {line}")
         self._blocks.append(Block(kind, line, runs, None if runs else runs))
         if kind == "if":
             self._blocks[-1].begin_condition()
@@ -229,7 +188,7 @@ class _Script:
         if name.startswith("(("):
             self._succeeds = False
             for changed in _CHANGED.finditer(name):
-                self._variables[changed[1]] = [self._mark(f"{changed[1]} is set by {name}")]
+                self._known.set_unknown(changed[1], f"{changed[1]} is set by {name}")
             return None
         if name in _TESTS:
             self._succeeds = False
@@ -248,9 +207,9 @@ class _Script:
             inner = inner[:-1]
         operands: list[Operand] = []
         for word in inner:
-            fields = self._expand(word, split=not double, unset="" if self._sees_all else None)
+            fields = self._known.expand(word, split=not double, unset="" if self._known.sees_all else None)
             plain = word.literal is not None
-            operands += [Operand(None if _MARK.search(each) else each, plain) for each in fields]
+            operands += [Operand(None if MARK.search(each) else each, plain) for each in fields]
             if double and not fields:
                 operands.append(Operand("", plain))
         return evaluate_test(operands, double=double)
@@ -260,7 +219,7 @@ class _Script:
         for block in self._blocks:
             if block.live is None:
                 return f"the `{block.kind}` in line {block.line}, which is not evaluated"
-        return f"the condition in line {self._line}, which is not evaluated" if conditional else None
+        return f"the condition in line {self._known.line}, which is not evaluated" if conditional else None
 
     def _simple(self, line: int, words: list[Word], conditional: bool) -> None:
         why = self._condition(conditional)
@@ -271,42 +230,44 @@ class _Script:
             for word in assigned:
                 self._assign(word, why)
             return
-        name = words[0].literal or "".join(self._expand(words[0])[:1])
+        name = words[0].literal or "".join(self._known.expand(words[0])[:1])
         if name in _DECLARES:
             counts = any(re.fullmatch(r"-\w*i\w*", word.literal or "") for word in words[1:])
             for word in words[1:]:
                 if found := self._assigned(word):
                     self._assign(word, why)
                     if counts:
-                        self._variables[found[1]] = [self._mark(f"{found[1]} is declared as a number in line {line}")]
+                        self._known.set_unknown(found[1], f"{found[1]} is declared as a number in line {line}")
                     self._exported += [found[1]] if name == "export" else []
             return
         if name == "read":
             for word in words[1:]:
-                self._variables[word.literal or ""] = [self._mark(f"it is read from the terminal in line {line}")]
+                self._known.set_unknown(word.literal or "", f"it is read from the terminal in line {line}")
         if name == "unset":
             for word in words[1:]:
                 if why is None:
-                    self._variables.pop(word.literal or "", None)
+                    self._known.values.pop(word.literal or "", None)
                 else:
-                    self._variables[word.literal or ""] = [self._mark(f"{word.literal} is unset under {why}")]
+                    self._known.set_unknown(word.literal or "", f"{word.literal} is unset under {why}")
             return
         if name == "exit" and why is None:
             self._ends = line
             return
         self._mark_changed(line, name, words)
         text = " ".join("".join(part.text for part in word.parts) for word in words[1:])
-        self._sees_all = self._sees_all and (name not in _SETS_ANYTHING or _SETS_PATHS.search(text) is not None)
+        self._known.sees_all = self._known.sees_all and (
+            name not in _SETS_ANYTHING or _SETS_PATHS.search(text) is not None
+        )
         if name in _NEVER:
             return
-        fields = [each for word in words for each in self._expand(word)]
+        fields = [each for word in words for each in self._known.expand(word)]
         if not fields:
             return
         place = next((i for i, each in enumerate(fields) if self._module.fullmatch(each)), None)
         if place is None:
             self._refuse_look_alikes(line, fields)
             self._left_out.append(
-                _MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
+                MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
             )
             return
         if why is not None:
@@ -330,10 +291,10 @@ class _Script:
         elif name in ("mapfile", "readarray"):
             changed = [text for text in texts if _NAME.fullmatch(text)]
         for each in changed:
-            self._variables[each] = [self._mark(f"{each} is set by {name} in line {line}")]
+            self._known.set_unknown(each, f"{each} is set by {name} in line {line}")
         if name in ("shift", "set") and (name == "shift" or "--" in texts):
-            mark = self._mark(f"the arguments are changed by {name} in line {line}")
-            self._words = [mark] * len(self._words or "1")
+            mark = self._known.mark(f"the arguments are changed by {name} in line {line}")
+            self._known.words = [mark] * len(self._known.words or "1")
 
     def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
         other = next((each for each in fields if _OTHER.fullmatch(each)), None)
@@ -346,7 +307,7 @@ class _Script:
             )
 
     def _command(self, line: int, fields: list[str]) -> VerlCommand:
-        command = VerlCommand([], unknown=self._unknown)
+        command = VerlCommand([], unknown=self._known.unknown)
         if self._program not in MODULES:
             command.arguments = fields
             return command
@@ -380,160 +341,15 @@ class _Script:
         if any(block.kind == "{" for block in self._blocks):
             self._set_in_functions.add(name)
         if why is not None:
-            self._variables[name] = [self._mark(f"{name} is set under {why}")]
+            self._known.set_unknown(name, f"{name} is set under {why}")
             return
         if word.elements is not None:
-            values = [value for each in word.elements for value in self._expand(each)]
-            self._variables[name] = [*self._variables.get(name, []), *values] if adds else values
+            values = [value for each in word.elements for value in self._known.expand(each)]
+            self._known.values[name] = [*self._known.values.get(name, []), *values] if adds else values
             return
         if index:
-            self._variables[name] = [self._mark(f"{name}{index} is set by its index in line {self._line}")]
+            self._known.set_unknown(name, f"{name}{index} is set by its index in line {self._known.line}")
             return
-        value = "".join(self._expand(Word(_from(word.parts, len(found[0]))), split=False))
-        old = "".join(self._variables.get(name, [])[:1])
-        self._variables[name] = [old + value if adds else value]
-
-    def _mark(self, reason: str) -> str:
-        self._unknown.append(f"{self._name}, line {self._line}: {reason}")
-        return f"\ue000{len(self._unknown) - 1}\ue001"
-
-    def _expand(self, word: Word, *, split: bool = True, unset: str | None = None) -> list[str]:
-        """Return the fields that a word becomes; a variable that is not set is `unset`, or a mark."""
-        plain = "".join(" " if part.quoted or part.expands else part.text for part in word.parts)
-        if split and (braces := _BRACES.search(plain)):
-            return [self._mark(f"{braces[0]} is not expanded")]
-        fields, now, begun, vanishes = [], "", False, False
-        for part in word.parts:
-            if not part.expands:
-                now, begun = now + part.text, True
-                continue
-            name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d)\}?", part.text)
-            values = [unset] if unset is not None and name and self._values(name[1]) is None else None
-            values = self._expansion(part.text) if values is None else values
-            if not part.quoted and split:
-                values = [piece for value in values for piece in value.split()] if values else []
-            elif not split or not re.match(r"\$(?:@|\{@|\{\w+\[@)", part.text):
-                values = [" ".join(values)]
-            vanishes = vanishes or not values  # "$@" without arguments is no field
-            for i, value in enumerate(values):
-                if i:
-                    fields.append(now)
-                    now = ""
-                now, begun = now + value, True
-        return [*fields, now] if begun and (now or not vanishes) else fields
-
-    def _expansion(self, source: str) -> list[str]:
-        if source.startswith("$(("):
-            return [self._arithmetic(source[3:-2])]
-        if source == "$(pwd)" and (folder := self._variables.get("PWD")):
-            return folder
-        if source.startswith(("$(", "`")):
-            return [self._mark(f"{source} is the output of a program")]
-        if not source.startswith("${"):
-            source = f"${{{source[1:]}}}"
-        found = _EXPANSION.fullmatch(source)
-        if found is None:
-            return [self._mark(f"{source} is not read")]
-        length, name, index, form, rest = found.groups()
-        if length or (rest and not form) or form in ("/", "//"):
-            return [self._mark(f"{source} is not read")]
-        values = self._values(name)
-        if index and index[1:-1].isdigit():
-            values = values[int(index[1:-1]) :][:1] if values else values
-        elif values and not index and name not in ("@", "*"):
-            values = values[:1]
-        if form == ":" and name in ("@", "*"):  # ${@:2}
-            return values[max(int(rest) - 1, 0) :] if values and rest.isdigit() else []
-        if form == ":" and values:  # ${X:0:4}
-            start, _, size = rest.partition(":")
-            if not start.isdigit() or not (size or "0").isdigit() or _MARK.search(values[0]):
-                return [self._mark(f"{source} is not read")]
-            return [values[0][int(start) :][: int(size) if size else None]]
-        return self._operated(source, name, values, form, rest)
-
-    def _operated(self, source: str, name: str, values: list[str] | None, form: str | None, rest: str) -> list[str]:
-        missing = values is None or (form is not None and form.startswith(":") and not "".join(values))
-        if values is None and not self._sees_all and not name.isdigit():
-            return [self._mark(f"the variable {name} may be set by a file or command that is not read")]
-        if form in (":+", "+"):
-            return [] if missing else [self._text_of(rest)]
-        if form in (":-", "-", ":=", "=") and missing:
-            value = self._text_of(rest)
-            if form.endswith("="):
-                self._variables[name] = [value]
-            return [value]
-        if values is None:
-            return [self._mark(f"the variable {name} is not set")]
-        if form in ("%", "%%", "#", "##"):
-            pattern = self._text_of(rest)
-            return [_trimmed(value, form, pattern) for value in values]
-        return values
-
-    def _values(self, name: str) -> list[str] | None:
-        if name in ("@", "*"):
-            self._passes_arguments = True
-            return self._arguments
-        if name == "0":
-            return [self._name]
-        if name == "#":
-            return [str(len(self._words) + len(self._arguments))]
-        if name.isdigit():
-            return self._words[int(name) - 1 : int(name)] or None
-        return self._variables.get(name)
-
-    def _text_of(self, source: str) -> str:
-        parts: tuple[Part, ...] = BashReader(source, self._name).word_parts()
-        return "".join(self._expand(Word(parts), split=False))
-
-    def _arithmetic(self, source: str) -> str:
-        def number(found: re.Match[str]) -> str:
-            name = found[1] or found[0]
-            values = self._values(name)
-            if values is None and not self._sees_all:
-                return self._mark(f"the variable {name} may be set by a file or command that is not read")
-            text = "".join((values or [""])[:1]).strip() or "0"
-            if not _MARK.search(text) and not re.fullmatch(r"[\d\s()+*/%-]+", text):
-                return self._mark(f"$(({source})) is not read")
-            return text if found[1] else f"({text})"  # $X is replaced as text, X is an expression of its own
-
-        text = re.sub(r"\$\{?(\w+)\}?|[A-Za-z_]\w*", number, source)
-        if "#" in text and not _MARK.search(text):
-            return self._mark(f"$(({source})) is not read")
-        if _MARK.search(text):
-            return "".join(found[0] for found in _MARK.finditer(text))
-        try:
-            return str(_evaluated(ast.parse(text.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError):
-            return self._mark(f"$(({source})) is not read")
-
-
-def _from(parts: tuple[Part, ...], skipped: int) -> tuple[Part, ...]:
-    """Return the parts of a word without its first characters, which are single ones."""
-    return parts[skipped:]
-
-
-def _trimmed(value: str, form: str, pattern: str) -> str:
-    """Return `${value%pattern}` and its kin."""
-    cuts = range(len(value) + 1)
-    if form in ("%", "##"):
-        cuts = reversed(cuts)
-    for cut in cuts:
-        removed = value[cut:] if form.startswith("%") else value[:cut]
-        if fnmatch.fnmatchcase(removed, pattern):
-            return value[:cut] if form.startswith("%") else value[cut:]
-    return value
-
-
-def _divided(a: int, b: int) -> int:
-    """Return a quotient cut towards 0, as bash does."""
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-
-
-def _evaluated(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        return _ARITHMETIC[type(node.op)](_evaluated(node.left), _evaluated(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluated(node.operand)
-    raise ValueError
+        value = "".join(self._known.expand(Word(word.parts[len(found[0]) :]), split=False))
+        old = "".join(self._known.values.get(name, [])[:1])
+        self._known.values[name] = [old + value if adds else value]

@@ -9,7 +9,8 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
-from hwgrpo.imports.shell_script import VerlCommand, read_script, without_marks
+from hwgrpo.imports.script_command import VerlCommand, without_marks
+from hwgrpo.imports.shell_script import read_script
 from hwgrpo.imports.verl_settings import VerlSettings, verl_settings
 from hwgrpo.paths import did_you_mean
 from hwgrpo.peer_tables.peer_row import UNSET

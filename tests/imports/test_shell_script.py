@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.shell_script import VerlCommand, read_script
+from hwgrpo.imports.script_command import VerlCommand
+from hwgrpo.imports.shell_script import read_script
 
 COMMAND = "python3 -m verl.trainer.main_ppo"
 

@@ -6,8 +6,8 @@ FAULTS = (
     Fault(
         "import: a variable set under a condition counts",
         "imports/shell_script.py",
-        "        if why is not None:\n            self._variables[name] = [self._mark",
-        "        if why is None and False:\n            self._variables[name] = [self._mark",
+        "        if why is not None:\n            self._known.set_unknown(name",
+        "        if why is None and False:\n            self._known.set_unknown(name",
         "imports/test_shell_script.py",
     ),
     Fault(
@@ -145,7 +145,7 @@ FAULTS = (
     ),
     Fault(
         "import: a variable of a script is no expression of its own",
-        "imports/shell_script.py",
+        "imports/bash_variables.py",
         'f"({text})"',
         "text",
         "imports/test_shell_script.py",
