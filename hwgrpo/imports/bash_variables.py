@@ -7,11 +7,22 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hwgrpo.imports.bash_arithmetic import evaluate
+from hwgrpo.imports.bash_braces import expand_braces
 from hwgrpo.imports.bash_words import BashReader, Part, Word
 from hwgrpo.imports.script_command import MARK
 
-_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*#])(\[[^]]*\])?(:?[-=+?]|%%?|##?|//?|:)?(.*)\}", re.DOTALL)
-_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
+_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|\d+|[@*#])(\[[^]]*\])?(.*)\}", re.DOTALL)
+_FORM = re.compile(r":?[-=+?]|%%?|##?|/[/#%]?|\^\^?|,,?|:")
+_ALL = re.compile(r"\$(?:@|\{@|\{\w+\[@\])")
+_SET_BY_BASH = re.compile(
+    "S?RANDOM|SECONDS|LINENO|EPOCH(?:SECONDS|REALTIME)|HOSTNAME|(?:HOST|MACH|OS)TYPE|E?UID|PPID|SHLVL|BASH(?:_?[A-Z]+)?"
+    "|SHELLOPTS|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|OPTIND|(?:OLD)?PWD|IFS|PATH|TERM|_"
+)
+_CASES = {"^^": str.upper, ",,": str.lower}
+
+
+class _UnknownError(Exception):
+    """Arithmetic needs what is not known; its argument is the marks."""
 
 
 class BashVariables:
@@ -19,17 +30,17 @@ class BashVariables:
 
     def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._name = name
-        self.arguments = [each for each in arguments if "=" in each]
-        self.words = [each for each in arguments if "=" not in each]
+        self.arguments = [*arguments]
+        """`$1`, `$2`, ...; one mark where they are not known."""
         self.values: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
-        self.passes_arguments = False
-        """Whether `"$@"` was read."""
         self.unknown: list[str] = []
         """The reason of each mark."""
         self.sees_all = True
         """Whether a variable that seems unset is."""
         self.line = 1
         """The line that is read, for reasons."""
+        self.why: str | None = None
+        """Why what is read may not be run; what it sets is then unknown."""
 
     def mark(self, reason: str) -> str:
         """Return a mark for an unknown piece."""
@@ -40,115 +51,240 @@ class BashVariables:
         """Make the value of a variable unknown."""
         self.values[name] = [self.mark(reason)]
 
-    def expand(self, word: Word, *, split: bool = True, unset: str | None = None) -> list[str]:
-        """Return the fields that a word becomes; a variable that is not set is `unset`, or a mark."""
-        plain = "".join(" " if part.quoted or part.expands else part.text for part in word.parts)
-        if split and (braces := _BRACES.search(plain)):
-            return [self.mark(f"{braces[0]} is not expanded")]
-        fields, now, begun, vanishes = [], "", False, False
-        for part in word.parts:
+    def assign(self, name: str, values: list[str]) -> None:
+        """Set a variable, or make it unknown where the statement may not be run."""
+        if self.why is None:
+            self.values[name] = values
+        else:
+            self.set_unknown(name, f"{name} is set under {self.why}")
+
+    def assign_element(self, name: str, index: str, value: str, adds: bool) -> None:
+        """Set an element of an array; the variable is unknown where its place is."""
+        place, values = self.arithmetic(index), self.values.get(name, [])
+        if not place.isdigit() or int(place) > len(values) or _is_unknown(values):
+            self.set_unknown(name, f"{name}[{index}] is set by its index in line {self.line}")
+            return
+        old = values[int(place) : int(place) + 1] if adds else []
+        self.assign(name, [*values[: int(place)], "".join(old) + value, *values[int(place) + 1 :]])
+
+    def set_arguments(self, arguments: list[str]) -> None:
+        """Set `$1`, `$2`, ..., or make them unknown where the statement may not be run."""
+        self.arguments = arguments if self.why is None else [self.mark(f"the arguments are changed under {self.why}")]
+
+    def expand(self, word: Word, *, split: bool = True, unset: str | None = None, assigned: bool = False) -> list[str]:
+        """Return the fields that a word becomes.
+
+        Args:
+            word: the word.
+            split: whether braces, spaces of values and arrays make several fields of it.
+            unset: what a variable that is not set becomes; None: a mark.
+            assigned: whether it is the value of an assignment.
+        """
+        words = expand_braces(word) if split else [word]
+        return [each for one in words for each in self._fields(self._with_home(one.parts, assigned), split, unset)]
+
+    def _with_home(self, parts: tuple[Part, ...], assigned: bool) -> list[Part]:
+        """Return parts with the `~` of one's home folder replaced."""
+        texts = ["" if part.quoted or part.expands else part.text for part in (*parts, Part("/"))]
+        home = Part("$HOME", quoted=True, expands=True)
+        begins = [i == 0 or (assigned and texts[i - 1] == ":") for i in range(len(parts))]
+        return [
+            home if texts[i] == "~" and begins[i] and texts[i + 1] in ("/", ":") else part
+            for i, part in enumerate(parts)
+        ]
+
+    def _fields(self, parts: Sequence[Part], split: bool, unset: str | None) -> list[str]:
+        fields: list[str] = []
+        now: str | None = None
+        for i, part in enumerate(parts):
             if not part.expands:
-                now, begun = now + part.text, True
+                opens = part.quoted and not part.text and i + 1 < len(parts) and parts[i + 1].expands
+                if not (opens and _ALL.match(parts[i + 1].text)):  # "$@" without arguments is no field
+                    now = (now or "") + part.text
                 continue
-            name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d)\}?", part.text)
-            values = [unset] if unset is not None and name and self.values_of(name[1]) is None else None
-            values = self._expansion(part.text) if values is None else values
-            if not part.quoted and split:
-                values = [piece for value in values for piece in value.split()] if values else []
-            elif not split or not re.match(r"\$(?:@|\{@|\{\w+\[@)", part.text):
-                values = [" ".join(values)]
-            vanishes = vanishes or not values  # "$@" without arguments is no field
-            for i, value in enumerate(values):
-                if i:
+            values = self._values_of_part(part, unset)
+            if not split or (part.quoted and not _ALL.match(part.text)):
+                now = (now or "") + " ".join(values)
+                continue
+            for j, value in enumerate(values):
+                if now is not None and (j or (not part.quoted and value[:1].isspace())):
                     fields.append(now)
-                    now = ""
-                now, begun = now + value, True
-        return [*fields, now] if begun and (now or not vanishes) else fields
+                    now = None
+                pieces = [value] if part.quoted else value.split()
+                if not pieces:
+                    continue
+                fields += [(now or "") + pieces[0], *pieces[1:-1]] if len(pieces) > 1 else []
+                now = pieces[-1] if len(pieces) > 1 else (now or "") + pieces[0]
+                if not part.quoted and value[-1:].isspace():
+                    fields.append(now)
+                    now = None
+        return fields if now is None else [*fields, now]
+
+    def _values_of_part(self, part: Part, unset: str | None) -> list[str]:
+        name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d+)\}?", part.text)
+        if unset is not None and name and self.values_of(name[1]) is None:
+            return [unset]
+        return self._expansion(part.text)
 
     def _expansion(self, source: str) -> list[str]:
-        if source.startswith("$(("):
-            return [self._arithmetic(source[3:-2])]
+        """Return the values of an expansion: one, or those of an array."""
+        if source.startswith("$((") and source.endswith("))"):
+            return [self.arithmetic(source[3:-2])]
         if source == "$(pwd)" and (folder := self.values.get("PWD")):
             return folder
         if source.startswith(("$(", "`")):
             return [self.mark(f"{source} is the output of a program")]
-        if not source.startswith("${"):
-            source = f"${{{source[1:]}}}"
-        found = _EXPANSION.fullmatch(source)
-        if found is None:
+        found = _EXPANSION.fullmatch(source if source.startswith("${") else f"${{{source[1:]}}}")
+        form = _FORM.match(found[4]) if found is not None else None
+        if found is None or (found[4] and (form is None or found[1])):
             return [self.mark(f"{source} is not read")]
-        length, name, index, form, rest = found.groups()
-        if length or (rest and not form) or form in ("/", "//"):
-            return [self.mark(f"{source} is not read")]
+        counts, name, index, rest = found[1], found[2], found[3] or "", found[4]
+        listed = name in ("@", "*") or index in ("[@]", "[*]")
         values = self.values_of(name)
-        if index and index[1:-1].isdigit():
-            values = values[int(index[1:-1]) :][:1] if values else values
-        elif values and not index and name not in ("@", "*"):
+        if index and not listed and values is not None:
+            values = self._element(values, index[1:-1])
+        elif values is not None and not listed:
             values = values[:1]
-        if form == ":" and name in ("@", "*"):  # ${@:2}
-            return values[max(int(rest) - 1, 0) :] if values and rest.isdigit() else []
-        if form == ":" and values:  # ${X:0:4}
-            start, _, size = rest.partition(":")
-            if not start.isdigit() or not (size or "0").isdigit() or MARK.search(values[0]):
-                return [self.mark(f"{source} is not read")]
-            return [values[0][int(start) :][: int(size) if size else None]]
-        return self._operated(source, name, values, form, rest)
-
-    def _operated(self, source: str, name: str, values: list[str] | None, form: str | None, rest: str) -> list[str]:
-        missing = values is None or (form is not None and form.startswith(":") and not "".join(values))
         if values is None and not self.sees_all and not name.isdigit():
             return [self.mark(f"the variable {name} may be set by a file or command that is not read")]
-        if form in (":+", "+"):
-            return [] if missing else [self._text_of(rest)]
-        if form in (":-", "-", ":=", "=") and missing:
-            value = self._text_of(rest)
-            if form.endswith("="):
-                self.values[name] = [value]
-            return [value]
+        if counts:
+            return [self._counted(source, values or [], listed)]
+        if form is None:
+            return [self._not_set(name)] if values is None else values
+        operand = rest[form.end() :]
+        if form[0].lstrip(":") in ("-", "=", "+", "?"):
+            return self._replaced(name, values or None, form[0], operand)
         if values is None:
-            return [self.mark(f"the variable {name} is not set")]
+            return [self._not_set(name)]
+        if form[0] == ":":
+            return self._sliced(source, [self._name, *values] if name in ("@", "*") else values, listed, operand)
+        return [self._changed(source, value, form[0], operand) for value in values]
+
+    def _not_set(self, name: str) -> str:
+        what = f"the script has no argument ${name}" if name.isdigit() else f"the variable {name} is not set"
+        return self.mark(what)
+
+    def _element(self, values: list[str], index: str) -> list[str] | None:
+        place = self.arithmetic(index)
+        if MARK.search(place):
+            return [place]
+        at = int(place) + (len(values) if int(place) < 0 else 0)
+        before = [each for each in values[: at + 1] if MARK.search(each)]
+        return before[:1] or values[at : at + 1] or None if at >= 0 else None
+
+    def _counted(self, source: str, values: list[str], listed: bool) -> str:
+        """Return `${#X}`."""
+        if any(MARK.search(each) for each in values):
+            return self.mark(f"{source} is not known")
+        return str(len(values) if listed else len("".join(values)))
+
+    def _replaced(self, name: str, values: list[str] | None, form: str, operand: str) -> list[str]:
+        """Return `${X:-y}` and its kin."""
+        missing = values is None or (form.startswith(":") and not "".join(values))
+        sign = form.lstrip(":")
+        if sign == "+":
+            if values is not None and _is_unknown(values):
+                return values
+            return [] if missing else [self._text_of(operand)]
+        if not missing:
+            return values or []
+        if sign == "?":
+            return [self._not_set(name)]
+        value = self._text_of(operand)
+        if sign == "=":
+            self.assign(name, [value])
+        return [value]
+
+    def _sliced(self, source: str, values: list[str], listed: bool, operand: str) -> list[str]:
+        """Return `${X:0:4}`, or the same of arguments or an array."""
+        first, _, size = operand.partition(":")
+        numbers = [self.arithmetic(each) for each in (first, size or "0")]
+        if any(MARK.search(each) for each in (*numbers, *values)):
+            return [self.mark(f"{source} is not known")]
+        all_: Sequence[str] = values if listed else values[0]
+        start, wanted = int(numbers[0]), int(numbers[1])
+        start += len(all_) if start < 0 else 0
+        end = len(all_) if not size else (len(all_) if wanted < 0 else start) + wanted
+        if start < 0:
+            return [] if listed else [""]
+        if end < start or (listed and wanted < 0):
+            return [self.mark(f"bash refuses {source}")]
+        return [*values[start:end]] if listed else [values[0][start:end]]
+
+    def _changed(self, source: str, value: str, form: str, operand: str) -> str:
+        """Return `${X%y}`, `${X/y/z}`, `${X^^}` and their kin."""
         if form in ("%", "%%", "#", "##"):
-            pattern = self._text_of(rest)
-            return [_trimmed(value, form, pattern) for value in values]
-        return values
+            trimmed = _trimmed(value, form, self._text_of(operand))
+            lost = len(MARK.findall(trimmed)) < len(MARK.findall(value)) and len(form) == 1
+            return self.mark(f"{source} is not known") if lost else trimmed
+        if MARK.search(value):
+            return self.mark(f"{source} is not known")
+        if form in _CASES and not operand:
+            return _CASES[form](value)
+        if form in ("^", ",") and not operand:
+            return _CASES[form * 2](value[:1]) + value[1:]
+        cut = re.search(r"(?<!\\)/", operand)
+        pattern, new = (operand[: cut.start()], operand[cut.end() :]) if cut else (operand, "")
+        pattern, new = self._text_of(pattern), self._text_of(new)
+        if not form.startswith("/") or not pattern or re.search(r"[*?\[\\&$`]", pattern + new):
+            return self.mark(f"{source} is not read")
+        if form == "/#":
+            return new + value.removeprefix(pattern) if value.startswith(pattern) else value
+        if form == "/%":
+            return value.removesuffix(pattern) + new if value.endswith(pattern) else value
+        return value.replace(pattern, new, -1 if form == "//" else 1)
 
     def values_of(self, name: str) -> list[str] | None:
-        """Return the value of a variable or parameter, several of an array; None: it is not set."""
+        """Return the value of a variable or argument, several of an array; None: it is not set."""
         if name in ("@", "*"):
-            self.passes_arguments = True
             return self.arguments
         if name == "0":
             return [self._name]
-        if name == "#":
-            return [str(len(self.words) + len(self.arguments))]
-        if name.isdigit():
-            return self.words[int(name) - 1 : int(name)] or None
+        if name == "#" or name.isdigit():
+            if _is_unknown(self.arguments):
+                return self.arguments
+            return [str(len(self.arguments))] if name == "#" else self.arguments[int(name) - 1 : int(name)] or None
+        if name not in self.values and _SET_BY_BASH.fullmatch(name):
+            return [self.mark(f"{name} is set by bash itself")]
         return self.values.get(name)
 
     def _text_of(self, source: str) -> str:
         parts: tuple[Part, ...] = BashReader(source, self._name).word_parts()
         return "".join(self.expand(Word(parts), split=False))
 
-    def _arithmetic(self, source: str) -> str:
-        def number(found: re.Match[str]) -> str:
-            name = found[1] or found[0]
-            values = self.values_of(name)
-            if values is None and not self.sees_all:
-                return self.mark(f"the variable {name} may be set by a file or command that is not read")
-            text = "".join((values or [""])[:1]).strip() or "0"
-            if not MARK.search(text) and not re.fullmatch(r"[\d\s()+*/%-]+", text):
-                return self.mark(f"$(({source})) is not read")
-            return text if found[1] else f"({text})"  # $X is replaced as text, X is an expression of its own
-
-        text = re.sub(r"\$\{?(\w+)\}?|[A-Za-z_]\w*", number, source)
-        if "#" in text and not MARK.search(text):
-            return self.mark(f"$(({source})) is not read")
+    def arithmetic(self, source: str) -> str:
+        """Return the value of an expression, or marks."""
+        text = self._text_of(source)
         if MARK.search(text):
             return "".join(found[0] for found in MARK.finditer(text))
         try:
-            return evaluate(text)
-        except ValueError:
-            return self.mark(f"$(({source})) is not read")
+            return str(evaluate(text, self))
+        except _UnknownError as error:
+            return str(error)
+        except (ValueError, RecursionError) as error:
+            return self.mark(f"bash refuses $(({source})): {error}")
+
+    def text(self, name: str, index: int) -> str:
+        """Return the text of a variable or element for an expression; "" where it is not set."""
+        values = self.values_of(name)
+        if values is None and not self.sees_all:
+            raise _UnknownError(self.mark(f"the variable {name} may be set by a file or command that is not read"))
+        found = "".join((self._element(values, str(index)) if values else None) or "")
+        if marks := MARK.search(found):
+            raise _UnknownError(marks[0])
+        return found
+
+    def set_number(self, name: str, index: int | None, value: int) -> None:
+        """Set a variable, or an element of an array, from an expression."""
+        if index is None:
+            self.assign(name, [str(value)])
+        else:
+            self.assign_element(name, str(index), str(value), adds=False)
+
+
+def _is_unknown(values: list[str]) -> bool:
+    """Return whether nothing of a variable is known, its number of elements neither."""
+    return len(values) == 1 and MARK.sub("", values[0]) == "" and values[0] != ""
 
 
 def _trimmed(value: str, form: str, pattern: str) -> str:

@@ -8,6 +8,7 @@ needs it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,8 @@ MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
 _MODULE = re.compile(r"(?:.*/)?(?:verl[./]trainer[./]main_ppo|recipe[./]dapo[./]main_dapo)(?:\.py)?")
 _OTHER = re.compile(r"(?:verl|recipe)\.[\w.]*main\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=")
+_OTHER_PART = "\0"
+"""What stands for a part that is quoted or an expansion."""
 _OPENS = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSES = ("fi", "done", "esac", "}", ")")
 _THEN = ("then", "else", "elif", "do", "!", "time")
@@ -54,7 +57,7 @@ def read_script(
     Args:
         text: the script.
         name: its name, for messages.
-        arguments: those of the script; `key=value` ones are `"$@"`, others `$1`, `$2`, ...
+        arguments: those of the script, `$1`, `$2`, ...; `key=value` ones that it does not use are added to the command.
         environment: variables that are set when it starts.
         program: the program's module, for messages.
         module: what names it in a command.
@@ -78,12 +81,15 @@ class _Script:
         self._program, self._project, self._module = program, program.partition(".")[0], module
         self._reader = BashReader(text, name)
         self._name = name
+        self._arguments = arguments
         self._known = BashVariables(name, arguments, environment)
         self._left_out: list[str] = []
         self._exported: list[str] = []
         self._blocks: list[Block] = []
         self._functions: set[str] = set()
         self._set_in_functions: set[str] = set()
+        self._defines = False
+        self._subshells: list[tuple[Block, dict[str, list[str]], list[str]]] = []
         self._succeeds = True
         self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
@@ -114,9 +120,12 @@ class _Script:
                 f"{self._name} has {len(self._found)} {self._project} commands, in lines {lines}: keep one of them"
             )
         command = self._found[0][1]
-        if self._known.arguments and not self._known.passes_arguments:
-            command.arguments += self._known.arguments
-            command.notices.append('the script has no "$@", so that bash would ignore the arguments after its name')
+        unused = [each for each in self._arguments if "=" in each and not any(each in it for it in command.arguments)]
+        if unused:
+            command.arguments += unused
+            command.notices.append(
+                f'the script has no "$@" that passes {" ".join(unused)} to its command, so that bash would ignore it'
+            )
         command.notices += [*self._reader.notices, *self._summary()]
         return command
 
@@ -137,14 +146,13 @@ class _Script:
             block = self._blocks[-1] if self._blocks else None
             if literal == "function":
                 self._functions |= {words[1].literal or ""} if len(words) > 1 else set()
-                words = [word for word in words[2:] if word.literal != "()"]
+                self._defines, words = True, [word for word in words[2:] if word.literal != "()"]
             elif literal in _OPENS:
                 self._open(literal, statement.line, words, runs)
                 begins = literal == "if"
                 words = words[1:] if literal in ("if", "while", "until", "{", "(") else []
             elif literal in _CLOSES:
-                if self._blocks:
-                    self._blocks.pop()
+                self._close(literal)
                 if len(words) == 1:
                     self._succeeds = literal in ("}", ")")
                     return None
@@ -168,10 +176,23 @@ class _Script:
     def _open(self, kind: str, line: int, words: list[Word], runs: Truth) -> None:
         """Open a compound command."""
         if kind in ("for", "select") and len(words) > 1 and (name := words[1].literal) and not self._is_dead(runs):
-            self._known.set_unknown(name, f"{name} is set by the loop in line {line}")
-        self._blocks.append(Block(kind, line, runs, None if runs else runs))
+            for changed in [found[1] for found in _CHANGED.finditer(name)] if name.startswith("((") else [name]:
+                self._known.set_unknown(changed, f"{changed} is set by the loop in line {line}")
+        is_group = kind == "(" or (kind == "{" and not self._defines)
+        kind, self._defines = "function" if self._defines else kind, False
+        self._blocks.append(Block(kind, line, runs, runs if is_group else None if runs else runs))
+        if kind == "(":
+            self._subshells.append((self._blocks[-1], dict(self._known.values), self._known.arguments))
         if kind == "if":
             self._blocks[-1].begin_condition()
+
+    def _close(self, literal: str) -> None:
+        """Close a compound command; what a subshell set is forgotten."""
+        if literal == ")" and self._blocks and self._blocks[-1].kind != "(":  # that of a pattern in `case`
+            return
+        closed = self._blocks.pop() if self._blocks else None
+        if self._subshells and self._subshells[-1][0] is closed:
+            _, self._known.values, self._known.arguments = self._subshells.pop()
 
     def _is_dead(self, runs: Truth) -> bool:
         """Return whether a statement is known not to be run."""
@@ -181,22 +202,37 @@ class _Script:
         """Run a simple command; return whether it succeeds, None where that is not known."""
         if not words or words[-1].literal == "()":  # the body of a function is read as one that may be called
             self._functions |= {word.literal or "" for word in words[:-1]}
+            self._defines = self._defines or bool(words)
             return True
         if self._is_dead(runs):
             return None
         self._succeeds, name = True, words[0].literal or ""
+        self._known.why = self._condition(runs is not True)
         if name.startswith("(("):
             self._succeeds = False
-            for changed in _CHANGED.finditer(name):
-                self._known.set_unknown(changed[1], f"{changed[1]} is set by {name}")
-            return None
+            return self._is_number_true(name[2:-2])
+        if name == "let":
+            self._succeeds = False
+            return [None, *map(self._is_number_true, self._fields(words[1:]))][-1]
         if name in _TESTS:
             self._succeeds = False
             return self._test(words)
         self._succeeds = name not in _ASKS
         succeeds = name in ("echo", *_DECLARES) or all(map(self._assigned, words))
-        self._simple(line, words, runs is not True)
+        self._simple(line, words)
         return _CONSTANTS.get(name, True if succeeds else None)
+
+    def _is_number_true(self, source: str) -> Truth:
+        """Return whether the value of an expression is another than 0."""
+        value = self._known.arithmetic(source)
+        if MARK.search(value):
+            for changed in _CHANGED.finditer(source):
+                self._known.set_unknown(changed[1], f"{changed[1]} is set by (({source}))")
+            return None
+        return value != "0"
+
+    def _fields(self, words: list[Word]) -> list[str]:
+        return [each for word in words for each in self._known.expand(word)]
 
     def _test(self, words: list[Word]) -> Truth:
         double, ends = words[0].literal == "[[", {"[": "]", "[[": "]]"}.get(words[0].literal or "")
@@ -221,24 +257,18 @@ class _Script:
                 return f"the `{block.kind}` in line {block.line}, which is not evaluated"
         return f"the condition in line {self._known.line}, which is not evaluated" if conditional else None
 
-    def _simple(self, line: int, words: list[Word], conditional: bool) -> None:
-        why = self._condition(conditional)
+    def _simple(self, line: int, words: list[Word]) -> None:
+        why = self._known.why
         assigned = []
         while words and self._assigned(words[0]):
             assigned.append(words.pop(0))
         if not words:
             for word in assigned:
-                self._assign(word, why)
+                self._assign(word)
             return
         name = words[0].literal or "".join(self._known.expand(words[0])[:1])
         if name in _DECLARES:
-            counts = any(re.fullmatch(r"-\w*i\w*", word.literal or "") for word in words[1:])
-            for word in words[1:]:
-                if found := self._assigned(word):
-                    self._assign(word, why)
-                    if counts:
-                        self._known.set_unknown(found[1], f"{found[1]} is declared as a number in line {line}")
-                    self._exported += [found[1]] if name == "export" else []
+            self._declare(line, name, words[1:])
             return
         if name == "read":
             for word in words[1:]:
@@ -251,18 +281,19 @@ class _Script:
                     self._known.set_unknown(word.literal or "", f"{word.literal} is unset under {why}")
             return
         if name == "exit" and why is None:
-            self._ends = line
+            self._ends = None if self._subshells else line
             return
         self._mark_changed(line, name, words)
+        self._change_arguments(name, words)
         text = " ".join("".join(part.text for part in word.parts) for word in words[1:])
         self._known.sees_all = self._known.sees_all and (
             name not in _SETS_ANYTHING or _SETS_PATHS.search(text) is not None
         )
-        if name in _NEVER:
+        fields = self._fields(words)  # also of `: ${X:=5}`, which sets X
+        if name in _NEVER or not fields:
             return
-        fields = [each for word in words for each in self._known.expand(word)]
-        if not fields:
-            return
+        if name == "cd":
+            self._change_folder(fields[1:])
         place = next((i for i, each in enumerate(fields) if self._module.fullmatch(each)), None)
         if place is None:
             self._refuse_look_alikes(line, fields)
@@ -284,17 +315,35 @@ class _Script:
         changed: list[str] = []
         if name in self._functions:
             changed = sorted(self._set_in_functions)
-        elif name == "let":
-            changed = [found[1] for text in texts for found in _CHANGED.finditer(text)]
         elif name == "printf" and texts[:1] == ["-v"]:
             changed = texts[1:2]
         elif name in ("mapfile", "readarray"):
             changed = [text for text in texts if _NAME.fullmatch(text)]
         for each in changed:
             self._known.set_unknown(each, f"{each} is set by {name} in line {line}")
-        if name in ("shift", "set") and (name == "shift" or "--" in texts):
-            mark = self._known.mark(f"the arguments are changed by {name} in line {line}")
-            self._known.words = [mark] * len(self._known.words or "1")
+
+    def _change_arguments(self, name: str, words: list[Word]) -> None:
+        """Let `shift` and `set --` change `$1`, `$2`, ..., but not those of a function."""
+        if any(block.kind == "function" for block in self._blocks):
+            return
+        options = [word.literal for word in words]
+        if name == "shift":
+            fields, arguments = self._fields(words[1:]), self._known.arguments
+            count = fields[0] if fields else "1"
+            if any(map(MARK.search, [count, *arguments[:1]])) or not count.isdigit():
+                self._known.set_arguments([self._known.mark("the number of arguments is not known")])
+            elif int(count) <= len(arguments):
+                self._known.set_arguments(arguments[int(count) :])
+        elif name == "set" and "--" in options:
+            self._known.set_arguments(self._fields(words[options.index("--") + 1 :]))
+
+    def _change_folder(self, fields: list[str]) -> None:
+        """Let `cd` change `$PWD`."""
+        before, folder = "".join(self._known.values.get("PWD", [])), fields[0] if fields else ""
+        if len(fields) == 1 and not MARK.search(before + folder) and (before or folder[:1] == "/") and folder != "-":
+            self._known.assign("PWD", [os.path.normpath(os.path.join(before, folder))])
+        else:
+            self._known.set_unknown("PWD", f"the folder is changed by cd in line {self._known.line}")
 
     def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
         other = next((each for each in fields if _OTHER.fullmatch(each)), None)
@@ -327,29 +376,42 @@ class _Script:
         return command
 
     def _assigned(self, word: Word) -> re.Match[str] | None:
-        unquoted = ""
-        for part in word.parts:
-            if part.quoted or part.expands:
-                break
-            unquoted += part.text
-        return _ASSIGNMENT.match(unquoted)
+        """Return the match of an assignment; it is as long as the parts before the value are many."""
+        return _ASSIGNMENT.match(
+            "".join(_OTHER_PART if part.quoted or part.expands else part.text for part in word.parts)
+        )
 
-    def _assign(self, word: Word, why: str | None) -> None:
+    def _declare(self, line: int, name: str, words: list[Word]) -> None:
+        options = "".join(word.literal or "" for word in words if (word.literal or "").startswith("-"))
+        for word in words:
+            found = self._assigned(word)
+            declared = found[1] if found else word.literal or ""
+            if found:
+                self._assign(word)
+                self._exported += [declared] if name == "export" else []
+            if "i" in options and found:
+                self._known.set_unknown(declared, f"{declared} is declared as a number in line {line}")
+            if "A" in options and _NAME.fullmatch(declared):
+                self._known.set_unknown(declared, f"{declared} is an associative array, in line {line}")
+
+    def _assign(self, word: Word) -> None:
         found = self._assigned(word)
         assert found is not None
-        name, index, adds = found.groups()
-        if any(block.kind == "{" for block in self._blocks):
-            self._set_in_functions.add(name)
-        if why is not None:
-            self._known.set_unknown(name, f"{name} is set under {why}")
+        name, _, adds = found.groups()
+        index = "".join(part.text for part in word.parts[found.start(2) : found.end(2)])
+        if any(block.kind == "function" for block in self._blocks):
+            self._set_in_functions.add(name)  # unknown from the first call on
             return
+        old = self._known.values.get(name, [])
         if word.elements is not None:
-            values = [value for each in word.elements for value in self._known.expand(each)]
-            self._known.values[name] = [*self._known.values.get(name, []), *values] if adds else values
+            if any((each.literal or "").startswith("[") for each in word.elements):
+                self._known.set_unknown(name, f"elements of {name} are set by their index")
+                return
+            values = self._fields([*word.elements])
+            self._known.assign(name, [*old, *values] if adds else values)
             return
+        value = "".join(self._known.expand(Word(word.parts[len(found[0]) :]), split=False, assigned=True))
         if index:
-            self._known.set_unknown(name, f"{name}{index} is set by its index in line {self._known.line}")
-            return
-        value = "".join(self._known.expand(Word(word.parts[len(found[0]) :]), split=False))
-        old = "".join(self._known.values.get(name, [])[:1])
-        self._known.values[name] = [old + value if adds else value]
+            self._known.assign_element(name, index[1:-1], value, bool(adds))
+        else:
+            self._known.assign(name, ["".join(old[:1]) + value, *old[1:]] if adds else [value, *old[1:]])

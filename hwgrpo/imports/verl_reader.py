@@ -49,6 +49,8 @@ def read_verl(
     elif file is not None:
         text = sys.stdin.read() if file == "-" else _text_of(Path(file))
         command = read_script(text, "standard input" if file == "-" else Path(file).name, arguments, environment)
+        command.arguments, words = _without_words(command.arguments, arguments)
+        command.notices += [f"left out: {each}, which is no setting; Hydra would refuse it" for each in words]
     base |= _of_config(command, Path(file or ".").parent)
     overrides = [_override(each, command) for each in command.arguments]
     values = {**base, **_values(overrides)}
@@ -58,6 +60,15 @@ def read_verl(
     values = {key: value for key, value in values.items() if key not in deleted}
     resolved = resolve(values, defaults, environment)
     return verl_settings(resolved, deleted=sorted(deleted)), [*command.notices, *notices]
+
+
+def _without_words(passed: Sequence[str], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of a command without those of its script that are no settings, and these.
+
+    A script that reads `$1` often passes it in `"$@"`, too.
+    """
+    words = [each for each in arguments if "=" not in each and each[:1] != "~" and each in passed]
+    return [each for each in passed if each not in words], words
 
 
 def _override(text: str, command: VerlCommand) -> Override:
