@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from hwgrpo.imports.bash_arithmetic import evaluate
 from hwgrpo.imports.bash_braces import expand_braces
+from hwgrpo.imports.bash_programs import output_of
 from hwgrpo.imports.bash_words import BashReader, Part, Word
 from hwgrpo.imports.script_command import MARK
 
@@ -28,11 +29,15 @@ class _UnknownError(Exception):
 class BashVariables:
     """The variables and arguments of a script, as far as they are known."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], path: str | None = None
+    ) -> None:
+        self._name, self._path = name, path
         self.arguments = [*arguments]
         """`$1`, `$2`, ...; one mark where they are not known."""
         self.values: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
+        if path is not None:
+            self.values["BASH_SOURCE"] = [path]
         self.unknown: list[str] = []
         """The reason of each mark."""
         self.sees_all = True
@@ -130,10 +135,8 @@ class BashVariables:
         """Return the values of an expansion: one, or those of an array."""
         if source.startswith("$((") and source.endswith("))"):
             return [self.arithmetic(source[3:-2])]
-        if source == "$(pwd)" and (folder := self.values.get("PWD")):
-            return folder
         if source.startswith(("$(", "`")):
-            return [self.mark(f"{source} is the output of a program")]
+            return [self._output(source)]
         found = _EXPANSION.fullmatch(source if source.startswith("${") else f"${{{source[1:]}}}")
         form = _FORM.match(found[4]) if found is not None else None
         if found is None or (found[4] and (form is None or found[1])):
@@ -157,12 +160,25 @@ class BashVariables:
         if values is None:
             return [self._not_set(name)]
         if form[0] == ":":
-            return self._sliced(source, [self._name, *values] if name in ("@", "*") else values, listed, operand)
+            return self._sliced(
+                source, [self._path or self._name, *values] if name in ("@", "*") else values, listed, operand
+            )
         return [self._changed(source, value, form[0], operand) for value in values]
 
     def _not_set(self, name: str) -> str:
         what = f"the script has no argument ${name}" if name.isdigit() else f"the variable {name} is not set"
         return self.mark(what)
+
+    def _output(self, source: str) -> str:
+        statements = BashReader(source[2:-1] if source.startswith("$(") else source[1:-1], self._name).statements()
+        known = output_of(statements, self.expand, self.folder())
+        if known is None or MARK.search(known):
+            return self.mark(f"{source} is the output of a program")
+        return known
+
+    def folder(self) -> str | None:
+        """Return the folder in which the script is; None where it is not known."""
+        return "".join(self.values.get("PWD", [])) or None
 
     def _element(self, values: list[str], index: str) -> list[str] | None:
         place = self.arithmetic(index)
@@ -239,7 +255,7 @@ class BashVariables:
         if name in ("@", "*"):
             return self.arguments
         if name == "0":
-            return [self._name]
+            return [self.mark("the name of the script is not known") if self._path is None else self._path]
         if name == "#" or name.isdigit():
             if _is_unknown(self.arguments):
                 return self.arguments

@@ -161,6 +161,10 @@ def _correction(v: PeerSettings) -> Iterator[Converted]:
         yield Remark((kind, bounds), f"without effect beside {on}=False")
         return
     here = value_here(v, kind)
+    if v[_LOSS] == "gspo":
+        why = "gspo has then the ratio to the engine's log-probs instead of a weight"
+        yield Refusal(on, True, why, f"{on}=False, or algorithm.correction here")
+        return
     if not here:
         why = "rows are masked by one statistic, and weighted by another"
         yield Refusal(kind, v[kind], why, f"{kind}=icepop, or algorithm.correction.name=geometric_mask here")

@@ -39,7 +39,8 @@ def read_openrlhf(
         return settings_of(OPENRLHF, given), []
     name = "standard input" if file == "-" else Path(file).name
     text = text_of(file, "a run script of OpenRLHF")
-    command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE)
+    path = None if file == "-" else file
+    command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE, path=path)
     overridden = {OPENRLHF.current_name(key)[0] for key in given}
     values, notices = {}, list(command.notices)
     for key, value in _without_key(flag_values(command.arguments)).items():

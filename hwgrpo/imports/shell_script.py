@@ -8,11 +8,11 @@ needs it.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.imports.bash_programs import folder_after
 from hwgrpo.imports.bash_variables import BashVariables
 from hwgrpo.imports.bash_words import BashReader, Statement, Word
 from hwgrpo.imports.script_command import MARK, VerlCommand
@@ -51,6 +51,7 @@ def read_script(
     *,
     program: str = MODULES[0],
     module: re.Pattern[str] = _MODULE,
+    path: str | None = None,
 ) -> VerlCommand:
     """Return the verl command of a script, or that of another program, with its flags as they are.
 
@@ -61,11 +62,12 @@ def read_script(
         environment: variables that are set when it starts.
         program: the program's module, for messages.
         module: what names it in a command.
+        path: that of the script, `$0`; None: not known.
 
     Raises:
         ConfigError: there is no such command, there are several, or one depends on a condition; it names the line.
     """
-    return _Script(text, name, arguments, environment, program, module).read()
+    return _Script(text, name, BashVariables(name, arguments, environment, path), arguments, program, module).read()
 
 
 class _Script:
@@ -73,8 +75,8 @@ class _Script:
         self,
         text: str,
         name: str,
+        known: BashVariables,
         arguments: Sequence[str],
-        environment: Mapping[str, str],
         program: str,
         module: re.Pattern[str],
     ) -> None:
@@ -82,7 +84,7 @@ class _Script:
         self._reader = BashReader(text, name)
         self._name = name
         self._arguments = arguments
-        self._known = BashVariables(name, arguments, environment)
+        self._known = known
         self._left_out: list[str] = []
         self._exported: list[str] = []
         self._blocks: list[Block] = []
@@ -339,9 +341,9 @@ class _Script:
 
     def _change_folder(self, fields: list[str]) -> None:
         """Let `cd` change `$PWD`."""
-        before, folder = "".join(self._known.values.get("PWD", [])), fields[0] if fields else ""
-        if len(fields) == 1 and not MARK.search(before + folder) and (before or folder[:1] == "/") and folder != "-":
-            self._known.assign("PWD", [os.path.normpath(os.path.join(before, folder))])
+        folder = folder_after(self._known.folder(), fields)
+        if folder is not None and not MARK.search(folder):
+            self._known.assign("PWD", [folder])
         else:
             self._known.set_unknown("PWD", f"the folder is changed by cd in line {self._known.line}")
 

@@ -48,7 +48,8 @@ def read_verl(
         base = _of_file(Path(file))
     elif file is not None:
         text = sys.stdin.read() if file == "-" else _text_of(Path(file))
-        command = read_script(text, "standard input" if file == "-" else Path(file).name, arguments, environment)
+        name, path = ("standard input", None) if file == "-" else (Path(file).name, file)
+        command = read_script(text, name, arguments, environment, path=path)
         command.arguments, words = _without_words(command.arguments, arguments)
         command.notices += [f"left out: {each}, which is no setting; Hydra would refuse it" for each in words]
     base |= _of_config(command, Path(file or ".").parent)

@@ -149,6 +149,8 @@ SCRIPTS = [
     ("A=1\n(A=2; B=3)\n{ C=4; }\nf() { A=7; }", "$A ${B:-none} $C", [()]),
     (': ${X:=5} "${Y:=a b}"\necho ${Z:=6} > /dev/null', 'a.b=$X "$Y" $Z ${NONE+x} ${X+y}', [()]),
     ("cd /tmp\nA=$PWD\ncd ../usr/./lib", 'a.b=$A a.c=$PWD a.d="$(pwd)"', [()]),
+    ("D=$(dirname $0)\nP=$(cd \"$D/..\" && pwd)", 'a.b=$D a.c=$P a.d=$0 a.e=$(dirname /a/b/)', [()]),
+    ("M=/m/Qwen2.5-7B.tar/", "$(basename $M) $(basename $M .tar) `basename \"${M,,}\"` $(basename x x)", [()]),
     ("HOME=/h A=~/x:~/y B=a~/z", "$A $B ~/q a.b=~/r '~/s' ~", [()]),
     ("A=$'a\\tb\\'c\\x41\\n.' B=\"it's\"", '"$A" $"x $B" "a"$B', [()]),
     ("A=' x y ' E=", 'a.b=$A. a"$A"b $A$A $E "$E" "$E"$E ""$@ "$@" "$E$@"', [()]),
@@ -164,7 +166,7 @@ def test_a_script_passes_what_it_passes_in_bash(lines: str, words: str, argument
     bash = subprocess.run(["bash", "-c", script, "run.sh", *arguments], capture_output=True, text=True, check=True)
     command = read_script(
         f"{lines}\nverl.main {words} END", "run.sh", arguments, {"HOME": "/root", "PWD": os.getcwd()},
-        program="it.it", module=re.compile("verl.main"),
+        program="it.it", module=re.compile("verl.main"), path="run.sh",
     )  # fmt: skip
     passed = command.arguments[: command.arguments.index("END")]
     assert [*passed, "END"] == bash.stdout.split("\0")[:-1]
@@ -284,7 +286,10 @@ def test_numbers_and_pieces_are_those_of_bash(lines, arguments, expected):
         ("X=abc", "${X/b*/d}", "${X/b*/d} is not read"),
         ("", "${RANDOM:-4}", "RANDOM is set by bash itself"),
         ("X=", "${X:?no}", "the variable X is not set"),
-        ("cd $(dirname f)", "$PWD", "the folder is changed by cd in line 1"),
+        ("cd $(dirname f g)", "$PWD", "the folder is changed by cd in line 1"),
+        ("cd -", "$PWD", "the folder is changed by cd in line 1"),
+        ("D=$(realpath x)", "$(cd $D && pwd)", "$(cd $D && pwd) is the output of a program"),
+        ("", "$0", "the name of the script is not known"),
         ("", "$((1 / 0))", "bash refuses $((1 / 0)): division by 0"),
         ("", "$2", "the script has no argument $2"),
         ("X=Y Y=X", "$((X + 1))", "variables name each other"),
