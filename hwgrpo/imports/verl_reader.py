@@ -55,12 +55,22 @@ def read_verl(
     base |= _of_config(command, Path(file or ".").parent)
     overrides = [_override(each, command) for each in command.arguments]
     values = {**base, **_values(overrides)}
+    _refuse_passed_settings(values, arguments)
     values, notices = _without_unknown(values, command)
     deleted = {each.key for each in overrides if each.deletes}
     defaults = {key: None if row.default is UNSET else row.default for key, row in ROWS.items()}
     values = {key: value for key, value in values.items() if key not in deleted}
     resolved = resolve(values, defaults, environment)
     return verl_settings(resolved, deleted=sorted(deleted)), [*command.notices, *notices]
+
+
+def _refuse_passed_settings(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Raise ConfigError if a script passes a setting behind its name as the value of another, by its `$1`."""
+    for key, value in values.items():
+        if isinstance(value, str) and "=" in value and value in arguments:
+            raise ConfigError(
+                f"{key}={value}: the script has its first arguments as values, as in bash; give these before {value}"
+            )
 
 
 def _without_words(passed: Sequence[str], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
