@@ -223,7 +223,7 @@ class BashVariables:
         end = len(all_) if not size else (len(all_) if wanted < 0 else start) + wanted
         if start < 0:
             return [] if listed else [""]
-        if end < start or (listed and wanted < 0):
+        if wanted < 0 and (end < start or listed):
             return [self.mark(f"bash refuses {source}")]
         return [*values[start:end]] if listed else [values[0][start:end]]
 

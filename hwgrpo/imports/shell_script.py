@@ -276,11 +276,11 @@ class _Script:
             for word in words[1:]:
                 self._known.set_unknown(word.literal or "", f"it is read from the terminal in line {line}")
         if name == "unset":
-            for word in words[1:]:
+            for each in self._fields(words[1:]):
                 if why is None:
-                    self._known.values.pop(word.literal or "", None)
+                    self._known.values.pop(each, None)
                 else:
-                    self._known.set_unknown(word.literal or "", f"{word.literal} is unset under {why}")
+                    self._known.set_unknown(each, f"{each} is unset under {why}")
             return
         if name == "exit" and why is None:
             self._ends = None if self._subshells else line
