@@ -15,7 +15,7 @@ _Parts = tuple[Part, ...]
 
 def expand_braces(word: Word) -> list[Word]:
     """Return the words that a word becomes: itself, where it has no braces to expand."""
-    return [Word(parts) for parts in _expanded(word.parts)]
+    return [word] if word.elements is not None else [Word(parts) for parts in _expanded(word.parts)]
 
 
 def _expanded(parts: _Parts) -> list[_Parts]:

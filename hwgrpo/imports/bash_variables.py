@@ -19,6 +19,7 @@ _SET_BY_BASH = re.compile(
     "S?RANDOM|SECONDS|LINENO|EPOCH(?:SECONDS|REALTIME)|HOSTNAME|(?:HOST|MACH|OS)TYPE|E?UID|PPID|SHLVL|BASH(?:_?[A-Z]+)?"
     "|SHELLOPTS|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|OPTIND|(?:OLD)?PWD|IFS|PATH|TERM|_"
 )
+_NAMED = re.compile(r"[A-Za-z_]\w*=")
 _CASES = {"^^": str.upper, ",,": str.lower}
 
 
@@ -92,7 +93,9 @@ class BashVariables:
         """Return parts with the `~` of one's home folder replaced."""
         texts = ["" if part.quoted or part.expands else part.text for part in (*parts, Part("/"))]
         home = Part("$HOME", quoted=True, expands=True)
-        begins = [i == 0 or (assigned and texts[i - 1] == ":") for i in range(len(parts))]
+        named = _NAMED.match("".join(text or "\0" for text in texts))  # an argument that looks like an assignment
+        first = {0, *((named.end(),) if named else ())}
+        begins = [i in first or ((assigned or named) and texts[i - 1] == ":") for i in range(len(parts))]
         return [
             home if texts[i] == "~" and begins[i] and texts[i + 1] in ("/", ":") else part
             for i, part in enumerate(parts)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.imports.bash_braces import expand_braces
 from hwgrpo.imports.bash_programs import folder_after
 from hwgrpo.imports.bash_variables import BashVariables
 from hwgrpo.imports.bash_words import BashReader, Statement, Word
@@ -385,7 +386,7 @@ class _Script:
 
     def _declare(self, line: int, name: str, words: list[Word]) -> None:
         options = "".join(word.literal or "" for word in words if (word.literal or "").startswith("-"))
-        for word in words:
+        for word in [each for one in words for each in expand_braces(one)]:
             found = self._assigned(word)
             declared = found[1] if found else word.literal or ""
             if found:
