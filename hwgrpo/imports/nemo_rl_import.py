@@ -13,6 +13,7 @@ from hwgrpo.imports.peer_settings import PeerSettings, value_here
 
 _N, _STEP, _UPDATE = "grpo.num_generations_per_prompt", "grpo.num_prompts_per_step", "policy.train_global_batch_size"
 _TOTAL = "policy.max_total_sequence_length"
+_PROMPT, _RESPONSE = "data.max_input_seq_length", "policy.generation.max_new_tokens"
 _NO_LIMIT = 1_000_000
 _ENVIRONMENTS = {"math": "math"}
 """NeMo-RL's environments -> the rewards here."""
@@ -47,13 +48,15 @@ def _data(v: PeerSettings) -> Iterator[Converted]:
             yield Assignment(here, v[key], (key,))
 
 
+def _longest_prompt(v: PeerSettings) -> int:
+    return v[_PROMPT] if v.is_given(_PROMPT) else v[_TOTAL]
+
+
 def _lengths(v: PeerSettings) -> Iterator[Converted]:
-    key = "policy.generation.max_new_tokens"
-    origin, longest = (key, v[key]) if v[key] is not None else (_TOTAL, v[_TOTAL])
+    origin, longest = (_RESPONSE, v[_RESPONSE]) if v[_RESPONSE] is not None else (_TOTAL, v[_TOTAL])
     note = f"prompt and response together have up to {v[_TOTAL]} there" if longest >= v[_TOTAL] else ""
     yield Assignment("rollout.max_response_tokens", longest, (origin,), note)
-    prompt = "data.max_input_seq_length"
-    yield Assignment("data.max_prompt_tokens", v[prompt] if v.is_given(prompt) else v[_TOTAL], (prompt, _TOTAL))
+    yield Assignment("data.max_prompt_tokens", _longest_prompt(v), (_PROMPT, _TOTAL))
     yield Remark((_TOTAL,), "prompt and response have a limit each here")
     steps = "grpo.max_num_steps"
     if v[steps] < _NO_LIMIT:
@@ -73,8 +76,9 @@ def _batches(v: PeerSettings) -> Iterator[Converted]:
     yield Remark((_UPDATE,), f"{update} responses are the {step} prompts of a step")
     micro = "policy.train_micro_batch_size"
     if v.is_given(micro):
-        note = f"{v[micro]} sequences of {v[_TOTAL]} tokens"
-        yield Assignment("trainer.tokens_per_micro_batch", v[micro] * v[_TOTAL], (micro,), note)
+        longest = _longest_prompt(v) + (v[_RESPONSE] or v[_TOTAL])
+        note = f"{v[micro]} sequences of up to {longest} tokens, {v[_TOTAL]} there"
+        yield Assignment("trainer.tokens_per_micro_batch", v[micro] * longest, (micro,), note)
 
 
 def _advantage(v: PeerSettings) -> Iterator[Converted]:

@@ -120,6 +120,12 @@ def test_flags():
             "actor.policy_loss_type=gspo",
             {"algorithm.loss.name": "gspo", "algorithm.aggregation.name": "seq-mean-token-mean"},
         ),
+        (
+            "openrlhf",
+            "train.dynamic_batch_enable=true train.max_tokens_per_gpu=4096 data.max_len=20000 ds.ring_attn_size=2"
+            " rollout.max_new_tokens=1000",
+            {"trainer.tokens_per_micro_batch": 10000},
+        ),
         ("openrlhf", "data.max_len=5000 rollout.max_new_tokens=4000", {"data.max_prompt_tokens": 1000}),
         ("openrlhf", "algo.kl.use_loss=true algo.kl.init_coef=0.1", {"algorithm.kl.estimator": "k1"}),
         (
@@ -186,6 +192,11 @@ def test_flags():
         ("nemo-rl", "policy.train_global_batch_size=256", {"trainer.prompts_per_update": 16}),
         ("nemo-rl", "policy.train_global_batch_size=128", {"optim.warmup_steps": 200}),
         ("nemo-rl", "policy.max_total_sequence_length=4096", {"data.max_prompt_tokens": 4096}),
+        (
+            "nemo-rl",
+            "policy.train_micro_batch_size=2 policy.max_total_sequence_length=4096 data.max_input_seq_length=1024",
+            {"trainer.tokens_per_micro_batch": 2 * (1024 + 4096)},
+        ),
         (
             "nemo-rl",
             "loss_fn.kl_input_clamp_value=null loss_fn.kl_output_clamp_value=5",
