@@ -6,6 +6,7 @@ shell_conditions.py  conditions of a script, evaluated where what they compare i
 script_command.py  that command, with marks where a piece is not known
 bash_words.py      bash source -> statements of words
 bash_variables.py  variables, and the words that expand to them
+bash_setters.py    commands that set variables
 bash_arithmetic.py  `$((...))`, `((...))`, `let`
 bash_braces.py     `{1,2}`, `{1..8}`
 bash_programs.py   `$(dirname ...)` and its kin

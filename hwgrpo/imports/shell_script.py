@@ -12,8 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.bash_braces import expand_braces
-from hwgrpo.imports.bash_programs import folder_after
+from hwgrpo.imports.bash_setters import BashSetters, assigned_name
 from hwgrpo.imports.bash_variables import BashVariables
 from hwgrpo.imports.bash_words import BashReader, Statement, Word
 from hwgrpo.imports.script_command import MARK, VerlCommand
@@ -23,9 +22,6 @@ MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
 """Programs whose arguments are verl's settings."""
 _MODULE = re.compile(r"(?:.*/)?(?:verl[./]trainer[./]main_ppo|recipe[./]dapo[./]main_dapo)(?:\.py)?")
 _OTHER = re.compile(r"(?:verl|recipe)\.[\w.]*main\w*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=")
-_OTHER_PART = "\0"
-"""What stands for a part that is quoted or an expansion."""
 _OPENS = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSES = ("fi", "done", "esac", "}", ")")
 _THEN = ("then", "else", "elif", "do", "!", "time")
@@ -41,7 +37,6 @@ _SETS_ANYTHING = ("source", ".", "eval")
 """Commands after which a variable that seems unset may be set."""
 _SETS_PATHS = re.compile(r"/set_env\.sh|/activate|/conda\.sh|conda shell\.\w+ hook")
 """What they read that sets the paths of programs alone: CANN's file, environments of Python."""
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def read_script(
@@ -85,12 +80,9 @@ class _Script:
         self._reader = BashReader(text, name)
         self._name = name
         self._arguments = arguments
-        self._known = known
+        self._known, self._setters = known, BashSetters(known)
         self._left_out: list[str] = []
-        self._exported: list[str] = []
         self._blocks: list[Block] = []
-        self._functions: set[str] = set()
-        self._set_in_functions: set[str] = set()
         self._defines = False
         self._subshells: list[tuple[Block, dict[str, list[str]], list[str]]] = []
         self._succeeds = True
@@ -134,8 +126,8 @@ class _Script:
 
     def _summary(self) -> list[str]:
         notices = []
-        if self._exported:
-            names = ", ".join(dict.fromkeys(self._exported))
+        if self._setters.exported:
+            names = ", ".join(dict.fromkeys(self._setters.exported))
             notices.append(f"environment variables of the script are not part of a recipe: {names}")
         if self._left_out:
             notices.append(f"left out: {', '.join(dict.fromkeys(self._left_out))}")
@@ -148,7 +140,7 @@ class _Script:
             literal = words[0].literal
             block = self._blocks[-1] if self._blocks else None
             if literal == "function":
-                self._functions |= {words[1].literal or ""} if len(words) > 1 else set()
+                self._setters.functions |= {words[1].literal or ""} if len(words) > 1 else set()
                 self._defines, words = True, [word for word in words[2:] if word.literal != "()"]
             elif literal in _OPENS:
                 self._open(literal, statement.line, words, runs)
@@ -204,24 +196,25 @@ class _Script:
     def _status(self, words: list[Word], line: int, runs: Truth) -> Truth:
         """Run a simple command; return whether it succeeds, None where that is not known."""
         if not words or words[-1].literal == "()":  # the body of a function is read as one that may be called
-            self._functions |= {word.literal or "" for word in words[:-1]}
+            self._setters.functions |= {word.literal or "" for word in words[:-1]}
             self._defines = self._defines or bool(words)
             return True
         if self._is_dead(runs):
             return None
         self._succeeds, name = True, words[0].literal or ""
         self._known.why = self._condition(runs is not True)
+        self._setters.in_function = any(block.kind == "function" for block in self._blocks)
         if name.startswith("(("):
             self._succeeds = False
             return self._is_number_true(name[2:-2])
         if name == "let":
             self._succeeds = False
-            return [None, *map(self._is_number_true, self._fields(words[1:]))][-1]
+            return [None, *map(self._is_number_true, self._setters.fields(words[1:]))][-1]
         if name in _TESTS:
             self._succeeds = False
             return self._test(words)
         self._succeeds = name not in _ASKS
-        succeeds = name in ("echo", *_DECLARES) or all(map(self._assigned, words))
+        succeeds = name in ("echo", *_DECLARES) or all(map(assigned_name, words))
         self._simple(line, words)
         return _CONSTANTS.get(name, True if succeeds else None)
 
@@ -233,9 +226,6 @@ class _Script:
                 self._known.set_unknown(changed[1], f"{changed[1]} is set by (({source}))")
             return None
         return value != "0"
-
-    def _fields(self, words: list[Word]) -> list[str]:
-        return [each for word in words for each in self._known.expand(word)]
 
     def _test(self, words: list[Word]) -> Truth:
         double, ends = words[0].literal == "[[", {"[": "]", "[[": "]]"}.get(words[0].literal or "")
@@ -263,40 +253,36 @@ class _Script:
     def _simple(self, line: int, words: list[Word]) -> None:
         why = self._known.why
         assigned = []
-        while words and self._assigned(words[0]):
+        while words and assigned_name(words[0]):
             assigned.append(words.pop(0))
         if not words:
             for word in assigned:
-                self._assign(word)
+                self._setters.assign(word)
             return
         name = words[0].literal or "".join(self._known.expand(words[0])[:1])
         if name in _DECLARES:
-            self._declare(line, name, words[1:])
+            self._setters.declare(line, name, words[1:])
             return
         if name == "read":
             for word in words[1:]:
                 self._known.set_unknown(word.literal or "", f"it is read from the terminal in line {line}")
         if name == "unset":
-            for each in self._fields(words[1:]):
-                if why is None:
-                    self._known.values.pop(each, None)
-                else:
-                    self._known.set_unknown(each, f"{each} is unset under {why}")
+            self._setters.unset(words[1:])
             return
         if name == "exit" and why is None:
             self._ends = None if self._subshells else line
             return
-        self._mark_changed(line, name, words)
-        self._change_arguments(name, words)
+        self._setters.mark_changed(line, name, words)
+        self._setters.change_arguments(name, words)
         text = " ".join("".join(part.text for part in word.parts) for word in words[1:])
         self._known.sees_all = self._known.sees_all and (
             name not in _SETS_ANYTHING or _SETS_PATHS.search(text) is not None
         )
-        fields = self._fields(words)  # also of `: ${X:=5}`, which sets X
+        fields = self._setters.fields(words)  # also of `: ${X:=5}`, which sets X
         if name in _NEVER or not fields:
             return
         if name == "cd":
-            self._change_folder(fields[1:])
+            self._setters.change_folder(fields[1:])
         place = next((i for i, each in enumerate(fields) if self._module.fullmatch(each)), None)
         if place is None:
             self._refuse_look_alikes(line, fields)
@@ -309,44 +295,8 @@ class _Script:
                 f"{self._name}, line {line}: the {self._project} command depends on {why}; copy the command alone into "
                 "a file"
             )
-        self._exported += [found[1] for word in assigned if (found := self._assigned(word))]
+        self._setters.exported += [found[1] for word in assigned if (found := assigned_name(word))]
         self._found.append((line, self._command(line, fields[place + 1 :])))
-
-    def _mark_changed(self, line: int, name: str, words: list[Word]) -> None:
-        """Make the variables unknown that a command sets in a way that is not read."""
-        texts = [word.literal or "" for word in words[1:]]
-        changed: list[str] = []
-        if name in self._functions:
-            changed = sorted(self._set_in_functions)
-        elif name == "printf" and texts[:1] == ["-v"]:
-            changed = texts[1:2]
-        elif name in ("mapfile", "readarray"):
-            changed = [text for text in texts if _NAME.fullmatch(text)]
-        for each in changed:
-            self._known.set_unknown(each, f"{each} is set by {name} in line {line}")
-
-    def _change_arguments(self, name: str, words: list[Word]) -> None:
-        """Let `shift` and `set --` change `$1`, `$2`, ..., but not those of a function."""
-        if any(block.kind == "function" for block in self._blocks):
-            return
-        options = [word.literal for word in words]
-        if name == "shift":
-            fields, arguments = self._fields(words[1:]), self._known.arguments
-            count = fields[0] if fields else "1"
-            if any(map(MARK.search, [count, *arguments[:1]])) or not count.isdigit():
-                self._known.set_arguments([self._known.mark("the number of arguments is not known")])
-            elif int(count) <= len(arguments):
-                self._known.set_arguments(arguments[int(count) :])
-        elif name == "set" and "--" in options:
-            self._known.set_arguments(self._fields(words[options.index("--") + 1 :]))
-
-    def _change_folder(self, fields: list[str]) -> None:
-        """Let `cd` change `$PWD`."""
-        folder = folder_after(self._known.folder(), fields)
-        if folder is not None and not MARK.search(folder):
-            self._known.assign("PWD", [folder])
-        else:
-            self._known.set_unknown("PWD", f"the folder is changed by cd in line {self._known.line}")
 
     def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
         other = next((each for each in fields if _OTHER.fullmatch(each)), None)
@@ -377,44 +327,3 @@ class _Script:
             else:
                 command.arguments.append(each)
         return command
-
-    def _assigned(self, word: Word) -> re.Match[str] | None:
-        """Return the match of an assignment; it is as long as the parts before the value are many."""
-        return _ASSIGNMENT.match(
-            "".join(_OTHER_PART if part.quoted or part.expands else part.text for part in word.parts)
-        )
-
-    def _declare(self, line: int, name: str, words: list[Word]) -> None:
-        options = "".join(word.literal or "" for word in words if (word.literal or "").startswith("-"))
-        for word in [each for one in words for each in expand_braces(one)]:
-            found = self._assigned(word)
-            declared = found[1] if found else word.literal or ""
-            if found:
-                self._assign(word)
-                self._exported += [declared] if name == "export" else []
-            if "i" in options and found:
-                self._known.set_unknown(declared, f"{declared} is declared as a number in line {line}")
-            if "A" in options and _NAME.fullmatch(declared):
-                self._known.set_unknown(declared, f"{declared} is an associative array, in line {line}")
-
-    def _assign(self, word: Word) -> None:
-        found = self._assigned(word)
-        assert found is not None
-        name, _, adds = found.groups()
-        index = "".join(part.text for part in word.parts[found.start(2) : found.end(2)])
-        if any(block.kind == "function" for block in self._blocks):
-            self._set_in_functions.add(name)  # unknown from the first call on
-            return
-        old = self._known.values.get(name, [])
-        if word.elements is not None:
-            if any((each.literal or "").startswith("[") for each in word.elements):
-                self._known.set_unknown(name, f"elements of {name} are set by their index")
-                return
-            values = self._fields([*word.elements])
-            self._known.assign(name, [*old, *values] if adds else values)
-            return
-        value = "".join(self._known.expand(Word(word.parts[len(found[0]) :]), split=False, assigned=True))
-        if index:
-            self._known.assign_element(name, index[1:-1], value, bool(adds))
-        else:
-            self._known.assign(name, ["".join(old[:1]) + value, *old[1:]] if adds else [value, *old[1:]])

@@ -229,7 +229,7 @@ FAULTS = (
     ),
     Fault(
         "import: a function of a script changes nothing",
-        "imports/shell_script.py",
+        "imports/bash_setters.py",
         "changed = sorted(self._set_in_functions)",
         "changed = []",
         "imports/test_shell_script.py",
