@@ -3,8 +3,13 @@
 verl_reader.py     a verl script, a Hydra file or overrides -> the settings of a verl run
 shell_script.py    the verl command in a bash script, found without running it
 shell_conditions.py  conditions of a script, evaluated where what they compare is known
+script_command.py  that command, with marks where a piece is not known
 bash_words.py      bash source -> statements of words
-shell_conditions.py  conditions of `if` and `[[ ]]` in such a script
+bash_variables.py  variables, and the words that expand to them
+bash_setters.py    commands that set variables
+bash_arithmetic.py  `$((...))`, `((...))`, `let`
+bash_braces.py     `{1,2}`, `{1..8}`
+bash_programs.py   `$(dirname ...)` and its kin
 hydra_values.py    Hydra's overrides, values and interpolations
 peer_settings.py   another project's settings by the names of the tables, checked
 peer_import.py     they become settings here

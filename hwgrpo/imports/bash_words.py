@@ -14,7 +14,18 @@ _SETTING = re.compile(r"""\s*(?:["']?[+~]{0,2}[A-Za-z_]\w*\.[\w.@/-]+=|["']?\$[{
 _CONTINUED = re.compile(r"\\(?:[ \t]*|[ \t]+#[^\n]*)(?:\n|\Z)")
 _TESTED = re.compile(r"&&|\|\||[&|<>()]")
 _BEFORE_TESTS = ("if", "elif", "while", "until", "then", "else", "do", "!")
+_ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|[abeEfnrtv\\'\"?])")
+_ESCAPES = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """Return the character of an escape of `$'...'`."""
+    code = found[1]
+    if code[0] in "xu":
+        return chr(int(code[1:], 16))
+    return chr(int(code, 8) & 255) if code[0].isdigit() else _ESCAPES.get(code, code)
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,11 @@ class BashReader:
             if self._skip_redirection():
                 continue
             if self._text[self._at] in "()":
-                now.words.append(Word((Part(self._bracket()),)))
+                bracket = Word((Part(self._bracket()),))
+                if now.words and bracket.literal in ("(", ")"):
+                    found.append(now)
+                    now = Statement(self._line(), after=";")
+                now.words.append(bracket)
                 found.append(now)
                 now = Statement(self._line(), after=";")
                 continue
@@ -159,10 +174,7 @@ class BashReader:
     def _bracket(self) -> str:
         """Return `(`, `)`, or all of `((...))`."""
         if self._text.startswith("((", self._at):
-            end = self._text.find("))", self._at)
-            if end < 0:
-                raise self._error("(( is not closed", self._line())
-            start, self._at = self._at, end + 2
+            start, self._at = self._at, self._closing(self._at, "(", ")", self._line())
             return self._text[start : self._at]
         if self._text.startswith("()", self._at):
             self._at += 2
@@ -200,14 +212,19 @@ class BashReader:
     def _part(self) -> list[Part]:
         text, at, line = self._text, self._at, self._line()
         here = text[at]
-        if here == "'" or text.startswith("$'", at):
-            start = at + 1 + (here == "$")
-            end = text.find("'", start)
+        if text.startswith("$'", at):
+            if (found := _ESCAPED.match(text, at)) is None:
+                raise self._error("a ' is not closed", line)
+            self._at = found.end()
+            return [Part(_ESCAPE.sub(_unescaped, found[1]), quoted=True)]
+        if here == "'":
+            end = text.find("'", at + 1)
             if end < 0:
                 raise self._error("a ' is not closed", line)
             self._at = end + 1
-            return [Part(text[start:end], quoted=True)]
-        if here == '"':
+            return [Part(text[at + 1 : end], quoted=True)]
+        if here == '"' or text.startswith('$"', at):
+            self._at += here == "$"
             return self._double_quoted(line)
         if here in "$`" and (expansion := self._expansion()) is not None:
             return [Part(expansion, expands=True)]

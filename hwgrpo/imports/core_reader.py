@@ -29,8 +29,17 @@ def settings_of(names: PeerNames, values: Mapping[str, Any]) -> PeerSettings:
         ConfigError: an illegal value, with the legal ones.
     """
     settings = PeerSettings(names)
-    fill(settings, {key: typed(names, key, value) for key, value in values.items()})
+    winners = {key: winner for key in values if (winner := _overriding(names, key, values))}
+    settings.overridden = {key: (values[key], winner) for key, winner in winners.items()}
+    fill(settings, {key: typed(names, key, value) for key, value in values.items() if key not in winners})
     return settings
+
+
+def _overriding(names: PeerNames, key: str, values: Mapping[str, Any]) -> str | None:
+    """Return the name of the same setting in the section that the project reads instead of a key's."""
+    others = (first + key.removeprefix(second) for first, second in names.overrides if key.startswith(second))
+    current = names.current_name(key)[0]
+    return next((each for each in others if each in values and names.current_name(each)[0] == current), None)
 
 
 def text_of(file: str, what: str) -> str:

@@ -93,10 +93,12 @@ def _batches(v: PeerSettings) -> Iterator[Converted]:
     yield Assignment("trainer.prompts_per_update", None if prompts == step else prompts, (_UPDATE, _N))
     yield Remark((_UPDATE,), f"{update} responses are the {step} prompts of a step")
     micro, dynamic, budget = "train.micro_batch_size", "train.dynamic_batch_enable", "train.max_tokens_per_gpu"
+    longest = v[_LENGTHS[1]] + (v[_LENGTHS[2]] or 1024) if v[_LENGTHS[1]] else v[_LENGTHS[0]]
     if v[dynamic]:
-        yield Assignment("trainer.tokens_per_micro_batch", v[budget], (budget, dynamic))
+        share = -(-longest // v["ds.ring_attn_size"])
+        note = "" if share <= v[budget] else f"{share} tokens of the longest sequence are on a rank"
+        yield Assignment("trainer.tokens_per_micro_batch", max(share, v[budget]), (budget, dynamic), note)
     elif v.is_given(micro):
-        longest = (v[_LENGTHS[1]] or 0) + (v[_LENGTHS[2]] or 1024) if v[_LENGTHS[1]] else v[_LENGTHS[0]]
         note = f"{v[micro]} sequences of {longest} tokens"
         yield Assignment("trainer.tokens_per_micro_batch", v[micro] * longest, (micro,), note)
     yield Remark((micro, dynamic, budget), "micro-batches are cut by tokens")
@@ -161,6 +163,10 @@ def _correction(v: PeerSettings) -> Iterator[Converted]:
         yield Remark((kind, bounds), f"without effect beside {on}=False")
         return
     here = value_here(v, kind)
+    if v[_LOSS] == "gspo":
+        why = "gspo has then the ratio to the engine's log-probs instead of a weight"
+        yield Refusal(on, True, why, f"{on}=False, or algorithm.correction here")
+        return
     if not here:
         why = "rows are masked by one statistic, and weighted by another"
         yield Refusal(kind, v[kind], why, f"{kind}=icepop, or algorithm.correction.name=geometric_mask here")

@@ -10,7 +10,8 @@ from typing import Any
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.core_reader import settings_of, text_of
 from hwgrpo.imports.peer_settings import PeerSettings
-from hwgrpo.imports.shell_script import read_script, without_marks
+from hwgrpo.imports.script_command import without_marks
+from hwgrpo.imports.shell_script import read_script
 from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -38,7 +39,8 @@ def read_openrlhf(
         return settings_of(OPENRLHF, given), []
     name = "standard input" if file == "-" else Path(file).name
     text = text_of(file, "a run script of OpenRLHF")
-    command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE)
+    path = None if file == "-" else file
+    command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE, path=path)
     overridden = {OPENRLHF.current_name(key)[0] for key in given}
     values, notices = {}, list(command.notices)
     for key, value in _without_key(flag_values(command.arguments)).items():

@@ -47,6 +47,10 @@ def import_peer(
     entries = [_entry(v, key, assignments, remarks, refusals, unused) for key in v.given]
     entries += [Entry("ignored", name, v.given[key], "", f"as {v.written[key]}") for name, key in v.repeated.items()]
     entries += [
+        Entry("ignored", name, value, "", f"without effect beside {winner}")
+        for name, (value, winner) in v.overridden.items()
+    ]
+    entries += [
         Entry("refused", each.origin, each.value, "", f"{each.why}; nearest: {each.instead}")
         for each in refusals
         if each.origin not in v.given

@@ -16,6 +16,7 @@ NULL_COUNTS = (
     *(f"actor_rollout_ref.actor.clip_ratio_{each}" for each in ("low", "high", "c")),
     *(f"actor_rollout_ref.actor.optim.{each}" for each in ("lr_warmup_steps", "min_lr", "min_lr_ratio")),
     "checkpointing.keep_top_k",
+    *(f"loss_fn.kl_{each}_clamp_value" for each in ("input", "output")),
     "actor_train.model_args.lora_rank",
 )
 """Numbers with a default whose null the projects read, too."""
@@ -36,6 +37,8 @@ class PeerSettings:
     """Name of the tables -> why it was written by another name."""
     repeated: dict[str, str] = field(default_factory=dict)
     """A further name, as it was written, of a setting that is given -> its name in the tables."""
+    overridden: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    """A name, as it was written, whose value the project does not read -> the value, and the name that it reads."""
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key, the project's default where it is not given, None where it has none.
@@ -48,6 +51,8 @@ class PeerSettings:
         if key not in self.given:
             return default
         counts = row.values or {"int", "number"} & {*row.type.split("|")} or key in NEVER_NULL
+        if self.given[key] is None and "None" in row.values:
+            return "None"
         if self.given[key] is None and default is not None and counts and key not in NULL_COUNTS:
             choices = f", or choose one of: {', '.join(row.values)}" if row.values else ""
             raise ConfigError(

@@ -19,10 +19,12 @@ _DEVICES, _ENGINES = "actor_train.device_mapping", "actor_infer.device_mapping"
 _STRATEGY = "actor_train.strategy_args.strategy_config"
 _SEQUENCE = (_STRATEGY + ".context_parallel_size", _MODEL + "ulysses_size")
 _OFFLOAD = _STRATEGY + ".zero_optimization.offload_optimizer.device"
+_PIPELINE = _STRATEGY + ".pipeline_model_parallel_size"
 _TENSOR = _STRATEGY + ".tensor_model_parallel_size"
 _RULES = {"MathRuleRewardWorker": "math"}
 """ROLL's reward workers -> the rewards here."""
 _RANGE = re.compile(r"list\(range\((?:(\d+), *)?(\d+)\)\)")
+_LISTED = re.compile(r"(?:list\()?\[[\d, ]*\]\)?")
 
 
 def import_roll(v: PeerSettings) -> Imported:
@@ -31,9 +33,7 @@ def import_roll(v: PeerSettings) -> Imported:
     Raises:
         ConfigError: batch sizes without a counterpart, or lengths that are not stated.
     """
-    stated = (_ARGUMENTS + "learning_rate", _ARGUMENTS + "lr_scheduler_type", "actor_infer.generating_args.temperature")
-    notices = [f"{key} is not stated: the default here is kept" for key in stated if not v.is_given(key)]
-    return import_peer(v, CONVERSIONS, devices_key=_DEVICES, notices=notices)
+    return import_peer(v, CONVERSIONS, devices_key=_DEVICES)
 
 
 def device_list(key: str, value: Any) -> list[int]:
@@ -46,7 +46,7 @@ def device_list(key: str, value: Any) -> list[int]:
         return [0]
     if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
         return list(range(int(found[1] or 0), int(found[2])))
-    if isinstance(value, str) and re.fullmatch(r"\[[\d, ]*\]", value.strip()):
+    if isinstance(value, str) and _LISTED.fullmatch(value.strip()):
         value = [int(each) for each in re.findall(r"\d+", value)]
     if isinstance(value, list) and value and all(type(each) is int for each in value):
         return value
@@ -85,10 +85,7 @@ def _batches(v: PeerSettings) -> Iterator[Converted]:
     devices = len(device_list(_DEVICES, v[_DEVICES]))
     sequence, tensor = _parallel(v)
     yield Remark((_DEVICES,), f"hwgrpo launch RECIPE --devices {devices}")
-    if not (v.is_given(_PER) and v.is_given(_ACCUMULATION)):
-        missing = _PER if not v.is_given(_PER) else _ACCUMULATION
-        raise ConfigError(f"{missing} must be stated, since an update has as many responses; give {missing}=1")
-    ranks = max(1, devices // (sequence * tensor))
+    ranks = max(1, devices // (sequence * tensor * (v[_PIPELINE] or 1)))
     update = v[_PER] * v[_ACCUMULATION] * ranks
     if update % n or (step * n) % update:
         raise ConfigError(
@@ -129,17 +126,26 @@ def _advantage(v: PeerSettings) -> Iterator[Converted]:
 def _loss(v: PeerSettings) -> Iterator[Converted]:
     variant, level, mode = "pg_variant", "importance_sampling", "loss_agg_mode"
     both, ranges, low, high = "pg_clip", "use_pg_clip_range", "pg_clip_low", "pg_clip_high"
+    worker = "actor_train.worker_cls"
+    lacks = str(v[worker]).endswith("ActorPGWorker") and not v.is_given(variant)
     name = value_here(v, variant)
-    if not name:
+    if lacks:
+        yield Refusal(worker, v[worker], f"it needs actor_train.{variant}", f"actor_train.{variant}=ppo")
+    elif not name:
         yield Refusal(variant, v[variant], "this loss is not supported", f"{variant}=ppo or cispo")
     elif name == "cispo" and v[level] == "seq":
         yield Refusal(level, "seq", "cispo has the ratio of a token", "token")
     else:
         yield Assignment("algorithm.loss.name", "gspo" if v[level] == "seq" else name, (variant, level))
-    bounds = (low, high) if v[ranges] else (both, both)
-    yield Assignment("algorithm.loss.clip_low", v[bounds[0]], (bounds[0], ranges))
-    yield Assignment("algorithm.loss.clip_high", v[bounds[1]], (bounds[1], ranges))
-    yield Remark((both, low, high), f"without effect beside {ranges}={v[ranges]}")
+    yield Remark((worker,), f"its loss is that of {variant}")
+    own = ("actor_train.cispo_epsilon_low", "actor_train.cispo_epsilon_high")
+    bounds = own if name == "cispo" else (low, high) if v[ranges] else (both, both)
+    yield Remark(own, f"without effect beside {variant}={v[variant]}")
+    switch = () if name == "cispo" else (ranges,)
+    yield Assignment("algorithm.loss.clip_low", v[bounds[0]], (bounds[0], *switch))
+    yield Assignment("algorithm.loss.clip_high", v[bounds[1]], (bounds[1], *switch))
+    other = f"{variant}=cispo" if name == "cispo" else f"{ranges}={v[ranges]}"
+    yield Remark((both, low, high, ranges), f"without effect beside {other}")
     dual = "dual_clip_loss"
     yield Assignment(
         "algorithm.loss.dual_clip", 1 + 2 * v[both] if v[dual] else None, (dual, *((both,) if v[dual] else ()))
@@ -205,8 +211,7 @@ def _rewards(v: PeerSettings) -> Iterator[Converted]:
 def _optimizer(v: PeerSettings) -> Iterator[Converted]:
     schedule, share = _ARGUMENTS + "lr_scheduler_type", _ARGUMENTS + "warmup_ratio"
     betas = (_ARGUMENTS + "adam_beta1", _ARGUMENTS + "adam_beta2")
-    if v.is_given(schedule):
-        yield Assignment("optim.schedule", value_here(v, schedule), (schedule,))
+    yield Assignment("optim.schedule", value_here(v, schedule), (schedule,))
     if v[share]:
         why = "the number of updates is that of the steps times those of a step"
         yield Refusal(share, v[share], why, f"{_ARGUMENTS}warmup_steps")
@@ -259,13 +264,16 @@ def _training(v: PeerSettings) -> Iterator[Converted]:
 
 
 def _adapters(v: PeerSettings) -> Iterator[Converted]:
-    rank, alpha, targets = (_MODEL + each for each in ("lora_rank", "lora_alpha", "lora_target"))
-    yield Assignment("model.lora.rank", v[rank] or 0, (rank,))
-    if v[rank]:
+    rank, alpha, dropout, targets = (
+        _MODEL + each for each in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target")
+    )
+    yield Assignment("model.lora.rank", v[rank] or 0 if v[targets] else 0, (targets, rank) if v[targets] else ())
+    if v[targets] and v[rank]:
+        yield Assignment("model.lora.dropout", v[dropout], (dropout,))
         listed = v[targets].split(",") if isinstance(v[targets], str) else v[targets] or ["all-linear"]
         yield Assignment("model.lora.alpha", float(2 * v[rank] if v[alpha] is None else v[alpha]), (alpha,))
         yield Assignment("model.lora.target_modules", [each.strip() for each in listed], (targets,))
-    yield Remark((alpha, targets), f"without effect beside {rank}=0")
+    yield Remark((rank, alpha, dropout, targets), f"without effect without {targets}, as in ROLL")
 
 
 def _run(v: PeerSettings) -> Iterator[Converted]:

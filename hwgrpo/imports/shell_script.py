@@ -8,22 +8,20 @@ needs it.
 
 from __future__ import annotations
 
-import ast
-import fnmatch
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.bash_words import BashReader, Part, Statement, Word
+from hwgrpo.imports.bash_setters import BashSetters, assigned_name
+from hwgrpo.imports.bash_variables import BashVariables
+from hwgrpo.imports.bash_words import BashReader, Statement, Word
+from hwgrpo.imports.script_command import MARK, VerlCommand
 from hwgrpo.imports.shell_conditions import Block, Operand, Truth, both, either, evaluate_test, negated
 
 MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
 """Programs whose arguments are verl's settings."""
 _MODULE = re.compile(r"(?:.*/)?(?:verl[./]trainer[./]main_ppo|recipe[./]dapo[./]main_dapo)(?:\.py)?")
 _OTHER = re.compile(r"(?:verl|recipe)\.[\w.]*main\w*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=")
 _OPENS = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSES = ("fi", "done", "esac", "}", ")")
 _THEN = ("then", "else", "elif", "do", "!", "time")
@@ -39,40 +37,6 @@ _SETS_ANYTHING = ("source", ".", "eval")
 """Commands after which a variable that seems unset may be set."""
 _SETS_PATHS = re.compile(r"/set_env\.sh|/activate|/conda\.sh|conda shell\.\w+ hook")
 """What they read that sets the paths of programs alone: CANN's file, environments of Python."""
-_MARK = re.compile("\ue000(\\d+)\ue001")
-_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*#])(\[[^]]*\])?(:?[-=+?]|%%?|##?|//?|:)?(.*)\}", re.DOTALL)
-_ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Mod: lambda a, b: a - b * _divided(a, b),
-    ast.Div: lambda a, b: _divided(a, b),
-}
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
-
-
-@dataclass
-class VerlCommand:
-    """The arguments of a verl program."""
-
-    arguments: list[str]
-    """`key=value` each, as the program gets them; unknown pieces are marks."""
-    config_name: str | None = None
-    config_path: str | None = None
-    notices: list[str] = field(default_factory=list)
-    """What was left out, and what bash would do otherwise."""
-    unknown: list[str] = field(default_factory=list)
-    """The reason of each mark."""
-
-    def reasons(self, text: str) -> list[str]:
-        """Return why pieces of a text are unknown; an empty list where all is known."""
-        return [self.unknown[int(found[1])] for found in _MARK.finditer(text)]
-
-
-def without_marks(text: str) -> str:
-    """Return a text without its unknown pieces, and what joined them."""
-    return re.sub("[-_./]*" + _MARK.pattern + "[-_.]*", "", text)
 
 
 def read_script(
@@ -83,21 +47,23 @@ def read_script(
     *,
     program: str = MODULES[0],
     module: re.Pattern[str] = _MODULE,
+    path: str | None = None,
 ) -> VerlCommand:
     """Return the verl command of a script, or that of another program, with its flags as they are.
 
     Args:
         text: the script.
         name: its name, for messages.
-        arguments: those of the script; `key=value` ones are `"$@"`, others `$1`, `$2`, ...
+        arguments: those of the script, `$1`, `$2`, ...; `key=value` ones that it does not use are added to the command.
         environment: variables that are set when it starts.
         program: the program's module, for messages.
         module: what names it in a command.
+        path: that of the script, `$0`; None: not known.
 
     Raises:
         ConfigError: there is no such command, there are several, or one depends on a condition; it names the line.
     """
-    return _Script(text, name, arguments, environment, program, module).read()
+    return _Script(text, name, BashVariables(name, arguments, environment, path), arguments, program, module).read()
 
 
 class _Script:
@@ -105,35 +71,29 @@ class _Script:
         self,
         text: str,
         name: str,
+        known: BashVariables,
         arguments: Sequence[str],
-        environment: Mapping[str, str],
         program: str,
         module: re.Pattern[str],
     ) -> None:
         self._program, self._project, self._module = program, program.partition(".")[0], module
         self._reader = BashReader(text, name)
         self._name = name
-        self._arguments = [each for each in arguments if "=" in each]
-        self._words = [each for each in arguments if "=" not in each]
-        self._variables: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
-        self._passes_arguments = False
-        self._unknown: list[str] = []
+        self._arguments = arguments
+        self._known, self._setters = known, BashSetters(known)
         self._left_out: list[str] = []
-        self._exported: list[str] = []
         self._blocks: list[Block] = []
-        self._sees_all = True
-        self._functions: set[str] = set()
-        self._set_in_functions: set[str] = set()
+        self._defines = False
+        self._subshells: list[tuple[Block, dict[str, list[str]], list[str]]] = []
         self._succeeds = True
         self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
-        self._line = 1
 
     def read(self) -> VerlCommand:
         """Interpret the statements."""
         status: Truth = True
         for each in self._reader.statements():
-            self._line = each.line
+            self._known.line = each.line
             passed = True if status is None and self._succeeds else status
             runs = passed if each.after == "&&" else negated(status) if each.after == "||" else True
             if runs is False and each.words[0].literal not in (*_OPENS, *_CLOSES, *_THEN, "function"):
@@ -155,16 +115,19 @@ class _Script:
                 f"{self._name} has {len(self._found)} {self._project} commands, in lines {lines}: keep one of them"
             )
         command = self._found[0][1]
-        if self._arguments and not self._passes_arguments:
-            command.arguments += self._arguments
-            command.notices.append('the script has no "$@", so that bash would ignore the arguments after its name')
+        unused = [each for each in self._arguments if "=" in each and not any(each in it for it in command.arguments)]
+        if unused:
+            command.arguments += unused
+            command.notices.append(
+                f'the script has no "$@" that passes {" ".join(unused)} to its command, so that bash would ignore it'
+            )
         command.notices += [*self._reader.notices, *self._summary()]
         return command
 
     def _summary(self) -> list[str]:
         notices = []
-        if self._exported:
-            names = ", ".join(dict.fromkeys(self._exported))
+        if self._setters.exported:
+            names = ", ".join(dict.fromkeys(self._setters.exported))
             notices.append(f"environment variables of the script are not part of a recipe: {names}")
         if self._left_out:
             notices.append(f"left out: {', '.join(dict.fromkeys(self._left_out))}")
@@ -177,15 +140,14 @@ class _Script:
             literal = words[0].literal
             block = self._blocks[-1] if self._blocks else None
             if literal == "function":
-                self._functions |= {words[1].literal or ""} if len(words) > 1 else set()
-                words = [word for word in words[2:] if word.literal != "()"]
+                self._setters.functions |= {words[1].literal or ""} if len(words) > 1 else set()
+                self._defines, words = True, [word for word in words[2:] if word.literal != "()"]
             elif literal in _OPENS:
                 self._open(literal, statement.line, words, runs)
                 begins = literal == "if"
                 words = words[1:] if literal in ("if", "while", "until", "{", "(") else []
             elif literal in _CLOSES:
-                if self._blocks:
-                    self._blocks.pop()
+                self._close(literal)
                 if len(words) == 1:
                     self._succeeds = literal in ("}", ")")
                     return None
@@ -209,10 +171,23 @@ class _Script:
     def _open(self, kind: str, line: int, words: list[Word], runs: Truth) -> None:
         """Open a compound command."""
         if kind in ("for", "select") and len(words) > 1 and (name := words[1].literal) and not self._is_dead(runs):
-            self._variables[name] = [self._mark(f"{name} is set by the loop in line {line}")]
-        self._blocks.append(Block(kind, line, runs, None if runs else runs))
+            for changed in [found[1] for found in _CHANGED.finditer(name)] if name.startswith("((") else [name]:
+                self._known.set_unknown(changed, f"{changed} is set by the loop in line {line}")
+        is_group = kind == "(" or (kind == "{" and not self._defines)
+        kind, self._defines = "function" if self._defines else kind, False
+        self._blocks.append(Block(kind, line, runs, runs if is_group else None if runs else runs))
+        if kind == "(":
+            self._subshells.append((self._blocks[-1], dict(self._known.values), self._known.arguments))
         if kind == "if":
             self._blocks[-1].begin_condition()
+
+    def _close(self, literal: str) -> None:
+        """Close a compound command; what a subshell set is forgotten."""
+        if literal == ")" and self._blocks and self._blocks[-1].kind != "(":  # that of a pattern in `case`
+            return
+        closed = self._blocks.pop() if self._blocks else None
+        if self._subshells and self._subshells[-1][0] is closed:
+            _, self._known.values, self._known.arguments = self._subshells.pop()
 
     def _is_dead(self, runs: Truth) -> bool:
         """Return whether a statement is known not to be run."""
@@ -221,23 +196,36 @@ class _Script:
     def _status(self, words: list[Word], line: int, runs: Truth) -> Truth:
         """Run a simple command; return whether it succeeds, None where that is not known."""
         if not words or words[-1].literal == "()":  # the body of a function is read as one that may be called
-            self._functions |= {word.literal or "" for word in words[:-1]}
+            self._setters.functions |= {word.literal or "" for word in words[:-1]}
+            self._defines = self._defines or bool(words)
             return True
         if self._is_dead(runs):
             return None
         self._succeeds, name = True, words[0].literal or ""
+        self._known.why = self._condition(runs is not True)
+        self._setters.in_function = any(block.kind == "function" for block in self._blocks)
         if name.startswith("(("):
             self._succeeds = False
-            for changed in _CHANGED.finditer(name):
-                self._variables[changed[1]] = [self._mark(f"{changed[1]} is set by {name}")]
-            return None
+            return self._is_number_true(name[2:-2])
+        if name == "let":
+            self._succeeds = False
+            return [None, *map(self._is_number_true, self._setters.fields(words[1:]))][-1]
         if name in _TESTS:
             self._succeeds = False
             return self._test(words)
         self._succeeds = name not in _ASKS
-        succeeds = name in ("echo", *_DECLARES) or all(map(self._assigned, words))
-        self._simple(line, words, runs is not True)
+        succeeds = name in ("echo", *_DECLARES) or all(map(assigned_name, words))
+        self._simple(line, words)
         return _CONSTANTS.get(name, True if succeeds else None)
+
+    def _is_number_true(self, source: str) -> Truth:
+        """Return whether the value of an expression is another than 0."""
+        value = self._known.arithmetic(source)
+        if MARK.search(value):
+            for changed in _CHANGED.finditer(source):
+                self._known.set_unknown(changed[1], f"{changed[1]} is set by (({source}))")
+            return None
+        return value != "0"
 
     def _test(self, words: list[Word]) -> Truth:
         double, ends = words[0].literal == "[[", {"[": "]", "[[": "]]"}.get(words[0].literal or "")
@@ -248,9 +236,9 @@ class _Script:
             inner = inner[:-1]
         operands: list[Operand] = []
         for word in inner:
-            fields = self._expand(word, split=not double, unset="" if self._sees_all else None)
+            fields = self._known.expand(word, split=not double, unset="" if self._known.sees_all else None)
             plain = word.literal is not None
-            operands += [Operand(None if _MARK.search(each) else each, plain) for each in fields]
+            operands += [Operand(None if MARK.search(each) else each, plain) for each in fields]
             if double and not fields:
                 operands.append(Operand("", plain))
         return evaluate_test(operands, double=double)
@@ -260,53 +248,46 @@ class _Script:
         for block in self._blocks:
             if block.live is None:
                 return f"the `{block.kind}` in line {block.line}, which is not evaluated"
-        return f"the condition in line {self._line}, which is not evaluated" if conditional else None
+        return f"the condition in line {self._known.line}, which is not evaluated" if conditional else None
 
-    def _simple(self, line: int, words: list[Word], conditional: bool) -> None:
-        why = self._condition(conditional)
+    def _simple(self, line: int, words: list[Word]) -> None:
+        why = self._known.why
         assigned = []
-        while words and self._assigned(words[0]):
+        while words and assigned_name(words[0]):
             assigned.append(words.pop(0))
         if not words:
             for word in assigned:
-                self._assign(word, why)
+                self._setters.assign(word)
             return
-        name = words[0].literal or "".join(self._expand(words[0])[:1])
+        name = words[0].literal or "".join(self._known.expand(words[0])[:1])
         if name in _DECLARES:
-            counts = any(re.fullmatch(r"-\w*i\w*", word.literal or "") for word in words[1:])
-            for word in words[1:]:
-                if found := self._assigned(word):
-                    self._assign(word, why)
-                    if counts:
-                        self._variables[found[1]] = [self._mark(f"{found[1]} is declared as a number in line {line}")]
-                    self._exported += [found[1]] if name == "export" else []
+            self._setters.declare(line, name, words[1:])
             return
         if name == "read":
             for word in words[1:]:
-                self._variables[word.literal or ""] = [self._mark(f"it is read from the terminal in line {line}")]
+                self._known.set_unknown(word.literal or "", f"it is read from the terminal in line {line}")
         if name == "unset":
-            for word in words[1:]:
-                if why is None:
-                    self._variables.pop(word.literal or "", None)
-                else:
-                    self._variables[word.literal or ""] = [self._mark(f"{word.literal} is unset under {why}")]
+            self._setters.unset(words[1:])
             return
         if name == "exit" and why is None:
-            self._ends = line
+            self._ends = None if self._subshells else line
             return
-        self._mark_changed(line, name, words)
+        self._setters.mark_changed(line, name, words)
+        self._setters.change_arguments(name, words)
         text = " ".join("".join(part.text for part in word.parts) for word in words[1:])
-        self._sees_all = self._sees_all and (name not in _SETS_ANYTHING or _SETS_PATHS.search(text) is not None)
-        if name in _NEVER:
+        self._known.sees_all = self._known.sees_all and (
+            name not in _SETS_ANYTHING or _SETS_PATHS.search(text) is not None
+        )
+        fields = self._setters.fields(words)  # also of `: ${X:=5}`, which sets X
+        if name in _NEVER or not fields:
             return
-        fields = [each for word in words for each in self._expand(word)]
-        if not fields:
-            return
+        if name == "cd":
+            self._setters.change_folder(fields[1:])
         place = next((i for i, each in enumerate(fields) if self._module.fullmatch(each)), None)
         if place is None:
             self._refuse_look_alikes(line, fields)
             self._left_out.append(
-                _MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
+                MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
             )
             return
         if why is not None:
@@ -314,26 +295,8 @@ class _Script:
                 f"{self._name}, line {line}: the {self._project} command depends on {why}; copy the command alone into "
                 "a file"
             )
-        self._exported += [found[1] for word in assigned if (found := self._assigned(word))]
+        self._setters.exported += [found[1] for word in assigned if (found := assigned_name(word))]
         self._found.append((line, self._command(line, fields[place + 1 :])))
-
-    def _mark_changed(self, line: int, name: str, words: list[Word]) -> None:
-        """Make the variables unknown that a command sets in a way that is not read."""
-        texts = [word.literal or "" for word in words[1:]]
-        changed: list[str] = []
-        if name in self._functions:
-            changed = sorted(self._set_in_functions)
-        elif name == "let":
-            changed = [found[1] for text in texts for found in _CHANGED.finditer(text)]
-        elif name == "printf" and texts[:1] == ["-v"]:
-            changed = texts[1:2]
-        elif name in ("mapfile", "readarray"):
-            changed = [text for text in texts if _NAME.fullmatch(text)]
-        for each in changed:
-            self._variables[each] = [self._mark(f"{each} is set by {name} in line {line}")]
-        if name in ("shift", "set") and (name == "shift" or "--" in texts):
-            mark = self._mark(f"the arguments are changed by {name} in line {line}")
-            self._words = [mark] * len(self._words or "1")
 
     def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
         other = next((each for each in fields if _OTHER.fullmatch(each)), None)
@@ -346,7 +309,7 @@ class _Script:
             )
 
     def _command(self, line: int, fields: list[str]) -> VerlCommand:
-        command = VerlCommand([], unknown=self._unknown)
+        command = VerlCommand([], unknown=self._known.unknown)
         if self._program not in MODULES:
             command.arguments = fields
             return command
@@ -364,176 +327,3 @@ class _Script:
             else:
                 command.arguments.append(each)
         return command
-
-    def _assigned(self, word: Word) -> re.Match[str] | None:
-        unquoted = ""
-        for part in word.parts:
-            if part.quoted or part.expands:
-                break
-            unquoted += part.text
-        return _ASSIGNMENT.match(unquoted)
-
-    def _assign(self, word: Word, why: str | None) -> None:
-        found = self._assigned(word)
-        assert found is not None
-        name, index, adds = found.groups()
-        if any(block.kind == "{" for block in self._blocks):
-            self._set_in_functions.add(name)
-        if why is not None:
-            self._variables[name] = [self._mark(f"{name} is set under {why}")]
-            return
-        if word.elements is not None:
-            values = [value for each in word.elements for value in self._expand(each)]
-            self._variables[name] = [*self._variables.get(name, []), *values] if adds else values
-            return
-        if index:
-            self._variables[name] = [self._mark(f"{name}{index} is set by its index in line {self._line}")]
-            return
-        value = "".join(self._expand(Word(_from(word.parts, len(found[0]))), split=False))
-        old = "".join(self._variables.get(name, [])[:1])
-        self._variables[name] = [old + value if adds else value]
-
-    def _mark(self, reason: str) -> str:
-        self._unknown.append(f"{self._name}, line {self._line}: {reason}")
-        return f"\ue000{len(self._unknown) - 1}\ue001"
-
-    def _expand(self, word: Word, *, split: bool = True, unset: str | None = None) -> list[str]:
-        """Return the fields that a word becomes; a variable that is not set is `unset`, or a mark."""
-        plain = "".join(" " if part.quoted or part.expands else part.text for part in word.parts)
-        if split and (braces := _BRACES.search(plain)):
-            return [self._mark(f"{braces[0]} is not expanded")]
-        fields, now, begun, vanishes = [], "", False, False
-        for part in word.parts:
-            if not part.expands:
-                now, begun = now + part.text, True
-                continue
-            name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d)\}?", part.text)
-            values = [unset] if unset is not None and name and self._values(name[1]) is None else None
-            values = self._expansion(part.text) if values is None else values
-            if not part.quoted and split:
-                values = [piece for value in values for piece in value.split()] if values else []
-            elif not split or not re.match(r"\$(?:@|\{@|\{\w+\[@)", part.text):
-                values = [" ".join(values)]
-            vanishes = vanishes or not values  # "$@" without arguments is no field
-            for i, value in enumerate(values):
-                if i:
-                    fields.append(now)
-                    now = ""
-                now, begun = now + value, True
-        return [*fields, now] if begun and (now or not vanishes) else fields
-
-    def _expansion(self, source: str) -> list[str]:
-        if source.startswith("$(("):
-            return [self._arithmetic(source[3:-2])]
-        if source == "$(pwd)" and (folder := self._variables.get("PWD")):
-            return folder
-        if source.startswith(("$(", "`")):
-            return [self._mark(f"{source} is the output of a program")]
-        if not source.startswith("${"):
-            source = f"${{{source[1:]}}}"
-        found = _EXPANSION.fullmatch(source)
-        if found is None:
-            return [self._mark(f"{source} is not read")]
-        length, name, index, form, rest = found.groups()
-        if length or (rest and not form) or form in ("/", "//"):
-            return [self._mark(f"{source} is not read")]
-        values = self._values(name)
-        if index and index[1:-1].isdigit():
-            values = values[int(index[1:-1]) :][:1] if values else values
-        elif values and not index and name not in ("@", "*"):
-            values = values[:1]
-        if form == ":" and name in ("@", "*"):  # ${@:2}
-            return values[max(int(rest) - 1, 0) :] if values and rest.isdigit() else []
-        if form == ":" and values:  # ${X:0:4}
-            start, _, size = rest.partition(":")
-            if not start.isdigit() or not (size or "0").isdigit() or _MARK.search(values[0]):
-                return [self._mark(f"{source} is not read")]
-            return [values[0][int(start) :][: int(size) if size else None]]
-        return self._operated(source, name, values, form, rest)
-
-    def _operated(self, source: str, name: str, values: list[str] | None, form: str | None, rest: str) -> list[str]:
-        missing = values is None or (form is not None and form.startswith(":") and not "".join(values))
-        if values is None and not self._sees_all and not name.isdigit():
-            return [self._mark(f"the variable {name} may be set by a file or command that is not read")]
-        if form in (":+", "+"):
-            return [] if missing else [self._text_of(rest)]
-        if form in (":-", "-", ":=", "=") and missing:
-            value = self._text_of(rest)
-            if form.endswith("="):
-                self._variables[name] = [value]
-            return [value]
-        if values is None:
-            return [self._mark(f"the variable {name} is not set")]
-        if form in ("%", "%%", "#", "##"):
-            pattern = self._text_of(rest)
-            return [_trimmed(value, form, pattern) for value in values]
-        return values
-
-    def _values(self, name: str) -> list[str] | None:
-        if name in ("@", "*"):
-            self._passes_arguments = True
-            return self._arguments
-        if name == "0":
-            return [self._name]
-        if name == "#":
-            return [str(len(self._words) + len(self._arguments))]
-        if name.isdigit():
-            return self._words[int(name) - 1 : int(name)] or None
-        return self._variables.get(name)
-
-    def _text_of(self, source: str) -> str:
-        parts: tuple[Part, ...] = BashReader(source, self._name).word_parts()
-        return "".join(self._expand(Word(parts), split=False))
-
-    def _arithmetic(self, source: str) -> str:
-        def number(found: re.Match[str]) -> str:
-            name = found[1] or found[0]
-            values = self._values(name)
-            if values is None and not self._sees_all:
-                return self._mark(f"the variable {name} may be set by a file or command that is not read")
-            text = "".join((values or [""])[:1]).strip() or "0"
-            if not _MARK.search(text) and not re.fullmatch(r"[\d\s()+*/%-]+", text):
-                return self._mark(f"$(({source})) is not read")
-            return text if found[1] else f"({text})"  # $X is replaced as text, X is an expression of its own
-
-        text = re.sub(r"\$\{?(\w+)\}?|[A-Za-z_]\w*", number, source)
-        if "#" in text and not _MARK.search(text):
-            return self._mark(f"$(({source})) is not read")
-        if _MARK.search(text):
-            return "".join(found[0] for found in _MARK.finditer(text))
-        try:
-            return str(_evaluated(ast.parse(text.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError):
-            return self._mark(f"$(({source})) is not read")
-
-
-def _from(parts: tuple[Part, ...], skipped: int) -> tuple[Part, ...]:
-    """Return the parts of a word without its first characters, which are single ones."""
-    return parts[skipped:]
-
-
-def _trimmed(value: str, form: str, pattern: str) -> str:
-    """Return `${value%pattern}` and its kin."""
-    cuts = range(len(value) + 1)
-    if form in ("%", "##"):
-        cuts = reversed(cuts)
-    for cut in cuts:
-        removed = value[cut:] if form.startswith("%") else value[:cut]
-        if fnmatch.fnmatchcase(removed, pattern):
-            return value[:cut] if form.startswith("%") else value[cut:]
-    return value
-
-
-def _divided(a: int, b: int) -> int:
-    """Return a quotient cut towards 0, as bash does."""
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-
-
-def _evaluated(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        return _ARITHMETIC[type(node.op)](_evaluated(node.left), _evaluated(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluated(node.operand)
-    raise ValueError

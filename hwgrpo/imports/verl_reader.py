@@ -9,7 +9,8 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
-from hwgrpo.imports.shell_script import VerlCommand, read_script, without_marks
+from hwgrpo.imports.script_command import VerlCommand, without_marks
+from hwgrpo.imports.shell_script import read_script
 from hwgrpo.imports.verl_settings import VerlSettings, verl_settings
 from hwgrpo.paths import did_you_mean
 from hwgrpo.peer_tables.peer_row import UNSET
@@ -47,16 +48,38 @@ def read_verl(
         base = _of_file(Path(file))
     elif file is not None:
         text = sys.stdin.read() if file == "-" else _text_of(Path(file))
-        command = read_script(text, "standard input" if file == "-" else Path(file).name, arguments, environment)
+        name, path = ("standard input", None) if file == "-" else (Path(file).name, file)
+        command = read_script(text, name, arguments, environment, path=path)
+        command.arguments, words = _without_words(command.arguments, arguments)
+        command.notices += [f"left out: {each}, which is no setting; Hydra would refuse it" for each in words]
     base |= _of_config(command, Path(file or ".").parent)
     overrides = [_override(each, command) for each in command.arguments]
     values = {**base, **_values(overrides)}
+    _refuse_passed_settings(values, arguments)
     values, notices = _without_unknown(values, command)
     deleted = {each.key for each in overrides if each.deletes}
     defaults = {key: None if row.default is UNSET else row.default for key, row in ROWS.items()}
     values = {key: value for key, value in values.items() if key not in deleted}
     resolved = resolve(values, defaults, environment)
     return verl_settings(resolved, deleted=sorted(deleted)), [*command.notices, *notices]
+
+
+def _refuse_passed_settings(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Raise ConfigError if a script passes a setting behind its name as the value of another, by its `$1`."""
+    for key, value in values.items():
+        if isinstance(value, str) and "=" in value and value in arguments:
+            raise ConfigError(
+                f"{key}={value}: the script has its first arguments as values, as in bash; give these before {value}"
+            )
+
+
+def _without_words(passed: Sequence[str], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of a command without those of its script that are no settings, and these.
+
+    A script that reads `$1` often passes it in `"$@"`, too.
+    """
+    words = [each for each in arguments if "=" not in each and each[:1] != "~" and each in passed]
+    return [each for each in passed if each not in words], words
 
 
 def _override(text: str, command: VerlCommand) -> Override:

@@ -11,6 +11,11 @@ _LORA = "policy.dtensor_cfg.lora_cfg."
 _VLLM = "policy.generation.vllm_cfg."
 _OPTIM = "policy.optimizer.kwargs."
 _STRATEGY = "trainer.strategy"
+_MEGATRON_OPTIM = "policy.megatron_cfg.optimizer."
+_MEGATRON_SCHEDULE = "policy.megatron_cfg.scheduler."
+_FUSED_ADAM = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
+_PEFT = "policy.megatron_cfg.peft."
+_LONGEST = "policy.max_total_sequence_length without it"
 
 _MAPPED = (
     same("policy.model_name", "model.path", "Qwen/Qwen2.5-1.5B"),
@@ -22,7 +27,7 @@ _MAPPED = (
     joint("data.val_split", "data.validation_split", None, type="text"),
     same("data.input_key", "data.prompt_key", "input"),
     same("data.output_key", "data.ground_truth_key", "output"),
-    same("data.max_input_seq_length", "data.max_prompt_tokens", 512),
+    joint("data.max_input_seq_length", "data.max_prompt_tokens", None, _LONGEST, type="int"),
     same("data.shuffle", "data.shuffle", True),
     same("grpo.num_prompts_per_step", "trainer.prompts_per_step", 32, "both count prompts"),
     joint("grpo.num_generations_per_prompt", "rollout.n", 16),
@@ -42,6 +47,7 @@ _MAPPED = (
         "grpo",
         values={"grpo": "grpo", "reinforce_plus_plus": "reinforce_plus_plus_baseline", "gdpo": "", "opd": ""},
     ),
+    joint("grpo.adv_estimator.minus_baseline", "algorithm.advantage.name", True, "false is reinforce_plus_plus"),
     joint("grpo.normalize_rewards", "algorithm.advantage.std", True),
     joint(
         "grpo.use_leave_one_out_baseline",
@@ -65,8 +71,12 @@ _MAPPED = (
         "loss_fn.reference_policy_kl_type",
         "algorithm.kl.estimator",
         "k3",
-        values={each: each for each in ("k1", "k2", "k3")},
+        "their gradients have the score term since 0.7: that of k2",
+        values={"k1": "k1+", "k2": "k2", "k3": "k3+"},
     ),
+    joint("loss_fn.kl_input_clamp_value", "algorithm.kl.input_clamp", 20.0),
+    joint("loss_fn.kl_output_clamp_value", "algorithm.kl.output_clamp", 10.0),
+    joint("loss_fn.force_on_policy_ratio", "algorithm.loss.name", False, "the ratio is 1 with one update per step"),
     joint("loss_fn.use_importance_sampling_correction", "algorithm.correction.name", False),
     joint("loss_fn.truncated_importance_sampling_ratio", _RATIO, None, type="number"),
     joint("loss_fn.truncated_importance_sampling_ratio_min", "algorithm.correction.low", None, type="number"),
@@ -76,13 +86,49 @@ _MAPPED = (
         "tis",
         values={"tis": "token_truncate", "icepop": "token_mask", "seq-mask-tis": ""},
     ),
+    *(
+        joint(_MEGATRON_OPTIM + key, here, default, "with megatron_cfg.enabled")
+        for key, here, default in (
+            ("lr", "optim.lr", 5e-6),
+            ("weight_decay", "optim.weight_decay", 0.01),
+            ("adam_beta1", "optim.betas", 0.9),
+            ("adam_beta2", "optim.betas", 0.999),
+            ("adam_eps", "optim.eps", 1e-8),
+        )
+    ),
+    joint(
+        _MEGATRON_OPTIM + "optimizer",
+        "optim.name",
+        "adam",
+        "with megatron_cfg.enabled",
+        values={"adam": "adamw", "sgd": ""},
+    ),
+    joint(
+        _MEGATRON_SCHEDULE + "lr_decay_style",
+        "optim.schedule",
+        "constant",
+        "with megatron_cfg.enabled",
+        values={"constant": "constant", "linear": "", "cosine": ""},
+    ),
+    joint(_MEGATRON_SCHEDULE + "lr_warmup_iters", "optim.warmup_steps", 13, "steps there, with megatron_cfg.enabled"),
     same("policy.max_grad_norm", "optim.grad_clip", 1.0),
-    joint("policy.optimizer.name", "optim.name", "torch.optim.AdamW", values={"torch.optim.AdamW": "adamw"}),
+    joint(
+        "policy.optimizer.name",
+        "optim.name",
+        "torch.optim.AdamW",
+        values={"torch.optim.AdamW": "adamw", _FUSED_ADAM: "adamw"},
+    ),
     same(_OPTIM + "lr", "optim.lr", 5e-6),
     same(_OPTIM + "weight_decay", "optim.weight_decay", 0.01),
     same(_OPTIM + "betas", "optim.betas", [0.9, 0.999]),
     same(_OPTIM + "eps", "optim.eps", 1e-8),
-    joint("policy.scheduler", "optim.schedule, optim.warmup_steps", None, "LinearLR, then ConstantLR", type="list"),
+    joint(
+        "policy.scheduler",
+        "optim.schedule, optim.warmup_steps",
+        None,
+        "LinearLR, then ConstantLR; it counts steps",
+        type="list",
+    ),
     joint(
         "policy.precision",
         "model.dtype",
@@ -118,6 +164,14 @@ _MAPPED = (
     joint(_LORA + "alpha", "model.lora.alpha", 32.0),
     joint(_LORA + "dropout", "model.lora.dropout", 0.0),
     joint(_LORA + "target_modules", "model.lora.target_modules", None, "all linear layers without it", type="list"),
+    joint(
+        _LORA + "match_all_linear", "model.lora.target_modules", True, "all linear layers, whatever target_modules says"
+    ),
+    joint(_PEFT + "enabled", "model.lora.rank", False, "with megatron_cfg.enabled"),
+    joint(_PEFT + "dim", "model.lora.rank", 8, "with megatron_cfg.enabled"),
+    joint(_PEFT + "alpha", "model.lora.alpha", 32.0, "with megatron_cfg.enabled"),
+    joint(_PEFT + "dropout", "model.lora.dropout", 0.0, "with megatron_cfg.enabled"),
+    joint(_PEFT + "target_modules", "model.lora.target_modules", None, "Megatron's names are refused", type="list"),
     joint("checkpointing.enabled", "trainer.save_every", True),
     joint("checkpointing.save_period", "trainer.save_every", 10),
     joint("checkpointing.keep_top_k", "trainer.keep_checkpoints", 3, "the newest ones, not the best", type="int"),
@@ -174,7 +228,7 @@ _OTHERS = (
         "the ratio is always that of policy and old policy",
         "trainer.prompts_per_update=null, where it is 1",
         False,
-        keys=("loss_fn.disable_ppo_ratio", "loss_fn.force_on_policy_ratio"),
+        keys=("loss_fn.disable_ppo_ratio",),
     ),
     *refused(
         "the KL is taken as the policy samples",
@@ -182,7 +236,7 @@ _OTHERS = (
         False,
         keys=("loss_fn.use_on_policy_kl_approximation",),
     ),
-    *refused("the KL is in the loss there", "algorithm.kl.in_reward", False, keys=("grpo.use_kl_in_reward",)),
+    *refused("the KL is in the loss there", "algorithm.kl.in_reward", False, keys=("loss_fn.use_kl_in_reward",)),
     *refused(
         "positive examples have no further loss",
         "leaving it out",
@@ -195,6 +249,9 @@ _OTHERS = (
         "algorithm.correction.reject",
         None,
         keys=("grpo.seq_logprob_error_threshold",),
+    ),
+    *refused(
+        "several data sets are one list", "data.train=[FILE, FILE] here", None, keys=("data.train", "data.validation")
     ),
     *refused("text around prompts is not added", "prompts as messages", None, keys=("data.prompt_file",)),
     *refused("a system prompt is text here", "data.system_prompt", None, keys=("data.system_prompt_file",)),
@@ -222,7 +279,17 @@ OLDER = {
     "data.train.split": "data.train_split",
     "data.validation.split": "data.val_split",
     "data.train.dataset_name": "data.dataset_name",
+    "data.default.dataset_name": "data.dataset_name",
+    "data.default.input_key": "data.input_key",
+    "data.default.output_key": "data.output_key",
+    "data.default.prompt_file": "data.prompt_file",
+    "data.default.system_prompt_file": "data.system_prompt_file",
+    "data.train.prompt_file": "data.prompt_file",
+    "data.train.system_prompt_file": "data.system_prompt_file",
+    "grpo.use_kl_in_reward": "loss_fn.use_kl_in_reward",
 }
 """Names of other versions."""
 
-NEMO_RL = PeerNames("NeMo-RL", ROWS, OLDER, {})
+OVERRIDES = (("data.train.", "data.default."), ("grpo.adv_estimator.", "grpo."))
+
+NEMO_RL = PeerNames("NeMo-RL", ROWS, OLDER, {}, overrides=OVERRIDES)

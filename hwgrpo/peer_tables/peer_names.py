@@ -19,6 +19,8 @@ class PeerNames:
     """Names of other versions -> names of the rows."""
     tutorials: Mapping[str, str]
     """Names that no version has and tutorials teach -> names of the rows."""
+    overrides: tuple[tuple[str, str], ...] = ()
+    """Sections whose settings the project reads -> those whose settings of the same names it then does not."""
 
     def current_name(self, key: str) -> tuple[str, str]:
         """Return the name of the rows for a key, and why it is another; "" where it is the same."""

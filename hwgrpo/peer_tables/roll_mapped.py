@@ -1,7 +1,4 @@
-"""ROLL's core settings of its RLVR pipeline, with ROLL's defaults; all others are not read.
-
-`training_args` and `generating_args` have no defaults here: what a file does not state keeps the default here.
-"""
+"""ROLL's core settings of its RLVR pipeline, with ROLL's defaults; all others are not read."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ _MAPPED = (
     joint("validation.data_args.file_name", "data.validation", None, type="text|list"),
     same("rollout_batch_size", "trainer.prompts_per_step", 128, "both count prompts"),
     joint("num_return_sequences_in_group", "rollout.n", 1),
-    joint(_ARGUMENTS + "per_device_train_batch_size", _UPDATE, None, "responses on a device", type="int"),
-    joint(_ARGUMENTS + "gradient_accumulation_steps", _UPDATE, None, "micro-batches of an update", type="int"),
+    joint(_ARGUMENTS + "per_device_train_batch_size", _UPDATE, 8, "responses on a device"),
+    joint(_ARGUMENTS + "gradient_accumulation_steps", _UPDATE, 1, "micro-batches of an update"),
     joint(_TRAIN + "device_mapping", _UPDATE, None, "hwgrpo launch --devices", type="text|list"),
     same("ppo_epochs", "trainer.epochs_per_batch", 1),
     joint("prompt_length", "data.max_prompt_tokens", 1024),
@@ -59,6 +56,15 @@ _MAPPED = (
         "ppo",
         values={"ppo": "ppo_clip", "cispo": "cispo", "vanilla": "", "tis": "", "topr": "", "kimi15": ""},
     ),
+    joint(
+        _TRAIN + "worker_cls",
+        "algorithm.loss.name",
+        None,
+        "ActorPGWorker needs pg_variant",
+        type="text",
+    ),
+    joint(_TRAIN + "cispo_epsilon_low", "algorithm.loss.clip_low", 0.1, "of cispo"),
+    joint(_TRAIN + "cispo_epsilon_high", "algorithm.loss.clip_high", 0.1, "of cispo"),
     joint("importance_sampling", "algorithm.loss.name", "token", values={"token": "ppo_clip", "seq": "gspo"}),
     joint("pg_clip", "algorithm.loss.clip_low, algorithm.loss.clip_high", 0.2, "both bounds"),
     joint("use_pg_clip_range", "algorithm.loss.clip_low, algorithm.loss.clip_high", False),
@@ -92,9 +98,9 @@ _MAPPED = (
         },
     ),
     joint("train_infer_correction.is_weight.upper_bound", "algorithm.correction.high", 1.2),
-    same(_ARGUMENTS + "learning_rate", "optim.lr", None, type="number"),
-    same(_ARGUMENTS + "weight_decay", "optim.weight_decay", None, type="number"),
-    same(_ARGUMENTS + "warmup_steps", "optim.warmup_steps", None, type="int"),
+    same(_ARGUMENTS + "learning_rate", "optim.lr", 5e-5),
+    same(_ARGUMENTS + "weight_decay", "optim.weight_decay", 0.0),
+    same(_ARGUMENTS + "warmup_steps", "optim.warmup_steps", 0),
     joint(_ARGUMENTS + "warmup_ratio", "optim.warmup_steps", None, "a share of the updates there", type="number"),
     same(_ARGUMENTS + "adam_epsilon", "optim.eps", None, type="number"),
     joint(_ARGUMENTS + "adam_beta1", "optim.betas", 0.9, "a list of both"),
@@ -102,14 +108,14 @@ _MAPPED = (
     joint(
         _ARGUMENTS + "lr_scheduler_type",
         "optim.schedule",
-        None,
+        "linear",
         values={each: each for each in ("constant", "linear", "cosine")} | {"constant_with_warmup": "constant"},
-        type="text",
     ),
     same("max_grad_norm", "optim.grad_clip", 1.0),
-    same(_INFER + "generating_args.temperature", "rollout.temperature", None, type="number"),
-    same(_INFER + "generating_args.top_p", "rollout.top_p", None, type="number"),
-    joint(_INFER + "generating_args.top_k", "rollout.top_k", None, "-1 is 0", type="int"),
+    same(_INFER + "generating_args.temperature", "rollout.temperature", 0.95),
+    same(_INFER + "generating_args.top_p", "rollout.top_p", 0.7),
+    joint(_INFER + "generating_args.top_k", "rollout.top_k", 50, "-1 is 0"),
+    same(_INFER + "generating_args.stop_strings", "rollout.stop", None, type="list"),
     joint(
         _INFER + "strategy_args.strategy_name",
         "rollout.engine",
@@ -149,17 +155,22 @@ _MAPPED = (
         replaces={True: False, False: True},
     ),
     same(_MODEL + "dtype", "model.dtype", None, values={"bf16": "bfloat16", "fp32": "float32"}, type="text"),
-    joint(_MODEL + "lora_rank", "model.lora.rank", 0),
+    joint(_MODEL + "lora_rank", "model.lora.rank", 8, "with lora_target"),
     joint(_MODEL + "lora_alpha", "model.lora.alpha", None, "twice the rank without it", type="number"),
     joint(
-        _MODEL + "lora_target", "model.lora.target_modules", None, "names with commas between them", type="text|list"
+        _MODEL + "lora_target",
+        "model.lora.target_modules",
+        None,
+        "names with commas; without it no LoRA",
+        type="text|list",
     ),
+    joint(_MODEL + "lora_dropout", "model.lora.dropout", 0.0),
     joint(
         "track_with",
         "observe.loggers",
         "tensorboard",
         values={each: each for each in ("tensorboard", "wandb")}
-        | {"swanlab": "swanlab", "trackio": "trackio", "stdout": "jsonl"},
+        | {"swanlab": "swanlab", "trackio": "trackio", "stdout": "jsonl", "ml_tracker": "jsonl"},
     ),
     joint("exp_name", "observe.run_name", None, type="text"),
 )
@@ -233,6 +244,16 @@ _OTHERS = (
         "trainer.strategy=fsdp2, which shards all weights",
         1,
         keys=(_STRATEGY + ".expert_model_parallel_size",),
+    ),
+    *refused("responses are sampled", "rollout.temperature", True, keys=("actor_infer.generating_args.do_sample",)),
+    *refused(
+        "tokens are not penalized for repetition",
+        "leaving it out",
+        1,
+        keys=("actor_infer.generating_args.repetition_penalty",),
+    ),
+    *refused(
+        "tokens are left out by two bounds", "leaving it out", False, keys=("actor_train.cispo_use_unified_mask",)
     ),
     *refused(
         "a response is sampled, not searched", "leaving it out", 1, keys=("actor_infer.generating_args.num_beams",)

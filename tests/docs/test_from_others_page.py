@@ -1,27 +1,19 @@
 """docs/from-others.md: its commands run, and the groups that it names are those of the table."""
 
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from hwgrpo.cli.main import main
 from hwgrpo.imports.import_result import TITLES
-from tests.docs.pages import blocks, page
+from tests.docs.page_commands import run_commands
+from tests.docs.pages import page
 
 PAGE = page("from-others.md")
 
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    text = "".join(blocks(PAGE, "bash"))
-    [(name, script)] = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
-    Path(name).write_text(script)
-    commands = re.findall(r"^hwgrpo (.*)$", text, re.MULTILINE)
-    assert len(commands) == 2
-    for command in commands:
-        assert main(shlex.split(command)) == 0, command
+    assert run_commands(PAGE) == 2
     shown = capsys.readouterr()
     assert "64 prompts x 8 samples, 2 updates each" in shown.out
     assert "lr: 0.0001" in Path("sort.yaml").read_text()

@@ -1,28 +1,20 @@
 """docs/from-trl.md: its commands run, what it says of arguments and methods is so."""
 
 import inspect
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from hwgrpo.cli.main import main
 from hwgrpo.trl import GRPOTrainer
-from tests.docs.pages import blocks, code, page, table
+from tests.docs.page_commands import run_commands
+from tests.docs.pages import code, page, table
 
 PAGE = page("from-trl.md")
 
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    text = "".join(blocks(PAGE, "bash"))
-    [(name, file)] = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
-    Path(name).write_text(file)
-    commands = re.findall(r"^hwgrpo (.*)$", text, re.MULTILINE)
-    assert len(commands) == 3
-    for command in commands:
-        assert main(shlex.split(command)) == 0, command
+    assert run_commands(PAGE) == 3
     shown = capsys.readouterr()
     assert "2 steps of 8 prompts x 8 samples" in shown.out
     assert "num_generations: 8" not in Path("grpo_again.yaml").read_text()  # its default

@@ -1,15 +1,14 @@
 """docs/from-verl.md: its commands run, and its tables are the rows that the importer reads."""
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hwgrpo.cli.main import main
-from tests.docs.pages import REPO, blocks, page
+from tests.docs.page_commands import run_commands
+from tests.docs.pages import REPO, page
 
 PAGE = page("from-verl.md")
 
@@ -22,13 +21,7 @@ def test_the_tables_are_current():
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    text = "".join(blocks(PAGE, "bash"))
-    [(name, script)] = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
-    Path(name).write_text(script)
-    commands = re.findall(r"^hwgrpo (.*)$", text, re.MULTILINE)
-    assert len(commands) == 4
-    for command in commands:
-        assert main(shlex.split(command)) == 0, command
+    assert run_commands(PAGE) == 4
     shown = capsys.readouterr()
     assert shown.out.count("2 steps of 64 prompts x 8 samples, 2 updates each") == 2
     assert "save_every: 1" in Path("sort.yaml").read_text()

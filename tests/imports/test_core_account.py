@@ -20,6 +20,7 @@ NAMES = {"openrlhf": OPENRLHF, "roll": ROLL, "nemo-rl": NEMO_RL}
 ROWS = [(system, row) for system, names in NAMES.items() for row in names.rows.values() if row.key != "*"]
 
 _EXAMPLES = {"actor_infer.device_mapping": "[8, 9]", "policy.generation.stop_strings": "[stop]"}
+_EXAMPLES["actor_infer.generating_args.stop_strings"] = "[stop]"
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
@@ -97,6 +98,11 @@ def test_a_secret_is_in_no_table_and_no_recipe():
         ("roll", "rollout_batch_size=100", "an update has 1024 responses.*divide the 800 of a step"),
         ("roll", "sequence_length=512", "sequence_length=512 must be more than prompt_length=1024"),
         ("nemo-rl", "policy.train_global_batch_size=100", "policy.train_global_batch_size=100 counts responses"),
+        (
+            "nemo-rl",
+            "loss_fn.sequence_level_importance_ratios=true",
+            "loss_fn.token_level_loss must be false beside loss_fn.sequence_level_importance_ratios=true",
+        ),
         ("nemo-rl", "policy.precision=int4", "policy.precision='int4' is not known"),
         ("nemo-rl", "grpo.seed=${grpo.sead}", r"grpo.seed=\$\{grpo.sead\}: grpo.sead is not set"),
     ],

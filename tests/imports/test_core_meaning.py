@@ -16,6 +16,7 @@ from hwgrpo.imports.roll_import import device_list
 from hwgrpo.peer_tables.nemo_rl_mapped import NEMO_RL
 from tests.imports.core_runs import BASES, entry, imported
 
+IS_OPENRLHF = "algo.advantage.is_correction_enable"
 SCRIPT = """
 set -x
 export WANDB_MODE=offline
@@ -119,6 +120,12 @@ def test_flags():
             "actor.policy_loss_type=gspo",
             {"algorithm.loss.name": "gspo", "algorithm.aggregation.name": "seq-mean-token-mean"},
         ),
+        (
+            "openrlhf",
+            "train.dynamic_batch_enable=true train.max_tokens_per_gpu=4096 data.max_len=20000 ds.ring_attn_size=2"
+            " rollout.max_new_tokens=1000",
+            {"trainer.tokens_per_micro_batch": 10000},
+        ),
         ("openrlhf", "data.max_len=5000 rollout.max_new_tokens=4000", {"data.max_prompt_tokens": 1000}),
         ("openrlhf", "algo.kl.use_loss=true algo.kl.init_coef=0.1", {"algorithm.kl.estimator": "k1"}),
         (
@@ -162,7 +169,85 @@ def test_flags():
         ),
         ("roll", "actor_infer.device_mapping=[8,9]", {"rollout.engine": "vllm_server"}),
         ("roll", "actor_infer.device_mapping=list(range(0,8))", {"rollout.engine": "vllm"}),
+        (
+            "roll",
+            "actor_train.model_args.lora_target='q_proj,v_proj' actor_train.model_args.lora_dropout=0.1",
+            {"model.lora.rank": 8, "model.lora.alpha": 16.0, "model.lora.dropout": 0.1},
+        ),
+        ("roll", "actor_train.model_args.lora_rank=16", {"model.lora.rank": None}),
+        ("roll", "pg_variant=cispo", {"algorithm.loss.clip_low": 0.1, "algorithm.loss.clip_high": 0.1}),
+        (
+            "roll",
+            "actor_train.strategy_args.strategy_config.pipeline_model_parallel_size=1"
+            " adv_estimator=reinforce norm_mean_type=group norm_std_type=null",
+            {"optim.lr": 5e-5, "optim.schedule": "linear", "rollout.temperature": 0.95, "rollout.top_p": 0.7}
+            | {"rollout.top_k": 50},
+        ),
+        (
+            "roll",
+            "actor_train.training_args.per_device_train_batch_size=8"
+            " actor_train.training_args.gradient_accumulation_steps=1",
+            {"trainer.prompts_per_update": 8},
+        ),
         ("nemo-rl", "policy.train_global_batch_size=256", {"trainer.prompts_per_update": 16}),
+        ("nemo-rl", "policy.train_global_batch_size=128", {"optim.warmup_steps": 200}),
+        ("nemo-rl", "policy.max_total_sequence_length=4096", {"data.max_prompt_tokens": 4096}),
+        (
+            "nemo-rl",
+            "policy.train_micro_batch_size=2 policy.max_total_sequence_length=4096 data.max_input_seq_length=1024",
+            {"trainer.tokens_per_micro_batch": 2 * (1024 + 4096)},
+        ),
+        (
+            "nemo-rl",
+            "loss_fn.kl_input_clamp_value=null loss_fn.kl_output_clamp_value=5",
+            {"algorithm.kl.estimator": "k3+", "algorithm.kl.input_clamp": None, "algorithm.kl.output_clamp": 5.0},
+        ),
+        (
+            "nemo-rl",
+            "loss_fn.reference_policy_kl_type=k2",
+            {"algorithm.kl.estimator": "k2", "algorithm.kl.times_ratio": True},
+        ),
+        (
+            "nemo-rl",
+            "loss_fn.reference_policy_kl_type=k1 policy.train_global_batch_size=256",
+            {"algorithm.kl.estimator": "k1+", "algorithm.kl.times_ratio": None},
+        ),
+        (
+            "nemo-rl",
+            "grpo.adv_estimator.name=reinforce_plus_plus grpo.adv_estimator.minus_baseline=false",
+            {"algorithm.advantage.name": "reinforce_plus_plus"},
+        ),
+        (
+            "nemo-rl",
+            "grpo.adv_estimator.name=reinforce_plus_plus",
+            {"algorithm.advantage.name": "reinforce_plus_plus_baseline"},
+        ),
+        (
+            "nemo-rl",
+            "loss_fn.sequence_level_importance_ratios=true loss_fn.token_level_loss=false"
+            " loss_fn.use_importance_sampling_correction=true loss_fn.truncated_importance_sampling_ratio=3",
+            {"algorithm.loss.name": "gspo", "algorithm.correction.name": "sequence_truncate"},
+        ),
+        (
+            "nemo-rl",
+            "loss_fn.use_importance_sampling_correction=true loss_fn.truncated_importance_sampling_ratio=3"
+            " loss_fn.truncated_importance_sampling_ratio_min=0.5",
+            {"algorithm.correction.low": 0.5},
+        ),
+        (
+            "nemo-rl",
+            "policy.megatron_cfg.enabled=true policy.megatron_cfg.optimizer.lr=3e-7"
+            " policy.megatron_cfg.optimizer.adam_beta2=0.95 policy.megatron_cfg.peft.enabled=true"
+            " policy.train_global_batch_size=256",
+            {"optim.lr": 3e-7, "optim.betas": [0.9, 0.95], "optim.warmup_steps": 26, "model.lora.rank": 8},
+        ),
+        (
+            "nemo-rl",
+            "policy.dtensor_cfg.lora_cfg.enabled=true policy.dtensor_cfg.lora_cfg.target_modules=[q_proj]"
+            " policy.dtensor_cfg.lora_cfg.match_all_linear=false",
+            {"model.lora.target_modules": ["q_proj"]},
+        ),
+        ("nemo-rl", "loss_fn.force_on_policy_ratio=true", {"trainer.prompts_per_update": None}),
         (
             "nemo-rl",
             "grpo.use_leave_one_out_baseline=true grpo.normalize_rewards=false",
@@ -212,6 +297,31 @@ def test_what_a_default_would_add_is_left_out():
         ("roll", "reward_clip=10", "reward_clip"),
         ("roll", "rewards.code.worker_cls=roll.CodeSandboxRewardWorker", "rewards.code.worker_cls"),
         ("roll", "adv_estimator=reinforce norm_mean_type=batch", "norm_mean_type"),
+        ("openrlhf", "actor.policy_loss_type=gspo algo.advantage.is_correction_enable=true", IS_OPENRLHF),
+        ("roll", "actor_train.worker_cls=x.ActorPGWorker", "actor_train.worker_cls"),
+        (
+            "roll",
+            "actor_infer.generating_args.repetition_penalty=1.1",
+            "actor_infer.generating_args.repetition_penalty",
+        ),
+        (
+            "nemo-rl",
+            "loss_fn.reference_policy_kl_type=k2 policy.train_global_batch_size=256",
+            "loss_fn.reference_policy_kl_type",
+        ),
+        (
+            "nemo-rl",
+            "loss_fn.force_on_policy_ratio=true policy.train_global_batch_size=256",
+            "loss_fn.force_on_policy_ratio",
+        ),
+        ("nemo-rl", "loss_fn.use_kl_in_reward=true", "loss_fn.use_kl_in_reward"),
+        (
+            "nemo-rl",
+            "policy.megatron_cfg.enabled=true policy.megatron_cfg.scheduler.lr_decay_style=cosine",
+            "policy.megatron_cfg.scheduler.lr_decay_style",
+        ),
+        ("nemo-rl", "data.train=[{data_path:t.jsonl}]", "data.train"),
+        ("nemo-rl", "data.default.prompt_file=cot.txt", "data.default.prompt_file"),
         ("nemo-rl", "grpo.use_leave_one_out_baseline=true", "grpo.use_leave_one_out_baseline"),
         ("nemo-rl", "loss_fn.use_importance_sampling_correction=true", "loss_fn.use_importance_sampling_correction"),
         ("nemo-rl", "env.workplace.x=1", "env.workplace.x"),
@@ -222,6 +332,22 @@ def test_refused(system: str, settings: str, key: str):
     result = imported(system, *settings.split(), base=_without(system, settings.split()))
     assert [each.key for each in result.refused()] == [key]
     assert "nearest: " in result.refused()[0].note
+
+
+def test_a_pipeline_of_roll_has_fewer_ranks_that_share_an_update():
+    ranks = "actor_train.strategy_args.strategy_config.pipeline_model_parallel_size=2"
+    result = imported("roll", ranks)
+    assert [each.key for each in result.refused()] == [ranks.partition("=")[0]]
+    assert result.settings["trainer.prompts_per_update"] == 64
+
+
+def test_a_section_of_nemo_rl_counts_more_than_that_of_the_defaults():
+    settings = ("grpo.use_leave_one_out_baseline=true", "grpo.adv_estimator.use_leave_one_out_baseline=false")
+    result = imported("nemo-rl", *settings, "data.train.input_key=q", "data.default.input_key=p")
+    assert not result.refused()
+    assert result.settings["data.prompt_key"] == "q"
+    for key in ("grpo.use_leave_one_out_baseline", "data.default.input_key"):
+        assert "without effect beside" in entry(result, key).note
 
 
 def test_defaults_of_a_yaml_file_are_read_where_they_lie(tmp_path: Path):

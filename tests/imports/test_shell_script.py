@@ -1,12 +1,15 @@
 """The verl command of a run script is found by reading it; nothing is run; what is unknown is named with its line."""
 
+import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.shell_script import VerlCommand, read_script
+from hwgrpo.imports.script_command import VerlCommand
+from hwgrpo.imports.shell_script import read_script
 
 COMMAND = "python3 -m verl.trainer.main_ppo"
 
@@ -105,15 +108,80 @@ def test_lists_of_commands_are_read_as_bash_runs_them(script: str, value: str):
     assert bash.stdout == f"{value}\n"
 
 
-def test_arguments_of_the_script_are_passed_where_it_says():
-    assert read(f'{COMMAND} a.b=1 "$@" a.c=2', "a.d=3").arguments == ["a.b=1", "a.d=3", "a.c=2"]
-    without = read(f'{COMMAND} a.b=1 "$@"')
-    assert (without.arguments, without.notices) == (["a.b=1"], [])
-    assert read(f"E=${{1:-vllm}}\n{COMMAND} a.b=$E $@", "a.d=3").arguments == ["a.b=vllm", "a.d=3"]
-    assert read(f"E=${{1:-vllm}}\n{COMMAND} a.b=$E $@", "sglang", "a.d=3").arguments == ["a.b=sglang", "a.d=3"]
+SCRIPTS = [
+    ("E=${1:-vllm}", "a.b=$E $@", [(), ("a.d=3",), ("sglang", "a.d=3"), ("a b", "c")]),
+    ("", 'a.b=1 "$@" a.c=2', [(), ("a.d=3",), ("x y", "", "a.e=4")]),
+    ("", 'a.b=$# a.c=${#@} a.d=${2:-x} a.e="$*"', [(), ("a.x=1",), ("1", "a.x=1", "a.y=2")]),
+    ("if [ $# -lt 2 ]; then N=few; else N=$1; fi", "a.b=$N ${@:2}", [("a.x=1",), ("8", "a.x=1", "a.y=2")]),
+    ("N=$1\nO=$2\nshift 2", 'a.b=$N a.c=$O a.n=$# "$@"', [("8", "out", "a.x=1", "a.y=2"), ("8", "out")]),
+    ("X=ab", 'a.b=1 "${@:2}" "${@:1:1}" a.c=${X:5} a.d=${X: -5} ${@:9}', [(), ("a.x=1",), ("1", "a.x=1", "a.y=2")]),
+    ("A=1 B=2 N=A\nunset $N \"B\"", "a.b=${A:-x}${B:-y}", [()]),
+    ("shift", 'a.b=${1-none} "$@"', [(), ("a.x=1",), ("a.x=1", "a.y=2")]),
+    ('set -- "$@" a.z=9', 'a.b=$# "$@"', [(), ("a.x=1",)]),
+    ("set -- 9 8", "a.b=$1 a.c=${2}0 a.d=$#", [("a.x=1",)]),
+    ('A=("$@")', '"${A[@]}" a.n=${#A[@]} a.last=${A[-1]:-x}', [("a.x=1", "a.y=2")]),
+    ("", 'a.b=${10} a.c=$10 "${@: -2:1}" ${@:0:1}', [tuple("abcdefghijk")]),
+    ("f() { shift; set -- 1 2 3; }\nfunction g {\n shift\n}", 'a.b=$# "$@"', [("a.x=1", "a.y=2")]),
+    ('if [ "$1" = --debug ]; then D=1; shift; else D=0; fi', 'a.d=$D "$@"', [("--debug", "a.x=1"), ("a.x=1",)]),
+    (
+        "X={1,2} Y=a{b,c}",
+        "a.b=$X a.c=$Y a.d={1,2} a.e={1..4} x{,y}{1..3..2} {01..03} {c..a} {a} '{1,2}' \"{1,2}\"",
+        [()],
+    ),
+    ("export C=a{1,2} D=(x y)", "$C ${D[1]}", [()]),
+    ("A=(a{1,2} b{,c}) X=5", "${A[@]} {x,{y,z}} ${A[1]}{,1} [{1,2},{3}] {\"a b\",c} {$X,1}", [()]),
+    ("A=5 B=A+1 C=010", "$((16#F)) $((2#101 + 0x1F + C)) $((B * 2)) $((-7 / 2)) $((A > 3 ? 1 << 4 : 0))", [()]),
+    (
+        "A=5",
+        "$((A++ + ++A)) $A $((A *= 2, A - 1)) $((!A || 2 ** 10 > 1000)) $((7 & 3 | 8 ^ 1)) $((~A)) $((8--2))",
+        [()],
+    ),
+    (
+        "A=5 L=(4 6)",
+        "$((L[1] * ${L[0]} + ${#L[@]})) $((9223372036854775807 + 1)) $(( (1,2) )) $((A==5&&3)) $(())",
+        [()],
+    ),
+    ("N=5\nlet N=N*2 'M = N + 1'\n((N++)); (( K += 3 ))", "a.b=$N a.c=$M a.d=$K", [()]),
+    ("N=1\nif (( N > 1 )); then X=1; elif ((N)); then X=2; fi\n((N == 1)) && Y=3\nlet N-1 || Z=4", "$X $Y $Z", [()]),
+    (
+        "X=a.b-c F=d/e/f.tar.gz",
+        "${#X} ${X/./_} ${F//\\//.} ${F/#d/x} ${F/%gz/xz} ${X^^} ${F^} ${X: -3:2} ${F:2:-3}",
+        [()],
+    ),
+    ("A=(x 'y z' w)\nA[1]=q\nA[3]+=v\nI=2", '"${A[@]:1:2}" ${A[$I]} ${A[I+1]} "${A[*]}" ${#A[0]} ${A[9]:-n} $A', [()]),
+    ("A=1\n(A=2; B=3)\n{ C=4; }\nf() { A=7; }", "$A ${B:-none} $C", [()]),
+    (': ${X:=5} "${Y:=a b}"\necho ${Z:=6} > /dev/null', 'a.b=$X "$Y" $Z ${NONE+x} ${X+y}', [()]),
+    ("cd /tmp\nA=$PWD\ncd ../usr/./lib", 'a.b=$A a.c=$PWD a.d="$(pwd)"', [()]),
+    ("D=$(dirname $0)\nP=$(cd \"$D/..\" && pwd)", 'a.b=$D a.c=$P a.d=$0 a.e=$(dirname /a/b/)', [()]),
+    ("M=/m/Qwen2.5-7B.tar/", "$(basename $M) $(basename $M .tar) `basename \"${M,,}\"` $(basename x x)", [()]),
+    ("HOME=/h A=~/x:~/y B=a~/z", "$A $B ~/q a.b=~/r ab=~/t:~/u '~/s' ~", [()]),
+    ("A=$'a\\tb\\'c\\x41\\n.' B=\"it's\"", '"$A" $"x $B" "a"$B', [()]),
+    ("A=' x y ' E=", 'a.b=$A. a"$A"b $A$A $E "$E" "$E"$E ""$@ "$@" "$E$@"', [()]),
+    ("A=(1 2)\nA=3\nB=4\nB+=(5)\nC=(6)\nC+=7", '"${A[@]}" "${B[@]}" ${C[@]}', [()]),
+    ("for ((i = 0; i < 2; i++)); do :; done\nX=1", "a.b=$X", [()]),
+]  # fmt: skip
+RUNS = [(lines, words, arguments) for lines, words, runs in SCRIPTS for arguments in runs]
+
+
+@pytest.mark.parametrize(("lines", "words", "arguments"), RUNS)
+def test_a_script_passes_what_it_passes_in_bash(lines: str, words: str, arguments: tuple[str, ...]):
+    script = f"{lines}\nprintf '%s\\0' {words} END"
+    bash = subprocess.run(["bash", "-c", script, "run.sh", *arguments], capture_output=True, text=True, check=True)
+    command = read_script(
+        f"{lines}\nverl.main {words} END", "run.sh", arguments, {"HOME": "/root", "PWD": os.getcwd()},
+        program="it.it", module=re.compile("verl.main"), path="run.sh",
+    )  # fmt: skip
+    passed = command.arguments[: command.arguments.index("END")]
+    assert [*passed, "END"] == bash.stdout.split("\0")[:-1]
+
+
+def test_settings_that_the_script_does_not_pass_are_added():
+    assert read(f'{COMMAND} a.b=1 "$@"').notices == []
     command = read(f"{COMMAND} a.b=1", "a.d=3")
     assert command.arguments == ["a.b=1", "a.d=3"]
-    assert any('no "$@"' in notice for notice in command.notices)
+    assert any('no "$@" that passes a.d=3' in notice for notice in command.notices)
+    used = read(f"{COMMAND} a.b=$1", "a.d=3")
+    assert (used.arguments, used.notices) == (["a.b=a.d=3"], [])
 
 
 @pytest.mark.parametrize(
@@ -130,13 +198,14 @@ def test_arguments_of_the_script_are_passed_where_it_says():
         (f"if [[ $HOME < me ]]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
         (f'if [[ $HOME == "/h*" ]]; then X=1; fi\n{COMMAND} a.b=$X', "X is set under the `if` in line 1"),
         (f"if [ $NONE = 1 ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
-        (f"if (( 2 > 1 )); then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"if (( $(nproc) > 1 )); then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
         (f'source env.sh\nif [ -z "$Y" ]; then X=1; fi\n{COMMAND} a.b=$X', "X is set under the `if` in line 2"),
         (f"if [ -f f ] && [ a = a ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
         (f"if [ -f f ]; then :; elif [ a = a ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
         (f"[ -f f ] && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
         (f"mkdir d || X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
-        (f"X=2\n((X++))\n{COMMAND} a.b=$X", "line 2: X is set by ((X++))"),
+        (f"X=2\n((X = $(nproc)))\n{COMMAND} a.b=$X", "line 2: X is set by ((X = $(nproc)))"),
+        (f"i=1\nfor ((i = 0; i < 2; i++)); do :; done\n{COMMAND} a.b=$i", "i is set by the loop in line 2"),
         (f"X=2\nunset X\n{COMMAND} a.b=$X", "the variable X is not set"),
         (f"for i in 1 2; do echo; done\n{COMMAND} a.b=$i", "i is set by the loop in line 1"),
     ],
@@ -203,13 +272,33 @@ def test_numbers_and_pieces_are_those_of_bash(lines, arguments, expected):
         ("N=4\nfunction f {\n N=8\n}\nN=4\nf", "$N", "N is set by f in line 6"),
         ("source e.sh", "$((256 + N))", "the variable N may be set by a file or command that is not read"),
         ("eval N=4", "${N:-5}", "the variable N may be set by a file or command that is not read"),
-        ("N=5\nlet N=N*2", "$N", "N is set by let in line 2"),
         ("N=3\nprintf -v N %d 7", "$N", "N is set by printf in line 2"),
         ("N=4\nmapfile -t N < f", "$N", "N is set by mapfile in line 2"),
-        ("N=2\nset -- 9", "${1:-$N}", "the arguments are changed by set in line 2"),
+        ("if [ -f f ]; then set -- 9; fi", "${1:-2}", "the arguments are changed under the `if` in line 1"),
+        ("set -- 1 2\nif [ -f f ]; then shift; fi", "$#", "the arguments are changed under the `if` in line 2"),
+        ("set -- 1 2\nwhile [ -n $1 ]; do shift; done", "$@", "the arguments are changed under the `while` in line 2"),
+        ("declare -A M=([x]=1)", "${M[x]}", "M is an associative array, in line 1"),
+        ("A=(1 2)\nA[$(nproc)]=3", "${A[1]}", "A[$(nproc)] is set by its index in line 2"),
+        ("A=([3]=1)", "${A[0]:-2}", "elements of A are set by their index"),
+        ("A=($(ls))", "${A[1]:-2}", "$(ls) is the output of a program"),
+        ("A=($(ls) b)", "${#A[@]}", "${#A[@]} is not known"),
+        ("X=$(date)", "${X:+3}", "$(date) is the output of a program"),
+        ("X=$(date)/x", "${X%/*}", "$(date) is the output of a program"),
+        ("X=x/$(date)", "${X%/*}", "${X%/*} is not known"),
+        ("X=$(date)", "${X:0:4}", "${X:0:4} is not known"),
+        ("X=abc", "${X/b*/d}", "${X/b*/d} is not read"),
+        ("", "${RANDOM:-4}", "RANDOM is set by bash itself"),
+        ("X=", "${X:?no}", "the variable X is not set"),
+        ("cd $(dirname f g)", "$PWD", "the folder is changed by cd in line 1"),
+        ("cd -", "$PWD", "the folder is changed by cd in line 1"),
+        ("D=$(realpath x)", "$(cd $D && pwd)", "$(cd $D && pwd) is the output of a program"),
+        ("", "$0", "the name of the script is not known"),
+        ("", "$((1 / 0))", "bash refuses $((1 / 0)): division by 0"),
+        ("", "$2", "the script has no argument $2"),
+        ("X=Y Y=X", "$((X + 1))", "variables name each other"),
+        ("N=4\nwhile false; do ((N++)); done", "$N", "N is set under the `while` in line 2"),
+        ("if [ -f f ]; then echo ${N:=4}; fi", "${N:-5}", "N is set under the `if` in line 1"),
         ("declare -i N=3\nN+=2", "$N", "N is declared as a number in line 1"),
-        ("", "$((16#F))", "$((16#F)) is not read"),
-        ("", "{1,2}", "{1,2} is not expanded"),
     ],
 )
 def test_what_is_not_evaluated_is_unknown(lines, text, why):

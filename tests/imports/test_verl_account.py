@@ -226,3 +226,22 @@ def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
     listed = [each.key for each in result.entries if each.group != "default"]
     assert len(listed) == len(set(listed))
     assert {*given} - {*listed} == {"data.image_key", "actor_rollout_ref.rollout.name"}
+
+
+SCRIPT = "ENGINE=${1:-vllm}\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"
+SCRIPT += '  actor_rollout_ref.rollout.name=$ENGINE actor_rollout_ref.rollout.n=4 "$@"\n'
+
+
+def test_an_argument_of_a_script_that_is_no_setting_is_left_out_of_its_command(tmp_path: Path):
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT)
+    settings, notices = read_verl(str(file), ["sglang", "trainer.save_freq=5"], {})
+    assert (settings["actor_rollout_ref.rollout.name"], settings["trainer.save_freq"]) == ("sglang", 5)
+    assert "left out: sglang, which is no setting; Hydra would refuse it" in notices
+
+
+def test_a_setting_that_a_script_takes_for_its_first_argument_is_refused(tmp_path: Path):
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT)
+    with pytest.raises(ConfigError, match=r"rollout.name=trainer.save_freq=5: the script has its first arguments as"):
+        read_verl(str(file), ["trainer.save_freq=5"], {})

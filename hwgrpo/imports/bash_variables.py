@@ -1,0 +1,318 @@
+"""Variables of a bash script and the words that expand to them; what is not known becomes a mark with a reason."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+
+from hwgrpo.imports.bash_arithmetic import evaluate
+from hwgrpo.imports.bash_braces import expand_braces
+from hwgrpo.imports.bash_programs import output_of
+from hwgrpo.imports.bash_words import BashReader, Part, Word
+from hwgrpo.imports.script_command import MARK
+
+_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|\d+|[@*#])(\[[^]]*\])?(.*)\}", re.DOTALL)
+_FORM = re.compile(r":?[-=+?]|%%?|##?|/[/#%]?|\^\^?|,,?|:")
+_ALL = re.compile(r"\$(?:@|\{@|\{\w+\[@\])")
+_SET_BY_BASH = re.compile(
+    "S?RANDOM|SECONDS|LINENO|EPOCH(?:SECONDS|REALTIME)|HOSTNAME|(?:HOST|MACH|OS)TYPE|E?UID|PPID|SHLVL|BASH(?:_?[A-Z]+)?"
+    "|SHELLOPTS|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|OPTIND|(?:OLD)?PWD|IFS|PATH|TERM|_"
+)
+_NAMED = re.compile(r"[A-Za-z_]\w*=")
+_CASES = {"^^": str.upper, ",,": str.lower}
+
+
+class _UnknownError(Exception):
+    """Arithmetic needs what is not known; its argument is the marks."""
+
+
+class BashVariables:
+    """The variables and arguments of a script, as far as they are known."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], path: str | None = None
+    ) -> None:
+        self._name, self._path = name, path
+        self.arguments = [*arguments]
+        """`$1`, `$2`, ...; one mark where they are not known."""
+        self.values: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
+        if path is not None:
+            self.values["BASH_SOURCE"] = [path]
+        self.unknown: list[str] = []
+        """The reason of each mark."""
+        self.sees_all = True
+        """Whether a variable that seems unset is."""
+        self.line = 1
+        """The line that is read, for reasons."""
+        self.why: str | None = None
+        """Why what is read may not be run; what it sets is then unknown."""
+
+    def mark(self, reason: str) -> str:
+        """Return a mark for an unknown piece."""
+        self.unknown.append(f"{self._name}, line {self.line}: {reason}")
+        return f"\ue000{len(self.unknown) - 1}\ue001"
+
+    def set_unknown(self, name: str, reason: str) -> None:
+        """Make the value of a variable unknown."""
+        self.values[name] = [self.mark(reason)]
+
+    def assign(self, name: str, values: list[str]) -> None:
+        """Set a variable, or make it unknown where the statement may not be run."""
+        if self.why is None:
+            self.values[name] = values
+        else:
+            self.set_unknown(name, f"{name} is set under {self.why}")
+
+    def assign_element(self, name: str, index: str, value: str, adds: bool) -> None:
+        """Set an element of an array; the variable is unknown where its place is."""
+        place, values = self.arithmetic(index), self.values.get(name, [])
+        if not place.isdigit() or int(place) > len(values) or _is_unknown(values):
+            self.set_unknown(name, f"{name}[{index}] is set by its index in line {self.line}")
+            return
+        old = values[int(place) : int(place) + 1] if adds else []
+        self.assign(name, [*values[: int(place)], "".join(old) + value, *values[int(place) + 1 :]])
+
+    def set_arguments(self, arguments: list[str]) -> None:
+        """Set `$1`, `$2`, ..., or make them unknown where the statement may not be run."""
+        self.arguments = arguments if self.why is None else [self.mark(f"the arguments are changed under {self.why}")]
+
+    def expand(self, word: Word, *, split: bool = True, unset: str | None = None, assigned: bool = False) -> list[str]:
+        """Return the fields that a word becomes.
+
+        Args:
+            word: the word.
+            split: whether braces, spaces of values and arrays make several fields of it.
+            unset: what a variable that is not set becomes; None: a mark.
+            assigned: whether it is the value of an assignment.
+        """
+        words = expand_braces(word) if split else [word]
+        return [each for one in words for each in self._fields(self._with_home(one.parts, assigned), split, unset)]
+
+    def _with_home(self, parts: tuple[Part, ...], assigned: bool) -> list[Part]:
+        """Return parts with the `~` of one's home folder replaced."""
+        texts = ["" if part.quoted or part.expands else part.text for part in (*parts, Part("/"))]
+        home = Part("$HOME", quoted=True, expands=True)
+        named = _NAMED.match("".join(text or "\0" for text in texts))  # an argument that looks like an assignment
+        first = {0, *((named.end(),) if named else ())}
+        begins = [i in first or ((assigned or named) and texts[i - 1] == ":") for i in range(len(parts))]
+        return [
+            home if texts[i] == "~" and begins[i] and texts[i + 1] in ("/", ":") else part
+            for i, part in enumerate(parts)
+        ]
+
+    def _fields(self, parts: Sequence[Part], split: bool, unset: str | None) -> list[str]:
+        fields: list[str] = []
+        now: str | None = None
+        for i, part in enumerate(parts):
+            if not part.expands:
+                opens = part.quoted and not part.text and i + 1 < len(parts) and parts[i + 1].expands
+                if not (opens and _ALL.match(parts[i + 1].text)):  # "$@" without arguments is no field
+                    now = (now or "") + part.text
+                continue
+            values = self._values_of_part(part, unset)
+            if not split or (part.quoted and not _ALL.match(part.text)):
+                now = (now or "") + " ".join(values)
+                continue
+            for j, value in enumerate(values):
+                if now is not None and (j or (not part.quoted and value[:1].isspace())):
+                    fields.append(now)
+                    now = None
+                pieces = [value] if part.quoted else value.split()
+                if not pieces:
+                    continue
+                fields += [(now or "") + pieces[0], *pieces[1:-1]] if len(pieces) > 1 else []
+                now = pieces[-1] if len(pieces) > 1 else (now or "") + pieces[0]
+                if not part.quoted and value[-1:].isspace():
+                    fields.append(now)
+                    now = None
+        return fields if now is None else [*fields, now]
+
+    def _values_of_part(self, part: Part, unset: str | None) -> list[str]:
+        name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d+)\}?", part.text)
+        if unset is not None and name and self.values_of(name[1]) is None:
+            return [unset]
+        return self._expansion(part.text)
+
+    def _expansion(self, source: str) -> list[str]:
+        """Return the values of an expansion: one, or those of an array."""
+        if source.startswith("$((") and source.endswith("))"):
+            return [self.arithmetic(source[3:-2])]
+        if source.startswith(("$(", "`")):
+            return [self._output(source)]
+        found = _EXPANSION.fullmatch(source if source.startswith("${") else f"${{{source[1:]}}}")
+        form = _FORM.match(found[4]) if found is not None else None
+        if found is None or (found[4] and (form is None or found[1])):
+            return [self.mark(f"{source} is not read")]
+        counts, name, index, rest = found[1], found[2], found[3] or "", found[4]
+        listed = name in ("@", "*") or index in ("[@]", "[*]")
+        values = self.values_of(name)
+        if index and not listed and values is not None:
+            values = self._element(values, index[1:-1])
+        elif values is not None and not listed:
+            values = values[:1]
+        if values is None and not self.sees_all and not name.isdigit():
+            return [self.mark(f"the variable {name} may be set by a file or command that is not read")]
+        if counts:
+            return [self._counted(source, values or [], listed)]
+        if form is None:
+            return [self._not_set(name)] if values is None else values
+        operand = rest[form.end() :]
+        if form[0].lstrip(":") in ("-", "=", "+", "?"):
+            return self._replaced(name, values or None, form[0], operand)
+        if values is None:
+            return [self._not_set(name)]
+        if form[0] == ":":
+            return self._sliced(
+                source, [self._path or self._name, *values] if name in ("@", "*") else values, listed, operand
+            )
+        return [self._changed(source, value, form[0], operand) for value in values]
+
+    def _not_set(self, name: str) -> str:
+        what = f"the script has no argument ${name}" if name.isdigit() else f"the variable {name} is not set"
+        return self.mark(what)
+
+    def _output(self, source: str) -> str:
+        statements = BashReader(source[2:-1] if source.startswith("$(") else source[1:-1], self._name).statements()
+        known = output_of(statements, self.expand, self.folder())
+        if known is None or MARK.search(known):
+            return self.mark(f"{source} is the output of a program")
+        return known
+
+    def folder(self) -> str | None:
+        """Return the folder in which the script is; None where it is not known."""
+        return "".join(self.values.get("PWD", [])) or None
+
+    def _element(self, values: list[str], index: str) -> list[str] | None:
+        place = self.arithmetic(index)
+        if MARK.search(place):
+            return [place]
+        at = int(place) + (len(values) if int(place) < 0 else 0)
+        before = [each for each in values[: at + 1] if MARK.search(each)]
+        return before[:1] or values[at : at + 1] or None if at >= 0 else None
+
+    def _counted(self, source: str, values: list[str], listed: bool) -> str:
+        """Return `${#X}`."""
+        if any(MARK.search(each) for each in values):
+            return self.mark(f"{source} is not known")
+        return str(len(values) if listed else len("".join(values)))
+
+    def _replaced(self, name: str, values: list[str] | None, form: str, operand: str) -> list[str]:
+        """Return `${X:-y}` and its kin."""
+        missing = values is None or (form.startswith(":") and not "".join(values))
+        sign = form.lstrip(":")
+        if sign == "+":
+            if values is not None and _is_unknown(values):
+                return values
+            return [] if missing else [self._text_of(operand)]
+        if not missing:
+            return values or []
+        if sign == "?":
+            return [self._not_set(name)]
+        value = self._text_of(operand)
+        if sign == "=":
+            self.assign(name, [value])
+        return [value]
+
+    def _sliced(self, source: str, values: list[str], listed: bool, operand: str) -> list[str]:
+        """Return `${X:0:4}`, or the same of arguments or an array."""
+        first, _, size = operand.partition(":")
+        numbers = [self.arithmetic(each) for each in (first, size or "0")]
+        if any(MARK.search(each) for each in (*numbers, *values)):
+            return [self.mark(f"{source} is not known")]
+        all_: Sequence[str] = values if listed else values[0]
+        start, wanted = int(numbers[0]), int(numbers[1])
+        start += len(all_) if start < 0 else 0
+        end = len(all_) if not size else (len(all_) if wanted < 0 else start) + wanted
+        if start < 0:
+            return [] if listed else [""]
+        if wanted < 0 and (end < start or listed):
+            return [self.mark(f"bash refuses {source}")]
+        return [*values[start:end]] if listed else [values[0][start:end]]
+
+    def _changed(self, source: str, value: str, form: str, operand: str) -> str:
+        """Return `${X%y}`, `${X/y/z}`, `${X^^}` and their kin."""
+        if form in ("%", "%%", "#", "##"):
+            trimmed = _trimmed(value, form, self._text_of(operand))
+            lost = len(MARK.findall(trimmed)) < len(MARK.findall(value)) and len(form) == 1
+            return self.mark(f"{source} is not known") if lost else trimmed
+        if MARK.search(value):
+            return self.mark(f"{source} is not known")
+        if form in _CASES and not operand:
+            return _CASES[form](value)
+        if form in ("^", ",") and not operand:
+            return _CASES[form * 2](value[:1]) + value[1:]
+        cut = re.search(r"(?<!\\)/", operand)
+        pattern, new = (operand[: cut.start()], operand[cut.end() :]) if cut else (operand, "")
+        pattern, new = self._text_of(pattern), self._text_of(new)
+        if not form.startswith("/") or not pattern or re.search(r"[*?\[\\&$`]", pattern + new):
+            return self.mark(f"{source} is not read")
+        if form == "/#":
+            return new + value.removeprefix(pattern) if value.startswith(pattern) else value
+        if form == "/%":
+            return value.removesuffix(pattern) + new if value.endswith(pattern) else value
+        return value.replace(pattern, new, -1 if form == "//" else 1)
+
+    def values_of(self, name: str) -> list[str] | None:
+        """Return the value of a variable or argument, several of an array; None: it is not set."""
+        if name in ("@", "*"):
+            return self.arguments
+        if name == "0":
+            return [self.mark("the name of the script is not known") if self._path is None else self._path]
+        if name == "#" or name.isdigit():
+            if _is_unknown(self.arguments):
+                return self.arguments
+            return [str(len(self.arguments))] if name == "#" else self.arguments[int(name) - 1 : int(name)] or None
+        if name not in self.values and _SET_BY_BASH.fullmatch(name):
+            return [self.mark(f"{name} is set by bash itself")]
+        return self.values.get(name)
+
+    def _text_of(self, source: str) -> str:
+        parts: tuple[Part, ...] = BashReader(source, self._name).word_parts()
+        return "".join(self.expand(Word(parts), split=False))
+
+    def arithmetic(self, source: str) -> str:
+        """Return the value of an expression, or marks."""
+        text = self._text_of(source)
+        if MARK.search(text):
+            return "".join(found[0] for found in MARK.finditer(text))
+        try:
+            return str(evaluate(text, self))
+        except _UnknownError as error:
+            return str(error)
+        except (ValueError, RecursionError) as error:
+            return self.mark(f"bash refuses $(({source})): {error}")
+
+    def text(self, name: str, index: int) -> str:
+        """Return the text of a variable or element for an expression; "" where it is not set."""
+        values = self.values_of(name)
+        if values is None and not self.sees_all:
+            raise _UnknownError(self.mark(f"the variable {name} may be set by a file or command that is not read"))
+        found = "".join((self._element(values, str(index)) if values else None) or "")
+        if marks := MARK.search(found):
+            raise _UnknownError(marks[0])
+        return found
+
+    def set_number(self, name: str, index: int | None, value: int) -> None:
+        """Set a variable, or an element of an array, from an expression."""
+        if index is None:
+            self.assign(name, [str(value)])
+        else:
+            self.assign_element(name, str(index), str(value), adds=False)
+
+
+def _is_unknown(values: list[str]) -> bool:
+    """Return whether nothing of a variable is known, its number of elements neither."""
+    return len(values) == 1 and MARK.sub("", values[0]) == "" and values[0] != ""
+
+
+def _trimmed(value: str, form: str, pattern: str) -> str:
+    """Return `${value%pattern}` and its kin."""
+    cuts = range(len(value) + 1)
+    if form in ("%", "##"):
+        cuts = reversed(cuts)
+    for cut in cuts:
+        removed = value[cut:] if form.startswith("%") else value[:cut]
+        if fnmatch.fnmatchcase(removed, pattern):
+            return value[:cut] if form.startswith("%") else value[cut:]
+    return value
