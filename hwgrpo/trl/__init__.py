@@ -1,6 +1,11 @@
 """TRL's GRPOTrainer on this trainer: a TRL script runs after changing only the import.
 
-trl_trainer.py        `GRPOTrainer`
+trl_trainer.py        `GRPOTrainer`: its constructor and `train`
+trainer_arguments.py  its arguments that are renamed or refused
+trainer_parts.py      what its parts share, and its log
+trl_steps.py          the steps of a run, and what is due after each
+trl_evaluation.py     evaluations
+script_methods.py     what scripts call beside training
 grpo_config.py        `GRPOConfig`: TRL's arguments
 trainer_callbacks.py  calls of transformers' callbacks
 trl_metrics.py        metrics under TRL's names

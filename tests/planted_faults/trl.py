@@ -33,14 +33,14 @@ FAULTS = (
     ),
     Fault(
         "TRL: control.should_save is not obeyed",
-        "trl/trl_trainer.py",
+        "trl/trl_steps.py",
         "if control.should_save and step.saved is None:",
         "if False and step.saved is None:",
         "trl/test_trl_scripts.py",
     ),
     Fault(
         "TRL: the best metric is never set",
-        "trl/trl_trainer.py",
+        "trl/trl_evaluation.py",
         "        self._note_best(values)\n",
         "",
         "trl/test_trl_trainer.py",
