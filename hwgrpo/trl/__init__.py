@@ -11,6 +11,7 @@ trainer_callbacks.py  calls of transformers' callbacks
 trl_metrics.py        metrics under TRL's names
 trl_datasets.py       datasets of a script
 reward_callables.py   reward functions and models of a script
+rewards.py            the reward functions of `trl.rewards`
 script_arguments.py   ModelConfig, ScriptArguments, TrlParser and their helpers
 peft_settings.py      LoraConfig, BitsAndBytesConfig
 """
