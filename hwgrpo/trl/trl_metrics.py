@@ -30,20 +30,23 @@ NAMES = {
 """TRL's name -> the metric of a step here."""
 _LAST = ("learning_rate", "num_tokens")
 """Metrics of which a log has the last value, not the mean."""
+_FUNCTION = re.compile(r"rewards/(.+)/(mean|std)")
 _VALIDATION = re.compile(r"val-core/(.+)/reward/(greedy|mean@\d+|best@\d+)")
 
 
-def named(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a step under TRL's names."""
+def named(metrics: Mapping[str, float], models: Mapping[str, str]) -> dict[str, float]:
+    """Return the metrics of a step under TRL's names.
+
+    Args:
+        metrics: those here.
+        models: name of a reward model here -> its name in TRL.
+    """
     values = {name: metrics[here] for name, here in NAMES.items() if here in metrics}
-    of_functions = {
-        name: value
-        for name, value in metrics.items()
-        if name.startswith("rewards/")
-        and name.endswith(("/mean", "/std"))
-        and not name.startswith(f"rewards/{SCORED}/")
-    }
-    return values | of_functions
+    for name, value in metrics.items():
+        match = _FUNCTION.fullmatch(name)
+        if match is not None and match[1] != SCORED:
+            values[f"rewards/{models.get(match[1], match[1])}/{match[2]}"] = value
+    return values
 
 
 def named_validation(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -92,7 +92,6 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         if processing_class is not None and not callable(processing_class):
             raise ConfigError(f"processing_class={shown(processing_class)} is no tokenizer; give the object")
         self._model, self.processing_class = model, processing_class
-        self._rewards = RewardCallables(reward_funcs, reward_processing_classes, lambda: self.state)
         settings = self.args.settings()
         steps = settings["max_steps"]
         batches = settings.batches()
@@ -101,6 +100,14 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             raise ConfigError("train_dataset is missing: give rows with a column prompt")
         self.train_dataset = rows_of(train_dataset, "train_dataset", taken)
         self.eval_dataset = evaluation_rows(eval_dataset)
+        self._rewards = RewardCallables(
+            reward_funcs,
+            reward_processing_classes,
+            lambda: self.state,
+            options=settings["chat_template_kwargs"],
+            conversations=not isinstance(self.train_dataset[0]["prompt"], str),
+            device=lambda: self._trainer.device,
+        )
         if settings["eval_strategy"] != "no" and self.eval_dataset is None:
             raise ConfigError(f"eval_strategy={settings['eval_strategy']} needs eval_dataset")
         if not isinstance(model, str):
