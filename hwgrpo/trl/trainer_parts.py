@@ -24,6 +24,7 @@ class TrainerParts:
     processing_class: Any
     train_dataset: Any
     eval_dataset: Any
+    _evaluates_by_name: bool
     _model: Any
     _rewards: RewardCallables
     _settings: dict[str, Any]

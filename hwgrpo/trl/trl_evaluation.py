@@ -31,11 +31,20 @@ class Evaluation(TrainerParts):
         rows = self.eval_dataset if eval_dataset is None else evaluation_rows(eval_dataset)
         if rows is None:
             raise ConfigError("evaluate: give eval_dataset here, or to the constructor")
+        by_name = self._evaluates_by_name if eval_dataset is None else isinstance(eval_dataset, Mapping)
         metrics = self._opened_trainer().evaluate(rows)
-        return self._evaluated(metrics, metric_key_prefix) | {"epoch": self.state.epoch or 0.0}
+        values = self._evaluated(metrics, by_name=by_name, prefix=metric_key_prefix)
+        return values | {"epoch": self.state.epoch or 0.0}
 
-    def _evaluated(self, metrics: Mapping[str, float], prefix: str = "eval") -> dict[str, float]:
-        values = named_validation(metrics)
+    def _evaluated(self, metrics: Mapping[str, float], *, by_name: bool, prefix: str = "eval") -> dict[str, float]:
+        """Log the metrics of an evaluation and return them under TRL's names.
+
+        Args:
+            metrics: those here.
+            by_name: whether the rows were a mapping of datasets.
+            prefix: first part of the names.
+        """
+        values = named_validation(metrics, self._rewards.shown, by_name=by_name)
         if prefix != "eval":
             values = {f"{prefix}{name.removeprefix('eval')}": value for name, value in values.items()}
         self.log(values)

@@ -28,7 +28,7 @@ class TrainingSteps(Evaluation):
             if step is None:
                 break
             if step.step == 1 and 0 in trainer.validations:
-                self._evaluated(trainer.validations[0])
+                self._evaluated(trainer.validations[0], by_name=self._evaluates_by_name)
             epoch = math.floor(self.state.epoch or 0)
             values = self._count(step)
             losses += [values["loss"]] if "loss" in values else []
@@ -66,7 +66,7 @@ class TrainingSteps(Evaluation):
         if logs or control.should_log or (self.args.logging_first_step and step.step == 1):
             self.log(self._window.take())
         if step.validation is not None and self.args.eval_strategy != "no":
-            self._evaluated(step.validation)
+            self._evaluated(step.validation, by_name=self._evaluates_by_name)
         elif control.should_evaluate:
             self.evaluate()
         if control.should_save and step.saved is None:

@@ -100,6 +100,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             raise ConfigError("train_dataset is missing: give rows with a column prompt")
         self.train_dataset = rows_of(train_dataset, "train_dataset", taken)
         self.eval_dataset = evaluation_rows(eval_dataset)
+        self._evaluates_by_name = isinstance(eval_dataset, Mapping)
         self._rewards = RewardCallables(
             reward_funcs,
             reward_processing_classes,

@@ -511,10 +511,32 @@ def test_metrics_of_a_window_and_of_validations():
     assert window.take() == {"loss": 1.5, "learning_rate": 4.0}
     assert window.take() == {}
     values = {"val-core/a/reward/mean@2": 1.0, "val-core/b/reward/mean@2": 3.0, "val-core/a/reward/greedy": 5.0}
-    assert named_validation(values) == {
+    assert named_validation(values, {}, by_name=False) == {
         "eval_reward": 2.0,
         "eval_reward_greedy": 5.0,
         "eval_a_reward": 1.0,
         "eval_b_reward": 3.0,
     }
-    assert named_validation({"val-core/a/reward/greedy": 5.0})["eval_reward"] == 5.0
+    one = {"val-core/a/reward/greedy": 5.0, "val-aux/a/rewards/reward_model/mean": 4.0}
+    means = {"eval_reward": 5.0, "eval_reward_greedy": 5.0, "eval_rewards/judge/mean": 4.0}
+    assert named_validation(one, {"reward_model": "judge"}, by_name=False) == means
+    of_a = {name.replace("eval_", "eval_a_"): value for name, value in means.items()}
+    assert named_validation(one, {"reward_model": "judge"}, by_name=True) == means | of_a
+
+
+def test_evaluations_have_the_names_of_datasets_and_functions(folder: Path):
+    def shorter(completions: list[str], **_: Any) -> list[float]:
+        return [-float(len(each)) for each in completions]
+
+    args = GRPOConfig("out", **SMALL, eval_strategy="steps", eval_steps=1, num_generations_eval=2)
+    run = trainer(args=args, reward_funcs=[reward, shorter], eval_dataset={"math": ROWS[:1]})
+    run.train()
+    [logged] = [entry for entry in run.state.log_history if "eval_reward" in entry]
+    for values in (logged, run.evaluate(), run.evaluate({"math": ROWS[:2]})):
+        assert values["eval_math_reward"] == values["eval_reward"] == 0
+        assert values["eval_rewards/reward/mean"] == values["eval_math_rewards/reward/mean"] > 0
+        assert values["eval_rewards/shorter/mean"] == -values["eval_rewards/reward/mean"]
+        assert not any("scored" in name for name in values)
+    plain = run.evaluate(ROWS[:1], metric_key_prefix="test")
+    assert {"test_reward", "test_rewards/shorter/mean"} <= {*plain}
+    assert not any("math" in name or "eval" in name for name in plain)
