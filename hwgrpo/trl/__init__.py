@@ -8,6 +8,8 @@ trl_evaluation.py     evaluations
 script_methods.py     what scripts call beside training
 grpo_config.py        `GRPOConfig`: TRL's arguments
 trainer_callbacks.py  calls of transformers' callbacks
+trl_checkpoints.py    `checkpoint-N` of scripts, and the state of a resumed run
+trl_errors.py         errors with the names of TRL's arguments
 trl_metrics.py        metrics under TRL's names
 trl_datasets.py       datasets of a script
 reward_callables.py   reward functions and models of a script

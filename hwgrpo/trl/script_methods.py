@@ -12,6 +12,7 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.trl.trainer_parts import TrainerParts
+from hwgrpo.trl.trl_errors import trl_names
 
 
 class ScriptMethods(TrainerParts):
@@ -24,11 +25,12 @@ class ScriptMethods(TrainerParts):
             output_dir: the folder; None: output_dir of the arguments.
         """
         del _internal_call
-        folder, trainer = output_dir or str(self.args.output_dir), self._opened_trainer()
-        name = "final-adapter" if self._settings.get("model.lora.rank") else "final"
-        written = Path(str(self.args.output_dir)) / name
-        if self.args.world_size == 1 or trainer.is_open or not written.is_dir():
-            trainer.save_model(folder, merge=False)
+        folder, written = output_dir or str(self.args.output_dir), self._final_folder()
+        has_model = not self._is_finished and (self.args.world_size == 1 or self._trainer.is_open)
+        if has_model or not written.is_dir():
+            trainer = self._opened_trainer()
+            with trl_names():
+                trainer.save_model(folder, merge=False)
         elif self.is_world_process_zero():  # the ranks of an ended run have no common model; this is its last one
             shutil.copytree(written, folder, dirs_exist_ok=True)
 

@@ -54,6 +54,10 @@ class Callbacks:
                 return each
         return None
 
+    def overrides(self, event: str) -> bool:
+        """Return whether a callback has an event of its own."""
+        return any(getattr(type(each), event) is not getattr(TrainerCallback, event) for each in self.listed)
+
     def call(self, event: str, **given: Any) -> TrainerControl:
         """Call an event of all callbacks; return the control as they leave it.
 

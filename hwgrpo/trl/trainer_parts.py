@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState
@@ -33,10 +34,16 @@ class TrainerParts:
     _window: LogWindow
     _trainer: Trainer
     _opened: bool
+    _is_finished: bool
 
     def _opened_trainer(self) -> Trainer:
         """Return the run underneath, which a caller is about to open."""
         raise NotImplementedError
+
+    def _final_folder(self) -> Path:
+        """Return where an ended run has its model; with peft_config, the adapter."""
+        name = "final-adapter" if self._settings.get("model.lora.rank") else "final"
+        return Path(str(self.args.output_dir)) / name
 
     def log(self, logs: Mapping[str, float], start_time: float | None = None) -> None:
         """Add metrics to `state.log_history`, with epoch and step, and call on_log."""

@@ -8,6 +8,7 @@ from typing import Any
 from hwgrpo.errors import ConfigError
 from hwgrpo.trl.trainer_parts import TrainerParts
 from hwgrpo.trl.trl_datasets import evaluation_rows
+from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import named_validation
 
 
@@ -32,7 +33,9 @@ class Evaluation(TrainerParts):
         if rows is None:
             raise ConfigError("evaluate: give eval_dataset here, or to the constructor")
         by_name = self._evaluates_by_name if eval_dataset is None else isinstance(eval_dataset, Mapping)
-        metrics = self._opened_trainer().evaluate(rows)
+        trainer = self._opened_trainer()
+        with trl_names():
+            metrics = trainer.evaluate(rows)
         values = self._evaluated(metrics, by_name=by_name, prefix=metric_key_prefix)
         return values | {"epoch": self.state.epoch or 0.0}
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from hwgrpo.trainer import Step, Trainer
+from hwgrpo.training.checkpoint.checkpoint_files import folder_of as step_folder
+from hwgrpo.trl import trl_checkpoints
 from hwgrpo.trl.grpo_config import note
 from hwgrpo.trl.trl_evaluation import Evaluation
 from hwgrpo.trl.trl_metrics import named
@@ -44,6 +47,9 @@ class TrainingSteps(Evaluation):
                 self._notes_epoch_stop = False
             if control.should_training_stop:
                 trainer.stop()
+        if trainer.step < trainer.total_steps and self.is_world_process_zero():  # a stop saves after its last step
+            output = Path(str(self.args.output_dir))
+            trl_checkpoints.write_state(output, step_folder(output / "checkpoints", trainer.step), self.state)
         return losses
 
     def _count(self, step: Step) -> dict[str, float]:
@@ -69,10 +75,21 @@ class TrainingSteps(Evaluation):
             self._evaluated(step.validation, by_name=self._evaluates_by_name)
         elif control.should_evaluate:
             self.evaluate()
-        if control.should_save and step.saved is None:
-            trainer.save_checkpoint()
-        if control.should_save or step.saved is not None:
+        saved = step.saved
+        if control.should_save and saved is None:
+            saved = trainer.save_checkpoint()
+        if saved is not None:
+            self._note_checkpoint(trainer, saved)
             self._callbacks.call("on_save")
+
+    def _note_checkpoint(self, trainer: Trainer, saved: Path) -> None:
+        """Write `checkpoint-N`; for a callback with on_save, wait for the checkpoint and write the model there, too."""
+        output = Path(str(self.args.output_dir))
+        if self.is_world_process_zero():
+            trl_checkpoints.write_state(output, saved, self.state)
+        if self._callbacks.overrides("on_save"):
+            trainer.save_checkpoint()
+            trainer.save_model(trl_checkpoints.folder_of(output, self.state.global_step), merge=False)
 
     def _epoch(self, step: int) -> float:
         return step * self._batches.prompts_per_step / len(self.train_dataset)

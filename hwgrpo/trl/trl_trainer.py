@@ -15,6 +15,7 @@ from hwgrpo.errors import ConfigError, RunError, RunFinished, shown
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.imports.trl_settings import TrlSettings
 from hwgrpo.trainer import Trainer
+from hwgrpo.trl import trl_checkpoints
 from hwgrpo.trl.grpo_config import GRPOConfig, note
 from hwgrpo.trl.peft_settings import check_model, lora_settings, quantize_setting
 from hwgrpo.trl.reward_callables import RewardCallables
@@ -22,6 +23,7 @@ from hwgrpo.trl.script_methods import ScriptMethods
 from hwgrpo.trl.trainer_arguments import check_overrides, refuse, renamed
 from hwgrpo.trl.trainer_callbacks import Callbacks
 from hwgrpo.trl.trl_datasets import evaluation_rows, longest_prompt, rows_of
+from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import LogWindow
 from hwgrpo.trl.trl_steps import TrainingSteps
 
@@ -122,7 +124,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         self._batches = batches
         self._callbacks = Callbacks(callbacks, self.args, self.state, self._objects)
         self._window = LogWindow()
-        self._opened = False
+        self._opened = self._trained = self._is_finished = False
         self._resume = "never"
         self._trainer = self._make(self._resume)
         self._callbacks.call("on_init_end")
@@ -157,14 +159,15 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         model = self._model
         if isinstance(model, str):
             settings["model.path"] = model
-        trainer = Trainer(
-            settings,
-            model=None if isinstance(model, str) else model,
-            tokenizer=self.processing_class,
-            train_data=self.train_dataset,
-            validation_data=self.eval_dataset if validates else None,
-            rewards=self._rewards.weigh(self.args.reward_weights),
-        )
+        with trl_names():
+            trainer = Trainer(
+                settings,
+                model=None if isinstance(model, str) else model,
+                tokenizer=self.processing_class,
+                train_data=self.train_dataset,
+                validation_data=self.eval_dataset if validates else None,
+                rewards=self._rewards.weigh(self.args.reward_weights),
+            )
         # without validations it is no setting that load_config accepts, but evaluate() reads it
         trainer.config.trainer.validation_n = self.args.num_generations_eval or self.args.num_generations or 8
         return trainer
@@ -179,23 +182,32 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         Raises:
             ConfigError: the folder has another run, or there is no such checkpoint.
         """
-        resume = {None: "never", False: "never", True: "auto"}.get(resume_from_checkpoint, resume_from_checkpoint)  # type: ignore[arg-type]
+        if isinstance(resume_from_checkpoint, bool | None):
+            resume = "auto" if resume_from_checkpoint else "never"
+        else:
+            resume = trl_checkpoints.resolve(str(resume_from_checkpoint))
         if resume == "never":
             self._check_folder()
         if resume == "auto" and not _has_run(self.args.output_dir):
             note(f"resume_from_checkpoint: {self.args.output_dir} has no checkpoint; training starts from step 0")
             resume = self._resume
-        if resume != self._resume:
+        if resume != self._resume or self._trained:
             self.close()
-            self._trainer, self._resume = self._make(str(resume)), str(resume)
+            self._trainer, self._resume, self._is_finished = self._make(resume), resume, False
         trainer, started = self._opened_trainer(), time.monotonic()
+        self._trained, self._window = True, LogWindow()
         try:
-            trainer.total_steps  # noqa: B018  # opens the run
+            with trl_names():
+                trainer.total_steps  # noqa: B018  # opens the run
         except RunError as error:
             if isinstance(error.__cause__, RunFinished):
                 return self._finished()
             raise
         first = trainer.step * self._batches.updates_per_step
+        if first:
+            output = Path(str(self.args.output_dir))
+            runs = [output] if resume == "auto" else [Path(resume).absolute().parents[1], output]
+            trl_checkpoints.restore_state(self.state, runs, first)
         self.state.max_steps = trainer.total_steps * self._batches.updates_per_step
         self.state.num_train_epochs = math.ceil(self._epoch(trainer.total_steps))
         self.state.global_step, self.state.epoch = first, self._epoch(trainer.step)
@@ -203,7 +215,8 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         self._callbacks.control._new_training()
         self._callbacks.call("on_train_begin")
         try:
-            losses = self._steps(trainer)
+            with trl_names():
+                losses = self._steps(trainer)
         finally:
             self.close()  # an exception of a callback may be kept, with all that it refers to
         seconds = time.monotonic() - started
@@ -223,7 +236,9 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         """Return the result of a run that has no steps left."""
         note(f"output_dir={self.args.output_dir!r} is finished; nothing was trained. max_steps continues it")
         updates = self.args.settings(prompts=len(self.train_dataset)).total_updates() or 0
+        self._is_finished = True
         self.state.global_step = self.state.max_steps = updates
+        trl_checkpoints.restore_state(self.state, [Path(str(self.args.output_dir))], updates)
         return TrainOutput(updates, 0.0, {"train_runtime": 0.0, "train_loss": 0.0})
 
     def _check_folder(self) -> None:
@@ -247,7 +262,9 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         """Return the policy; before training, a model that was given as an object is that object."""
         if not self._opened and not isinstance(self._model, str):
             return self._model
-        return self._opened_trainer().model
+        trainer = self._opened_trainer()
+        with trl_names():
+            return trainer.model
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -256,6 +273,11 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 
     def _opened_trainer(self) -> Trainer:
         """Return the run underneath, which a caller is about to open."""
+        if self._is_finished:
+            raise RunError(
+                f"output_dir={str(self.args.output_dir)!r} is finished, and its model is not loaded: load it from "
+                f"{self._final_folder()}, or train further with a larger max_steps"
+            )
         if not self._opened and self._resume == "never":
             self._check_folder()
         self._opened = True

@@ -290,7 +290,7 @@ def test_a_run_is_resumed_and_a_used_folder_is_not_overwritten(folder: Path):
         trainer(args=GRPOConfig("out", **args)).train()
     second = trainer(args=GRPOConfig("out", **args))
     assert second.train(resume_from_checkpoint=True).global_step == 2
-    assert [entry["step"] for entry in second.state.log_history] == [2, 2]
+    assert [entry["step"] for entry in second.state.log_history] == [2, 2]  # nothing was logged at step 1
 
 
 class StopAfterOne(TrainerCallback):
