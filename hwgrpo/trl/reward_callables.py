@@ -6,13 +6,15 @@ import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hwgrpo.catalog import REWARDS
-from hwgrpo.errors import ConfigError, shown
+from hwgrpo.errors import ConfigError, nearest, shown
+from hwgrpo.rewards.functions import TRL as TRL_ARGUMENTS
+from hwgrpo.rewards.functions import TRL_SERVICES
 from hwgrpo.trl.grpo_config import note
 
 SCORED = "_scored"
@@ -135,6 +137,27 @@ class RewardCallables:
         for entry, weight in zip(functions, weights or [], strict=False):
             entry["weight"] = float(weight)
         return self.entries
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the dataset has the columns that functions of TRL's signature need.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        for entry in self.entries:
+            if "as" not in entry:
+                continue
+            parameters = inspect.signature(entry["name"]).parameters.values()
+            needed = [each.name for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD]
+            known = {*columns, *TRL_ARGUMENTS, *TRL_SERVICES, "ground_truth"}
+            missing = [name for name in needed if name not in known]
+            if _ONE in needed or "batch" in needed or not missing:
+                continue
+            near = nearest(missing[0], columns)
+            raise ConfigError(
+                f"reward_funcs: {entry['as']} needs the column {missing[0]!r}, which train_dataset lacks (columns: "
+                f"{', '.join(sorted(columns))})" + (f": did you mean {near!r}?" if near else "")
+            )
 
     def _entry(self, reward: Any, tokenizer: Any, number: int, names: Counter[str]) -> dict[str, Any]:
         if isinstance(reward, str):

@@ -11,6 +11,8 @@ from typing import Any
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from hwgrpo.config.schema import ModelConfig
+from hwgrpo.data.given_rows import part_of
 from hwgrpo.errors import ConfigError, RunError, RunFinished, shown
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.imports.trl_settings import TrlSettings
@@ -111,6 +113,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             conversations=not isinstance(self.train_dataset[0]["prompt"], str),
             device=lambda: self._trainer.device,
         )
+        self._rewards.check_columns(part_of(self.train_dataset, "train_dataset", "train_dataset").columns)
         if settings["eval_strategy"] != "no" and self.eval_dataset is None:
             raise ConfigError(f"eval_strategy={settings['eval_strategy']} needs eval_dataset")
         if not isinstance(model, str):
@@ -301,8 +304,13 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         if self.processing_class is not None:
             return self.processing_class
         name = self._model if isinstance(self._model, str) else getattr(self._model, "name_or_path", "")
-        if not name or name.startswith("builtin://"):
+        if not name:
             return None
+        if name.startswith("builtin://"):
+            from hwgrpo.models.loading import load_tokenizer
+
+            self.processing_class = load_tokenizer(ModelConfig(path=name))
+            return self.processing_class
         from transformers import AutoTokenizer
 
         code = self.args.trust_remote_code

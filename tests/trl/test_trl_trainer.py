@@ -27,8 +27,9 @@ from hwgrpo.rewards.async_functions import wait_for
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.peft_settings import lora_settings, quantize_setting
 from hwgrpo.trl.reward_callables import RewardCallables
+from hwgrpo.trl.trl_datasets import SPECIAL_TOKENS, longest_prompt
 from hwgrpo.trl.trl_metrics import LogWindow, named_validation
-from tests.support.models.reward_models import save_reward_model
+from tests.support.models.reward_models import character_tokenizer, save_reward_model
 from tests.trl.tiny_chat_model import save_chat_model
 
 ROWS = [{"prompt": f"say {i}"} for i in range(4)]
@@ -265,7 +266,13 @@ def test_adapters_become_settings():
     assert (settings["model.lora.dropout"], settings["model.lora.rslora"]) == (0.1, True)
     assert lora_settings(LoraConfig(target_modules="all-linear"), None)["model.lora.target_modules"] == ["all-linear"]
     assert lora_settings(LoraConfig(), "qwen2")["model.lora.target_modules"] == ["q_proj", "v_proj"]
-    refused: list[dict[str, Any]] = [{"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 4}}]
+    refused: list[dict[str, Any]] = [
+        {"bias": "all"},
+        {"modules_to_save": ["lm_head"]},
+        {"rank_pattern": {"q_proj": 4}},
+        {"init_lora_weights": False},
+    ]
+    assert lora_settings(LoraConfig(modules_to_save=[], init_lora_weights=True), None)
     for field in refused:
         with pytest.raises(ConfigError, match=next(iter(field))):
             lora_settings(LoraConfig(**field), None)
@@ -396,6 +403,33 @@ def test_a_subclass_of_methods_that_nothing_calls_is_refused(method: str):
     kind = type("Mine", (GRPOTrainer,), {method: lambda self: None})
     with pytest.raises(ConfigError, match=rf"Mine\.{method} would never be called"):
         kind("model", reward)
+
+
+@pytest.mark.parametrize("columns", ["solution, **kwargs", "solution"])
+def test_a_missing_column_of_a_reward_fails_at_once(folder: Path, columns: str):
+    made: dict[str, Any] = {}
+    exec(f"def correct(completions, {columns}): return [0.0] * len(completions)", made)
+    with pytest.raises(ConfigError, match=r"correct needs the column 'solution'.*columns: prompt, solutions.*'solut"):
+        trainer(reward_funcs=[reward, made["correct"]], train_dataset=[{"prompt": "a", "solutions": "b"}])
+    assert trainer(reward_funcs=made["correct"], train_dataset=[{"prompt": "a", "solution": "b"}])
+
+
+def test_the_tokenizer_of_a_model_made_by_its_name(folder: Path):
+    run = trainer(model="builtin://tiny?task=sort&hidden=32&layers=1&steps=30&batch=32&digits=3")
+    assert run.processing_class("1 2")["input_ids"]
+    assert run.settings["data.max_prompt_tokens"] < 30  # the prompts are measured
+
+
+def test_the_longest_prompt_as_it_is_rendered():
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}"
+        + "." * 9
+        + "{% endif %}"
+    )
+    user, assistant = {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}
+    for messages, length in (([user], 4 + 9), ([user, assistant], 4 + 2)):
+        assert longest_prompt([[{"prompt": messages}]], tokenizer, {}) == length + SPECIAL_TOKENS
 
 
 def test_an_open_run_does_not_stop_the_next_one(folder: Path):
