@@ -6,6 +6,8 @@ trainer_parts.py      what its parts share, and its log
 trl_steps.py          the steps of a run, and what is due after each
 trl_evaluation.py     evaluations
 script_methods.py     what scripts call beside training
+script_accelerator.py `trainer.accelerator`
+model_card.py         README.md of a trained model
 grpo_config.py        `GRPOConfig`: TRL's arguments
 trainer_callbacks.py  calls of transformers' callbacks
 trl_checkpoints.py    `checkpoint-N` of scripts, and the state of a resumed run

@@ -262,8 +262,10 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 
     @property
     def model(self) -> Any:
-        """Return the policy; before training, a model that was given as an object is that object."""
-        if not self._opened and not isinstance(self._model, str):
+        """Return the policy, with adapters as a peft model; before training, a model given as an object is that object
+        unless it gets adapters.
+        """
+        if not self._opened and not isinstance(self._model, str) and not self._settings.get("model.lora.rank"):
             return self._model
         trainer = self._opened_trainer()
         with trl_names():
