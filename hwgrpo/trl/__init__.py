@@ -1,5 +1,6 @@
 """TRL's GRPOTrainer on this trainer: a TRL script runs after changing only the import.
 
+early_environment.py  the backend's variables, set at the import
 trl_trainer.py        `GRPOTrainer`: its constructor and `train`
 trainer_arguments.py  its arguments that are renamed or refused
 trainer_parts.py      what its parts share, and its log
@@ -20,8 +21,12 @@ script_arguments.py   ModelConfig, ScriptArguments, TrlParser and their helpers
 peft_settings.py      LoraConfig, BitsAndBytesConfig
 """
 
-from hwgrpo.trl.grpo_config import GRPOConfig
-from hwgrpo.trl.script_arguments import (
+from hwgrpo.trl.early_environment import set_before_torch
+
+set_before_torch()
+
+from hwgrpo.trl.grpo_config import GRPOConfig  # noqa: E402
+from hwgrpo.trl.script_arguments import (  # noqa: E402
     ModelConfig,
     ScriptArguments,
     TrlParser,
@@ -29,7 +34,7 @@ from hwgrpo.trl.script_arguments import (
     get_peft_config,
     get_quantization_config,
 )
-from hwgrpo.trl.trl_trainer import GRPOTrainer
+from hwgrpo.trl.trl_trainer import GRPOTrainer  # noqa: E402
 
 __all__ = [
     "GRPOConfig",
