@@ -68,11 +68,17 @@ def prepare_host(config: Config) -> Host:
     check_world_size(config, world_size)
     selection = choose(config.backend.name)
     settings = profile(selection.backend, "train", deterministic=config.trainer.deterministic)
-    late = [each.name for each in settings if os.environ.get(each.name) != each.value and each.name not in _reported]
+    late = {
+        each.name: each.value
+        for each in settings
+        if os.environ.get(each.name) != each.value and each.name not in _reported
+    }
     _reported.update(late)
-    if late and "torch" in sys.modules:
+    if late and "torch" in sys.modules and rank == 0:
+        exports = " ".join(f"{name}={value}" for name, value in late.items())
         print(
-            f"hwgrpo: warning: torch is already imported and may ignore {', '.join(late)}, which the backend sets",
+            f"hwgrpo: warning: torch is already imported and may ignore {', '.join(late)}, which the backend sets; "
+            f"export {exports} before you start Python, or import hwgrpo.trl before torch, transformers and peft",
             file=sys.stderr,
         )
     apply(selection.backend, "train", deterministic=config.trainer.deterministic)

@@ -217,7 +217,11 @@ def _loggers(v: TrlSettings) -> Iterator[Converted]:
     service = {"wandb", "trackio", "swanlab"} & {*listed}
     if v.is_given("run_name"):
         yield Assignment("observe.run_name", v["run_name"], ("run_name",))
-    if service:
+    named = v.environment.get("WANDB_PROJECT")
+    if named and "wandb" in service:  # as transformers' callback, which reads no argument
+        note = "" if not v.is_given("project") else "the variable WANDB_PROJECT counts"
+        yield Assignment("observe.project", named, ("project",), note)
+    elif service:
         yield Assignment("observe.project", v["project"], ("project",))
     yield Remark(("project",), "no service has the run")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from hwgrpo.config.schema import ModelConfig
 
+ORIGINAL_NAME = "original_name.txt"
+"""File of a model that was given as an object, with its name."""
 COPIED_FILES = (
     "generation_config.json",
     "*processor_config.json",
@@ -56,13 +60,32 @@ def save_model(
     if has_adapters(model) and merge:
         _fp32_copy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
     elif has_adapters(model):
-        model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
+        with _original_base(model):
+            model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
     else:
         model.save_pretrained(folder, **sizes)
     tokenizer.save_pretrained(folder)
     if source is not None and (merge or not has_adapters(model)):
         _copy_missing_files(source, Path(folder))
     follow_umask(Path(folder))
+
+
+@contextmanager
+def _original_base(model: PeftModel) -> Iterator[None]:
+    """Name the base model as it was given, where it was an object, which a run loads from a folder of its own."""
+    base: Any = model.get_base_model()
+    holders = (model.peft_config[TRAINED_ADAPTER], "base_model_name_or_path"), (base.config, "_name_or_path")
+    holders = *holders, (base, "name_or_path")
+    before = [getattr(*each) for each in holders]
+    file = Path(before[0] or "") / ORIGINAL_NAME
+    if file.is_file():
+        for each in holders:
+            setattr(*each, file.read_text(encoding="utf-8"))
+    try:
+        yield
+    finally:
+        for each, value in zip(holders, before, strict=True):
+            setattr(*each, value)
 
 
 def _fp32_copy(model: PeftModel) -> PeftModel:

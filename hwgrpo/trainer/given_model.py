@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.lora import has_adapters
+from hwgrpo.models.saving import ORIGINAL_NAME
 from hwgrpo.permissions import follow_umask
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.training.checkpoint.checkpoint_files import discard
@@ -83,7 +84,13 @@ def write_model(model: PreTrainedModel, output: Path, rank: int, timeout: float)
         RunError: the folder cannot be written, or does not appear: this rank has another model than rank 0.
     """
     folder = output / FOLDER / f"model-{fingerprint(model)}"
-    written = _place(folder, rank, timeout, lambda partial: model.save_pretrained(partial))
+
+    def write(partial: Path) -> None:
+        model.save_pretrained(partial)
+        if model.name_or_path:
+            (partial / ORIGINAL_NAME).write_text(model.name_or_path, encoding="utf-8")
+
+    written = _place(folder, rank, timeout, write)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     note = f"the given {type(model).__name__} was written to {folder} ({format_bytes(size)}), which the run loads"
     return folder, note if written else None

@@ -21,6 +21,7 @@ from hwgrpo.trainer.process_state import RestoredEnvironment, restored_process
 from hwgrpo.trainer.step_record import Step, StepRecorder
 
 if TYPE_CHECKING:
+    import torch
     from hwgrpo_backends.device import Device
 
     from hwgrpo.data.prompts import PromptDataset
@@ -112,6 +113,13 @@ class Trainer:
     def model(self) -> Any:
         """The policy: a transformers model, or with LoRA a peft model; under sharding this rank's shards."""
         return self._opened().update.policy.model
+
+    @property
+    def device(self) -> torch.device:
+        """This process's device."""
+        from hwgrpo_backends.device import Device
+
+        return Device(self._host.backend, self._host.local_rank).torch_device
 
     @property
     def tokenizer(self) -> Any:

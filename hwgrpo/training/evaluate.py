@@ -40,7 +40,7 @@ def scores(
     rows: range,
     step: int | None = None,
     longest: int = 0,
-) -> tuple[torch.Tensor, list[str], int]:
+) -> tuple[torch.Tensor, list[str], int, list[tuple[str, str, float]]]:
     """Generate responses and score them.
 
     Args:
@@ -55,11 +55,12 @@ def scores(
 
     Returns:
         [len(rows), n] fp64 total rewards (NaN for a sample removed by a failure policy, or dropped for being late), the
-        prompts' sources, and how many groups were dropped.
+        prompts' sources, how many groups were dropped, and (source, function, value) of each response and function.
     """
     parts: list[torch.Tensor] = []
     dropped = 0
     sources: list[str] = []
+    of_functions: list[tuple[str, str, float]] = []
     for start in range(0, max(len(rows), longest), PROMPTS_AT_ONCE):
         chunk = rows[start : start + PROMPTS_AT_ONCE]
         # epoch -1: validation prompts share no uid, and so no random numbers, with training prompts
@@ -74,7 +75,11 @@ def scores(
         parts.append(total)
         dropped += len(completions.dropped)
         sources += [prompt.source for prompt in batch.prompts]
-    return torch.cat(parts) if parts else torch.zeros(0, sampling.n, dtype=torch.float64), sources, dropped
+        asked = [batch.prompts[index].source for index in completions.prompt_index.tolist()]
+        for name, values in scored.per_function.items():
+            of_functions += [(source, name, value) for source, value in zip(asked, values.tolist(), strict=True)]
+    total = torch.cat(parts) if parts else torch.zeros(0, sampling.n, dtype=torch.float64)
+    return total, sources, dropped, of_functions
 
 
 def validate(
@@ -87,7 +92,8 @@ def validate(
 ) -> dict[str, float]:
     """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, distributed over the ranks.
 
-    Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts. With
+    Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts.
+    `val-aux/<source>/rewards/<function>/mean` is the mean of a function over sampled responses, or greedy ones. With
     `rollout.group_timeout`, `val-aux/groups_dropped` counts the groups that are in none of them.
 
     Args:
@@ -101,13 +107,15 @@ def validate(
     sampling, n = validation_sampling_of(config), config.trainer.validation_n
     rows = range(strategy.rank, len(dataset), strategy.world_size)
     longest = -(-len(dataset) // strategy.world_size)
-    greedy, sources, dropped = scores(
+    greedy, sources, dropped, of_functions = scores(
         engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step, longest
     )
     collected: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     columns = {"greedy": greedy[:, 0]}
     if n > 0:
-        sampled, _, further = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step, longest)
+        sampled, _, further, of_functions = scores(
+            engine, dataset, rewards, replace(sampling, n=n), rows, step, longest
+        )
         dropped += further
         columns[f"mean@{n}"] = sampled.nanmean(1)
         best = sampled.nan_to_num(nan=-torch.inf).amax(1)
@@ -116,10 +124,14 @@ def validate(
         for source, value in zip(sources, values.tolist(), strict=True):
             collected[source][name].append(value)
     merged: dict[str, list[float]] = defaultdict(list)
-    for part in strategy.gather_objects({f"{s}/reward/{k}": v for s, by in collected.items() for k, v in by.items()}):
+    functions: dict[str, list[float]] = defaultdict(list)
+    own = {f"{s}/reward/{k}": v for s, by in collected.items() for k, v in by.items()}
+    for part, part_of_functions in strategy.gather_objects((own, of_functions)):
         for key, values in part.items():
             merged[key] += values
-    metrics = {}
+        for source, name, value in part_of_functions:
+            functions[f"val-aux/{source}/rewards/{name}/mean"].append(value)
+    metrics = {key: float(torch.tensor(values, dtype=torch.float64).nanmean()) for key, values in functions.items()}
     for key, values in merged.items():
         scores_N = torch.tensor(values, dtype=torch.float64)
         metrics[f"val-core/{key}"] = float(scores_N.nanmean())
@@ -152,7 +164,7 @@ class Evaluation:
 
     def _scores(self, **changes: Any) -> tuple[torch.Tensor, int]:
         sampling = replace(self.sampling, **changes)
-        found, _, dropped = scores(self.engine, self.dataset, self.rewards, sampling, range(len(self.dataset)))
+        found, _, dropped, _ = scores(self.engine, self.dataset, self.rewards, sampling, range(len(self.dataset)))
         return found, dropped
 
 

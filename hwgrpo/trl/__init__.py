@@ -1,17 +1,32 @@
 """TRL's GRPOTrainer on this trainer: a TRL script runs after changing only the import.
 
-trl_trainer.py        `GRPOTrainer`
+early_environment.py  the backend's variables, set at the import
+trl_trainer.py        `GRPOTrainer`: its constructor and `train`
+trainer_arguments.py  its arguments that are renamed or refused
+trainer_parts.py      what its parts share, and its log
+trl_steps.py          the steps of a run, and what is due after each
+trl_evaluation.py     evaluations
+script_methods.py     what scripts call beside training
+script_accelerator.py `trainer.accelerator`
+model_card.py         README.md of a trained model
 grpo_config.py        `GRPOConfig`: TRL's arguments
 trainer_callbacks.py  calls of transformers' callbacks
+trl_checkpoints.py    `checkpoint-N` of scripts, and the state of a resumed run
+trl_errors.py         errors with the names of TRL's arguments
 trl_metrics.py        metrics under TRL's names
 trl_datasets.py       datasets of a script
 reward_callables.py   reward functions and models of a script
+rewards.py            the reward functions of `trl.rewards`
 script_arguments.py   ModelConfig, ScriptArguments, TrlParser and their helpers
 peft_settings.py      LoraConfig, BitsAndBytesConfig
 """
 
-from hwgrpo.trl.grpo_config import GRPOConfig
-from hwgrpo.trl.script_arguments import (
+from hwgrpo.trl.early_environment import set_before_torch
+
+set_before_torch()
+
+from hwgrpo.trl.grpo_config import GRPOConfig  # noqa: E402
+from hwgrpo.trl.script_arguments import (  # noqa: E402
     ModelConfig,
     ScriptArguments,
     TrlParser,
@@ -19,7 +34,7 @@ from hwgrpo.trl.script_arguments import (
     get_peft_config,
     get_quantization_config,
 )
-from hwgrpo.trl.trl_trainer import GRPOTrainer
+from hwgrpo.trl.trl_trainer import GRPOTrainer  # noqa: E402
 
 __all__ = [
     "GRPOConfig",

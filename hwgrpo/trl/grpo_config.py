@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
-from transformers.training_args import OptimizerNames
+from transformers.training_args import OptimizerNames, ParallelMode
 
 from hwgrpo.errors import ConfigError, choice_error, nearest, shown
 from hwgrpo.imports.trl_reader import trl_settings
@@ -239,6 +239,11 @@ class GRPOConfig(_Arguments):
     def local_process_index(self) -> int:
         """Return this process's rank on its host."""
         return int(os.environ.get("LOCAL_RANK", 0))
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """Return whether there are several processes."""
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def n_gpu(self) -> int:

@@ -39,8 +39,8 @@ def lora_settings(config: Any, model_type: str | None) -> dict[str, Any]:
         raise ConfigError(f"peft_config={type(config).__name__}: adapters are low-rank ones here; give a LoraConfig")
     default = LoraConfig()
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in (*_SAME, *_IGNORED) or value == getattr(default, field.name, None) or not value:
+        value, usual = getattr(config, field.name), getattr(default, field.name, None)
+        if field.name in (*_SAME, *_IGNORED) or value == usual or not (value or usual):
             continue
         raise ConfigError(
             f"peft_config.{field.name}={shown(value)} has no counterpart here; leave it out "

@@ -6,18 +6,21 @@ import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hwgrpo.catalog import REWARDS
-from hwgrpo.errors import ConfigError, shown
+from hwgrpo.errors import ConfigError, nearest, shown
+from hwgrpo.rewards.functions import TRL as TRL_ARGUMENTS
+from hwgrpo.rewards.functions import TRL_SERVICES
 from hwgrpo.trl.grpo_config import note
 
 SCORED = "_scored"
 """Name of the entry that drops responses for which every function returned None; no function's name begins with _."""
 _RESPONSES = "responses"
+_MODEL = "reward_model"
 _ONE = "solution_str"
 """Argument of verl's signature, which scores one response a call."""
 
@@ -25,12 +28,22 @@ _ONE = "solution_str"
 class RewardModelCall:
     """A sequence-classification model as a reward: its first logit of prompt and completion.
 
+    As in TRL the tokenizer adds no special tokens: those of a conversation are the chat template's.
+
     Args:
-        model: a transformers model, scored where it is.
+        model: a transformers model.
         tokenizer: its tokenizer; None: that of its `name_or_path`.
+        options: of the chat template.
+        device: returns the run's device, which the model moves to; None: it stays where it is.
     """
 
-    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        options: Mapping[str, Any] | None = None,
+        device: Callable[[], torch.device] | None = None,
+    ) -> None:
         if tokenizer is None:
             from transformers import AutoTokenizer
 
@@ -40,6 +53,7 @@ class RewardModelCall:
         model.config.pad_token_id = tokenizer.pad_token_id
         self.__name__ = str(model.config._name_or_path).rstrip("/").rpartition("/")[2] or type(model).__name__
         self._model, self._tokenizer = model.eval(), tokenizer
+        self._options, self._device = dict(options or {}), device
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
@@ -48,10 +62,14 @@ class RewardModelCall:
         texts = [
             prompt + completion
             if isinstance(prompt, str)
-            else self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
+            else self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False, **self._options)
             for prompt, completion in pairs
         ]
-        inputs = self._tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
+        if self._device is not None:
+            self._model.to(self._device())
+        inputs = self._tokenizer(
+            texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+        )
         logits = self._model(**inputs.to(self._model.device)).logits
         return logits[:, 0].float().tolist()
 
@@ -63,19 +81,38 @@ class RewardCallables:
         rewards: a function, a model or the name of one, or a list of these.
         tokenizers: a tokenizer of each model, or None.
         state: returns the state that functions get as `trainer_state`.
+        options: of the chat template, for models.
+        conversations: whether the prompts are messages, to which a chat template is applied.
+        device: returns the run's device, for models given as objects; None: they stay where they are.
 
     Raises:
         ConfigError: there are none, or one cannot be used.
     """
 
-    def __init__(self, rewards: Any, tokenizers: Any, state: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        rewards: Any,
+        tokenizers: Any,
+        state: Callable[[], Any],
+        *,
+        options: Mapping[str, Any] | None = None,
+        conversations: bool = True,
+        device: Callable[[], torch.device] | None = None,
+    ) -> None:
         listed = list(rewards) if isinstance(rewards, list | tuple) else [rewards]
         if rewards is None or not listed:
             raise ConfigError("reward_funcs is missing: give a function, or the name of a reward model, or a list")
         given = tokenizers if isinstance(tokenizers, list | tuple) else [tokenizers] * len(listed)
         if len(given) != len(listed):
             raise ConfigError(f"reward_processing_classes has {len(given)} entries for {len(listed)} reward_funcs")
-        self._state = state
+        self._state, self._device = state, device
+        self._model_kwargs: dict[str, Any] = {"special_tokens": False}
+        if options:
+            self._model_kwargs["chat_template_kwargs"] = dict(options)
+        if not conversations:
+            self._model_kwargs["chat_template"] = False
+        self.shown: dict[str, str] = {}
+        """Name of a model's metrics here -> its name in TRL, the last part of its path."""
         self.logged: dict[str, list[float]] = {}
         """Name -> values that functions logged by `log_metric`."""
         self._missing: dict[str, list[bool]] = {}
@@ -101,6 +138,27 @@ class RewardCallables:
             entry["weight"] = float(weight)
         return self.entries
 
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the dataset has the columns that functions of TRL's signature need.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        for entry in self.entries:
+            if "as" not in entry:
+                continue
+            parameters = inspect.signature(entry["name"]).parameters.values()
+            needed = [each.name for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD]
+            known = {*columns, *TRL_ARGUMENTS, *TRL_SERVICES, "ground_truth"}
+            missing = [name for name in needed if name not in known]
+            if _ONE in needed or "batch" in needed or not missing:
+                continue
+            near = nearest(missing[0], columns)
+            raise ConfigError(
+                f"reward_funcs: {entry['as']} needs the column {missing[0]!r}, which train_dataset lacks (columns: "
+                f"{', '.join(sorted(columns))})" + (f": did you mean {near!r}?" if near else "")
+            )
+
     def _entry(self, reward: Any, tokenizer: Any, number: int, names: Counter[str]) -> dict[str, Any]:
         if isinstance(reward, str):
             if tokenizer is not None:
@@ -110,14 +168,13 @@ class RewardCallables:
                 )
             if reward in REWARDS.names() or reward.partition(":")[0].endswith(".py"):
                 return {"name": reward}
-            return {"name": "reward_model", "kwargs": {"path": reward}}
+            self.shown[_unused(_MODEL, names)] = _unused(reward.rstrip("/").rpartition("/")[2], names)
+            return {"name": _MODEL, "kwargs": {"path": reward, **self._model_kwargs}}
         if hasattr(reward, "forward") and hasattr(reward, "config"):
-            reward = RewardModelCall(reward, tokenizer)
+            reward = RewardModelCall(reward, tokenizer, self._model_kwargs.get("chat_template_kwargs"), self._device)
         if not callable(reward):
             raise ConfigError(f"reward_funcs[{number}]={shown(reward)} is neither a function nor a model")
-        name = _name_of(reward)
-        names[name] += 1
-        name = name if names[name] == 1 else f"{name}_{names[name]}"
+        name = _unused(_name_of(reward), names)
         return {"name": self._adapted(reward, name), "as": name, "on_nan": "value", "failure_value": 0.0}
 
     def _adapted(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -209,6 +266,12 @@ def _signature(function: Callable[..., Any], name: str) -> tuple[inspect.Signatu
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY) if each.kind in kinds else each for each in parameters
     ]
     return inspect.Signature(parameters), renames
+
+
+def _unused(name: str, names: Counter[str]) -> str:
+    """Return a name with its number if it has occurred before."""
+    names[name] += 1
+    return name if names[name] == 1 else f"{name}_{names[name]}"
 
 
 def _name_of(function: Any) -> str:

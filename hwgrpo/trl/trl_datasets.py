@@ -78,10 +78,18 @@ def longest_prompt(datasets: Iterable[Any], tokenizer: Any, template: Mapping[st
             prompt = row["prompt"]
             if prompt is None:
                 raise DataError(f"row {number} of the dataset has prompt=None; give text or messages, or drop it")
-            text = (
-                prompt
-                if isinstance(prompt, str)
-                else tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **template)
-            )
+            text = prompt if isinstance(prompt, str) else _rendered(prompt, tokenizer, template)
             longest = max(longest, len(tokenizer(text)["input_ids"]))
     return longest + SPECIAL_TOKENS
+
+
+def _rendered(messages: Any, tokenizer: Any, template: Mapping[str, Any]) -> str:
+    """Return a conversation as the run renders it: an assistant's message at the end is continued."""
+    continued = messages[-1]["role"] == "assistant"
+    return tokenizer.apply_chat_template(
+        messages,
+        tokenize=False,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        **template,
+    )

@@ -30,36 +30,47 @@ NAMES = {
 """TRL's name -> the metric of a step here."""
 _LAST = ("learning_rate", "num_tokens")
 """Metrics of which a log has the last value, not the mean."""
+_FUNCTION = re.compile(r"rewards/(.+)/(mean|std)")
+_VALIDATION_FUNCTION = re.compile(r"val-aux/(.+)/rewards/([^/]+)/mean")
 _VALIDATION = re.compile(r"val-core/(.+)/reward/(greedy|mean@\d+|best@\d+)")
 
 
-def named(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a step under TRL's names."""
+def named(metrics: Mapping[str, float], models: Mapping[str, str]) -> dict[str, float]:
+    """Return the metrics of a step under TRL's names.
+
+    Args:
+        metrics: those here.
+        models: name of a reward model here -> its name in TRL.
+    """
     values = {name: metrics[here] for name, here in NAMES.items() if here in metrics}
-    of_functions = {
-        name: value
-        for name, value in metrics.items()
-        if name.startswith("rewards/")
-        and name.endswith(("/mean", "/std"))
-        and not name.startswith(f"rewards/{SCORED}/")
-    }
-    return values | of_functions
+    for name, value in metrics.items():
+        match = _FUNCTION.fullmatch(name)
+        if match is not None and match[1] != SCORED:
+            values[f"rewards/{models.get(match[1], match[1])}/{match[2]}"] = value
+    return values
 
 
-def named_validation(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a validation under TRL's names: eval_reward, and eval_SOURCE_reward of several datasets."""
+def named_validation(metrics: Mapping[str, float], models: Mapping[str, str], *, by_name: bool) -> dict[str, float]:
+    """Return the metrics of a validation under TRL's names, as means over the sources.
+
+    Args:
+        metrics: those here.
+        models: name of a reward model here -> its name in TRL.
+        by_name: whether those of a single source have its name, too, as those of several.
+    """
     found: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
-        match = _VALIDATION.fullmatch(name)
-        if match is not None:
-            kind = {"greedy": "_greedy", "mean": "", "best": "_best"}[match[2].partition("@")[0]]
+        if (match := _VALIDATION.fullmatch(name)) is not None:
+            kind = {"greedy": "reward_greedy", "mean": "reward", "best": "reward_best"}[match[2].partition("@")[0]]
             found.setdefault(kind, {})[match[1]] = value
-    if "" not in found and "_greedy" in found:  # no samples
-        found[""] = found["_greedy"]
-    result = {f"eval_reward{kind}": sum(values.values()) / len(values) for kind, values in found.items()}
-    for source, value in found.get("", {}).items():
-        if len(found[""]) > 1:
-            result[f"eval_{source}_reward"] = value
+        elif (match := _VALIDATION_FUNCTION.fullmatch(name)) is not None and match[2] != SCORED:
+            found.setdefault(f"rewards/{models.get(match[2], match[2])}/mean", {})[match[1]] = value
+    if "reward" not in found and "reward_greedy" in found:  # no samples
+        found["reward"] = found["reward_greedy"]
+    result = {f"eval_{kind}": sum(values.values()) / len(values) for kind, values in found.items()}
+    for kind, values in found.items():
+        if by_name or len(values) > 1:
+            result |= {f"eval_{source}_{kind}": value for source, value in values.items()}
     if "timing_s/testing" in metrics:
         result["eval_runtime"] = metrics["timing_s/testing"]
     return result

@@ -17,6 +17,10 @@ Calls = list[tuple[str, dict[str, Any]]]
 class WandbRun:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
+        self.config = self
+
+    def update(self, d: dict, allow_val_change=None) -> None:
+        self._calls.append(("config", {"settings": d, "allow_val_change": allow_val_change}))
 
     def define_metric(self, name, step_metric=None, step_sync=None, hidden=None, summary=None, overwrite=None) -> None:
         self._calls.append(("define_metric", {"name": name, "step_metric": step_metric}))
@@ -38,7 +42,7 @@ def wandb(calls: Calls) -> types.ModuleType:
         calls.append(("init", {k: v for k, v in locals().items() if v is not None and k != "calls"}))
         return WandbRun(calls)
 
-    return _module("wandb", init=init, Settings=lambda *, console: {"console": console})
+    return _module("wandb", run=None, init=init, Settings=lambda *, console: {"console": console})
 
 
 class TrackioRun:

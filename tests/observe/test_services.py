@@ -16,7 +16,7 @@ from hwgrpo.config.validate import check_logger_installed
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.observe.observer import Observer
 from hwgrpo.values import StepMetrics
-from tests.observe.services import FAKES, Calls
+from tests.observe.services import FAKES, Calls, WandbRun
 
 GREEDY = "val-core/task://sort/reward/greedy"
 
@@ -68,6 +68,22 @@ def test_a_run_is_started_once_with_its_settings_and_gets_every_step_and_validat
     assert of("log", calls)[3]["data"][GREEDY] == 0.75
     assert [kind for kind, _ in calls].count("finish") == 1
     assert calls[-1][0] == "finish"
+
+
+def test_an_open_run_of_wandb_gets_the_metrics_and_stays_open(tmp_path, monkeypatch):
+    calls: Calls = []
+    module = FAKES["wandb"](calls)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(module, "run", WandbRun(calls))
+    with an_observer("wandb", tmp_path / "run") as observer:
+        observer.resume_from(0)
+        steps(observer, 1, 2)
+    assert (of("init", calls), of("finish", calls)) == ([], [])
+    [update] = of("config", calls)
+    assert update["settings"]["optim"]["lr"] == 0.5
+    assert update["allow_val_change"] is True
+    assert of("define_metric", calls) == [{"name": "*", "step_metric": "training/global_step"}]
+    assert sent(calls) == [1, 2]
 
 
 def test_names_are_those_of_the_settings(service, tmp_path):

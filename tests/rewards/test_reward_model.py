@@ -81,6 +81,26 @@ def test_the_models_own_chat_template_is_applied(tmp_path, scored, messages):
     assert scored(tmp_path, [["4"]], messages, chat_template=False).total.tolist() == pytest.approx([plain], abs=close)
 
 
+def test_options_of_the_chat_template_and_no_special_tokens_of_plain_text(tmp_path, scored):
+    model = save_reward_model(tmp_path, "decoder", chat=True)
+    tokenizer = character_tokenizer(chat=True)
+    tokenizer.chat_template = "{{ mark }}" + CHAT_TEMPLATE
+    tokenizer.bos_token, tokenizer.add_bos_token = "<unk>", True
+    tokenizer.save_pretrained(tmp_path)
+    start = tokenizer("")["input_ids"]
+    assert len(start) == 1
+    ids = character_tokenizer()("prompt 04")["input_ids"]
+    marked = character_tokenizer()("![user]prompt 0\n[assistant]4\n")["input_ids"]
+    expected = [alone(model, each) for each in ([*start, *ids], ids, marked)]
+    options = [
+        {"chat_template": False},
+        {"chat_template": False, "special_tokens": False},
+        {"chat_template_kwargs": {"mark": "!"}},
+    ]
+    found = [scored(tmp_path, [["4"]], **each).total.item() for each in options]
+    assert found == pytest.approx(expected, abs=tolerance(model, expected))
+
+
 def test_the_logit_of_a_label_by_number_and_by_name(tmp_path, scored):
     model = save_reward_model(tmp_path, "decoder", labels=3)
     ids = character_tokenizer()("prompt 04")["input_ids"]

@@ -246,7 +246,7 @@ def test_rewards_of_a_validation_stay_with_their_prompts():
             return Prompt(str(row), "p", (1,), None, {})
 
     stage: Any = Stage()
-    found, _, dropped = scores(stage, stage, stage, Sampling(2, 4), range(3))
+    found, _, dropped, _ = scores(stage, stage, stage, Sampling(2, 4), range(3))
     assert found.nan_to_num(-1).tolist() == [[1, 2], [-1, -1], [3, 4]]
     assert dropped == 1
 

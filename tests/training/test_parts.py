@@ -345,7 +345,7 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
 
         def score(self, batch, completions, drawing):
             values = rewards[len(completions.prompt_index) // 2].double().flatten()
-            return Rewards(total=values.nan_to_num(), valid=~values.isnan(), per_function={})
+            return Rewards(total=values.nan_to_num(), valid=~values.isnan(), per_function={"f": values + 1})
 
         def prompt(self, row: int, epoch: int) -> Prompt:
             assert epoch < 0, "validation must not share random numbers with training"
@@ -367,5 +367,6 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
         "val-core/s/reward/greedy": 0.5,
         "val-core/s/reward/mean@2": 0.75,
         "val-core/s/reward/best@2": 1.0,
+        "val-aux/s/rewards/f/mean": 1.75,
         "val-aux/s/reward/greedy/stderr": 0.5,  # the others have one prompt, whose spread is unknown
     }

@@ -277,3 +277,20 @@ def test_rewards_of_the_script_are_rewards_here():
         {"name": "my/rewards.py:good"},
         {"name": "math", "weight": 0.5},
     ]
+
+
+@pytest.mark.parametrize(
+    "settings, environment, project",
+    [
+        ("report_to=[wandb]", {}, "huggingface"),
+        ("report_to=[wandb]", {"WANDB_PROJECT": "mine"}, "mine"),
+        ("report_to=[trackio]", {"WANDB_PROJECT": "mine"}, "huggingface"),
+        ("report_to=[wandb] project=other", {"WANDB_PROJECT": "mine"}, "mine"),
+        ("report_to=[wandb] project=other", {}, "other"),
+        ("report_to=[tensorboard]", {"WANDB_PROJECT": "mine"}, None),
+    ],
+)
+def test_the_project_of_wandb_is_that_of_the_environment(
+    settings: str, environment: dict[str, str], project: str | None
+):
+    assert imported(*settings.split(), environment=environment).settings.get("observe.project") == project

@@ -80,7 +80,8 @@ def test_a_script_with_evaluation_and_callbacks(run: Any):
     names = run("evaluation_script.py")
     events = names["events"]
     assert events[0] == ("begin", 6, True)
-    assert events[-1] == ("evaluate", 3, ["eval_reward", "eval_reward_best", "eval_reward_greedy"])
+    own = ["eval_reward", "eval_reward_best", "eval_reward_greedy", "eval_rewards/short/mean"]
+    assert events[-1] == ("evaluate", 3, own)
     assert ("save", 1) in events
     assert ("save", 2) not in events
     assert {each.name for each in Path("evaluation/checkpoints").iterdir()} == {"step-00000001", "step-00000003"}

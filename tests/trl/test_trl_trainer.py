@@ -27,8 +27,9 @@ from hwgrpo.rewards.async_functions import wait_for
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.peft_settings import lora_settings, quantize_setting
 from hwgrpo.trl.reward_callables import RewardCallables
+from hwgrpo.trl.trl_datasets import SPECIAL_TOKENS, longest_prompt
 from hwgrpo.trl.trl_metrics import LogWindow, named_validation
-from tests.support.models.reward_models import save_reward_model
+from tests.support.models.reward_models import character_tokenizer, save_reward_model
 from tests.trl.tiny_chat_model import save_chat_model
 
 ROWS = [{"prompt": f"say {i}"} for i in range(4)]
@@ -265,7 +266,13 @@ def test_adapters_become_settings():
     assert (settings["model.lora.dropout"], settings["model.lora.rslora"]) == (0.1, True)
     assert lora_settings(LoraConfig(target_modules="all-linear"), None)["model.lora.target_modules"] == ["all-linear"]
     assert lora_settings(LoraConfig(), "qwen2")["model.lora.target_modules"] == ["q_proj", "v_proj"]
-    refused: list[dict[str, Any]] = [{"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 4}}]
+    refused: list[dict[str, Any]] = [
+        {"bias": "all"},
+        {"modules_to_save": ["lm_head"]},
+        {"rank_pattern": {"q_proj": 4}},
+        {"init_lora_weights": False},
+    ]
+    assert lora_settings(LoraConfig(modules_to_save=[], init_lora_weights=True), None)
     for field in refused:
         with pytest.raises(ConfigError, match=next(iter(field))):
             lora_settings(LoraConfig(**field), None)
@@ -290,7 +297,7 @@ def test_a_run_is_resumed_and_a_used_folder_is_not_overwritten(folder: Path):
         trainer(args=GRPOConfig("out", **args)).train()
     second = trainer(args=GRPOConfig("out", **args))
     assert second.train(resume_from_checkpoint=True).global_step == 2
-    assert [entry["step"] for entry in second.state.log_history] == [2, 2]
+    assert [entry["step"] for entry in second.state.log_history] == [2, 2]  # nothing was logged at step 1
 
 
 class StopAfterOne(TrainerCallback):
@@ -396,6 +403,33 @@ def test_a_subclass_of_methods_that_nothing_calls_is_refused(method: str):
     kind = type("Mine", (GRPOTrainer,), {method: lambda self: None})
     with pytest.raises(ConfigError, match=rf"Mine\.{method} would never be called"):
         kind("model", reward)
+
+
+@pytest.mark.parametrize("columns", ["solution, **kwargs", "solution"])
+def test_a_missing_column_of_a_reward_fails_at_once(folder: Path, columns: str):
+    made: dict[str, Any] = {}
+    exec(f"def correct(completions, {columns}): return [0.0] * len(completions)", made)
+    with pytest.raises(ConfigError, match=r"correct needs the column 'solution'.*columns: prompt, solutions.*'solut"):
+        trainer(reward_funcs=[reward, made["correct"]], train_dataset=[{"prompt": "a", "solutions": "b"}])
+    assert trainer(reward_funcs=made["correct"], train_dataset=[{"prompt": "a", "solution": "b"}])
+
+
+def test_the_tokenizer_of_a_model_made_by_its_name(folder: Path):
+    run = trainer(model="builtin://tiny?task=sort&hidden=32&layers=1&steps=30&batch=32&digits=3")
+    assert run.processing_class("1 2")["input_ids"]
+    assert run.settings["data.max_prompt_tokens"] < 30  # the prompts are measured
+
+
+def test_the_longest_prompt_as_it_is_rendered():
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}"
+        + "." * 9
+        + "{% endif %}"
+    )
+    user, assistant = {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}
+    for messages, length in (([user], 4 + 9), ([user, assistant], 4 + 2)):
+        assert longest_prompt([[{"prompt": messages}]], tokenizer, {}) == length + SPECIAL_TOKENS
 
 
 def test_an_open_run_does_not_stop_the_next_one(folder: Path):
@@ -511,10 +545,32 @@ def test_metrics_of_a_window_and_of_validations():
     assert window.take() == {"loss": 1.5, "learning_rate": 4.0}
     assert window.take() == {}
     values = {"val-core/a/reward/mean@2": 1.0, "val-core/b/reward/mean@2": 3.0, "val-core/a/reward/greedy": 5.0}
-    assert named_validation(values) == {
+    assert named_validation(values, {}, by_name=False) == {
         "eval_reward": 2.0,
         "eval_reward_greedy": 5.0,
         "eval_a_reward": 1.0,
         "eval_b_reward": 3.0,
     }
-    assert named_validation({"val-core/a/reward/greedy": 5.0})["eval_reward"] == 5.0
+    one = {"val-core/a/reward/greedy": 5.0, "val-aux/a/rewards/reward_model/mean": 4.0}
+    means = {"eval_reward": 5.0, "eval_reward_greedy": 5.0, "eval_rewards/judge/mean": 4.0}
+    assert named_validation(one, {"reward_model": "judge"}, by_name=False) == means
+    of_a = {name.replace("eval_", "eval_a_"): value for name, value in means.items()}
+    assert named_validation(one, {"reward_model": "judge"}, by_name=True) == means | of_a
+
+
+def test_evaluations_have_the_names_of_datasets_and_functions(folder: Path):
+    def shorter(completions: list[str], **_: Any) -> list[float]:
+        return [-float(len(each)) for each in completions]
+
+    args = GRPOConfig("out", **SMALL, eval_strategy="steps", eval_steps=1, num_generations_eval=2)
+    run = trainer(args=args, reward_funcs=[reward, shorter], eval_dataset={"math": ROWS[:1]})
+    run.train()
+    [logged] = [entry for entry in run.state.log_history if "eval_reward" in entry]
+    for values in (logged, run.evaluate(), run.evaluate({"math": ROWS[:2]})):
+        assert values["eval_math_reward"] == values["eval_reward"] == 0
+        assert values["eval_rewards/reward/mean"] == values["eval_math_rewards/reward/mean"] > 0
+        assert values["eval_rewards/shorter/mean"] == -values["eval_rewards/reward/mean"]
+        assert not any("scored" in name for name in values)
+    plain = run.evaluate(ROWS[:1], metric_key_prefix="test")
+    assert {"test_reward", "test_rewards/shorter/mean"} <= {*plain}
+    assert not any("math" in name or "eval" in name for name in plain)

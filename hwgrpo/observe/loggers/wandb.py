@@ -1,4 +1,7 @@
-"""The metrics on Weights & Biases; WANDB_MODE=offline keeps them in the run's folder for `wandb sync`."""
+"""The metrics on Weights & Biases; WANDB_MODE=offline keeps them in the run's folder for `wandb sync`.
+
+A run that the process has open, by `wandb.init` in a script, gets them instead of a new one, and stays open.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,14 @@ class WandbLogger(ServiceLogger):
 
     def _start(self, run: ServiceRun) -> None:
         wandb: Any = importlib.import_module("wandb")
-        self._run = wandb.init(
+        self._is_ours = wandb.run is None
+        self._run = self._made(wandb, run) if self._is_ours else wandb.run
+        if not self._is_ours:
+            self._run.config.update(dict(run.settings), allow_val_change=True)
+        self._run.define_metric("*", step_metric=STEP)
+
+    def _made(self, wandb: Any, run: ServiceRun) -> Any:
+        return wandb.init(
             project=run.project,
             name=run.name,
             id=run.id,
@@ -31,10 +41,10 @@ class WandbLogger(ServiceLogger):
             # our output has a live panel and texts of the model: neither is for upload
             settings=wandb.Settings(console="off"),
         )
-        self._run.define_metric("*", step_metric=STEP)
 
     def _send(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({**values, STEP: step})
 
     def _finish(self, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+        if self._is_ours:
+            self._run.finish(exit_code=int(failed))

@@ -31,6 +31,8 @@ class RewardModel:
         too_long: "fail": a longer one is a failure under `on_error`; "left" or "right": its first or last tokens are
             cut off.
         chat_template: whether the tokenizer's chat template is applied to prompt and response; None: if it has one.
+        chat_template_kwargs: options of the chat template.
+        special_tokens: whether the tokenizer adds its own to text without a chat template.
         revision: commit, branch or tag on the hub.
         trust_remote_code: run code that comes with the model.
 
@@ -51,6 +53,8 @@ class RewardModel:
         max_length: int | None = None,
         too_long: str = "fail",
         chat_template: bool | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        special_tokens: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -63,7 +67,15 @@ class RewardModel:
         tokenizer = pretrained.tokenizer()
         if chat_template and not tokenizer.chat_template:
             raise checks.error("chat_template", True, "needs a tokenizer with a chat template: remove it")
-        self._text = ScoredText(tokenizer, chat_template, max_length or longest_input(config, tokenizer), too_long)
+        checks.boolean("special_tokens", special_tokens)
+        self._text = ScoredText(
+            tokenizer,
+            chat_template,
+            max_length or longest_input(config, tokenizer),
+            too_long,
+            options=chat_template_kwargs,
+            special_tokens=special_tokens,
+        )
         model = pretrained.model("AutoModelForSequenceClassification", dtype)
         self._pad = padding_id(model)
         self._placed = PlacedModel(model, device, place, offload)

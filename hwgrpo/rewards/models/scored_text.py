@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.rewards.conversation import conversation
@@ -23,14 +24,24 @@ class ScoredText:
         chat_template: whether its chat template is applied; None: if it has one.
         max_length: most tokens that the model reads; None: no limit.
         too_long: one of `TOO_LONG`.
+        options: of the chat template, e.g. {"enable_thinking": False}.
+        special_tokens: whether the tokenizer adds its own to text without a chat template.
     """
 
     def __init__(
-        self, tokenizer: Any, chat_template: bool | None, max_length: int | None, too_long: str = "fail"
+        self,
+        tokenizer: Any,
+        chat_template: bool | None,
+        max_length: int | None,
+        too_long: str = "fail",
+        *,
+        options: Mapping[str, Any] | None = None,
+        special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._chat = bool(tokenizer.chat_template) if chat_template is None else chat_template
         self._max_length, self._too_long = max_length, too_long
+        self._options, self._special_tokens = dict(options or {}), special_tokens
 
     def tokens(self, prompt: Prompt, response: str) -> list[int]:
         """Return the tokens of a prompt with a response.
@@ -39,10 +50,11 @@ class ScoredText:
             TooLong: they are more than `max_length`, and are not to be cut.
         """
         if self._chat:
-            text = self._tokenizer.apply_chat_template(conversation(prompt, response), tokenize=False)
+            messages = conversation(prompt, response)
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._options)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            ids = self._tokenizer(prompt.text + response)["input_ids"]
+            ids = self._tokenizer(prompt.text + response, add_special_tokens=self._special_tokens)["input_ids"]
         limit = self._max_length
         if limit is None or len(ids) <= limit:
             return ids

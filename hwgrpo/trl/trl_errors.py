@@ -1,0 +1,50 @@
+"""Errors of the run underneath, with the names of TRL's arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
+from hwgrpo.peer_tables.trl_names import ROWS
+
+_ARGUMENTS = {
+    **{
+        row.here: key
+        for key, row in ROWS.items()
+        if row.kind == "same" and row.here and "," not in row.here and not row.values and not row.replaces
+    },
+    "trainer.output_dir": "output_dir",
+    "trainer.max_steps": "max_steps",
+    "trainer.epochs": "num_train_epochs",
+    "trainer.resume=auto": "train(resume_from_checkpoint=True)",
+    "trainer.resume='never'": "train()",
+    "trainer.resume": "resume_from_checkpoint",
+    "model.path": "model",
+    "model.tokenizer": "processing_class",
+    "model.lora": "peft_config",
+    "model.quantize": "quantization_config",
+    "data.train": "train_dataset",
+    "data.validation": "eval_dataset",
+    "reward.functions": "reward_funcs",
+}
+"""Setting here, or what an error says to do with it -> the argument of TRL."""
+_LONGEST_FIRST = "|".join(map(re.escape, sorted(_ARGUMENTS, key=len, reverse=True)))
+_SETTING = re.compile(rf"(?<![\w.])({_LONGEST_FIRST})(?!\w)(?!\.\w)")
+_COMMAND_LINE = ", or pass --allow-finished"
+
+
+@contextmanager
+def trl_names() -> Iterator[None]:
+    """Name TRL's arguments in the errors of the block."""
+    try:
+        yield
+    except (CheckpointError, ConfigError, DataError, RewardError, RunError) as error:
+        error.args = (in_trl_names(str(error)),)
+        raise
+
+
+def in_trl_names(text: str) -> str:
+    """Return a message with the names of TRL's arguments."""
+    return _SETTING.sub(lambda match: _ARGUMENTS[match[1]], text.replace(_COMMAND_LINE, ""))
