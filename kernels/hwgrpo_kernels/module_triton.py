@@ -111,7 +111,8 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _rotated(gradients[0], *ctx.saved_tensors, ctx.dtype, backward=True), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotated(gradients[0], cos, sin, ctx.dtype, backward=True), None, None
 
 
 def _launch_gate(kernel: Any, gate_NI: Tensor, up_NI: Tensor, *others: Tensor) -> None:
@@ -136,7 +137,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype, backward: 
             _kernels.rotary_kernel[(batch * length, triton.cdiv(heads, HEADS))](
                 x, cos, sin, out, heads, length, size, *x.stride()[:3], 0 if len(cos) == 1 else cos.stride(0),
                 cos.stride(1), *out.stride()[:3], BACKWARD=backward, HEADS=HEADS,
-                HALF=triton.next_power_of_2(size // 2), num_warps=2,
+                HALF=_padded(size // 2), num_warps=2,
             )  # fmt: skip
     return out
 
@@ -148,8 +149,12 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _tile_rows(size: int) -> int:
-    return max(1, TILE // triton.next_power_of_2(size))
+    return max(1, TILE // _padded(size))
 
 
 def _tile(size: int) -> dict[str, int]:
-    return {"ROWS": _tile_rows(size), "BLOCK": triton.next_power_of_2(size), "num_warps": 8}
+    return {"ROWS": _tile_rows(size), "BLOCK": _padded(size), "num_warps": 8}
+
+
+def _padded(size: int) -> int:
+    return int(triton.next_power_of_2(size))  # pyright: ignore[reportArgumentType]  (a constexpr in a kernel alone)
