@@ -16,6 +16,8 @@ def output_of(statements: Sequence[Statement], expand: Callable[[Word], list[str
         expand: what returns the fields of a word.
         folder: the folder in which the script is; None: not known.
     """
+    if not statements:  # a comment, `# why`
+        return ""
     commands = [[each for word in statement.words for each in expand(word)] for statement in statements]
     if len(commands) == 1 and commands[0]:
         name, *arguments = commands[0]

@@ -13,6 +13,8 @@ from hwgrpo.imports.script_command import MARK
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=")
 _OTHER_PART = "\0"
 """What stands for a part that is quoted or an expansion."""
+_FORMS = {"i": "as a number", "u": "in upper case", "l": "in lower case"}
+"""Option of `declare` -> how it changes the values that are set."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -42,7 +44,12 @@ class BashSetters:
     def unset(self, words: list[Word]) -> None:
         """Run `unset`."""
         for each in self.fields(words):
-            if self._known.why is None:
+            name, of_array, _ = each.partition("[")
+            if self.in_function:
+                self._set_in_functions.add(name)
+            elif of_array:
+                self._known.set_unknown(name, f"an element of {name} is unset")
+            elif self._known.why is None:
                 self._known.values.pop(each, None)
             else:
                 self._known.set_unknown(each, f"{each} is unset under {self._known.why}")
@@ -55,6 +62,8 @@ class BashSetters:
             changed = sorted(self._set_in_functions)
         elif name == "printf" and texts[:1] == ["-v"]:
             changed = texts[1:2]
+        elif name in ("pushd", "popd"):
+            changed = ["PWD"]
         elif name in ("mapfile", "readarray"):
             changed = [text for text in texts if _NAME.fullmatch(text)]
         for each in changed:
@@ -86,16 +95,23 @@ class BashSetters:
     def declare(self, line: int, name: str, words: list[Word]) -> None:
         """Run `export`, `declare` and their kin."""
         options = "".join(word.literal or "" for word in words if (word.literal or "").startswith("-"))
+        before, after = self._known.values, {}
         for word in [each for one in words for each in expand_braces(one)]:
+            self._known.values = dict(before)  # bash expands all words before it sets the first
             found = assigned_name(word)
             declared = found[1] if found else word.literal or ""
             if found:
                 self.assign(word)
                 self.exported += [declared] if name == "export" else []
-            if "i" in options and found:
-                self._known.set_unknown(declared, f"{declared} is declared as a number in line {line}")
+            elif word.literal is None:  # export "$X"
+                self._known.sees_all = False
+            for option, form in _FORMS.items():
+                if option in options and found:
+                    self._known.set_unknown(declared, f"{declared} is declared {form} in line {line}")
             if "A" in options and _NAME.fullmatch(declared):
                 self._known.set_unknown(declared, f"{declared} is an associative array, in line {line}")
+            after |= {key: value for key, value in self._known.values.items() if before.get(key) is not value}
+        self._known.values = before | after
 
     def assign(self, word: Word) -> None:
         """Set the variable of an assignment."""

@@ -111,6 +111,8 @@ class BashVariables:
                     now = (now or "") + part.text
                 continue
             values = self._values_of_part(part, unset)
+            if self._depends_on_separators(part, values, split):
+                values = [self.mark("IFS is set, by which bash joins and splits values")]
             if not split or (part.quoted and not _ALL.match(part.text)):
                 now = (now or "") + " ".join(values)
                 continue
@@ -128,6 +130,15 @@ class BashVariables:
                     now = None
         return fields if now is None else [*fields, now]
 
+    def _depends_on_separators(self, part: Part, values: Sequence[str], split: bool) -> bool:
+        """Return whether a script that sets IFS joins or splits values by it."""
+        if "IFS" not in self.values:
+            return False
+        if not split or (part.quoted and not _ALL.match(part.text)):
+            return len(values) > 1
+        separators = {*" \t\n", *"".join(self.values["IFS"])}
+        return not part.quoted and any(separators & {*value} for value in values)
+
     def _values_of_part(self, part: Part, unset: str | None) -> list[str]:
         name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d+)\}?", part.text)
         if unset is not None and name and self.values_of(name[1]) is None:
@@ -138,6 +149,8 @@ class BashVariables:
         """Return the values of an expansion: one, or those of an array."""
         if source.startswith("$((") and source.endswith("))"):
             return [self.arithmetic(source[3:-2])]
+        if source.startswith(("<(", ">(")):
+            return [self.mark(f"{source} is the output of a program")]
         if source.startswith(("$(", "`")):
             return [self._output(source)]
         found = _EXPANSION.fullmatch(source if source.startswith("${") else f"${{{source[1:]}}}")
@@ -184,6 +197,8 @@ class BashVariables:
         return "".join(self.values.get("PWD", [])) or None
 
     def _element(self, values: list[str], index: str) -> list[str] | None:
+        if _is_unknown(values):
+            return values
         place = self.arithmetic(index)
         if MARK.search(place):
             return [place]

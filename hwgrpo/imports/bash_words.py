@@ -187,6 +187,11 @@ class BashReader:
         start, line = self._at, self._line()
         while self._at < len(self._text):
             here = self._text[self._at]
+            if self._text.startswith(("<(", ">("), self._at):
+                end = self._closing(self._at + 1, "(", ")", line)
+                parts.append(Part(self._text[self._at : end], expands=True))
+                self._at = end
+                continue
             if here in " \t\n;|&<>)" or (here == "\\" and _CONTINUED.match(self._text, self._at)):
                 break
             if here == "(":
@@ -206,6 +211,8 @@ class BashReader:
             if self._text[self._at] == "\n":
                 self._at += 1
             elif self._skip_blanks() is None:
+                if self._text[self._at] in ";|&<>" and not self._text.startswith(("<(", ">("), self._at):
+                    raise self._error(f"{self._text[self._at]!r} in an array", line)
                 elements.append(self._word())
         raise self._error("the array's ( is not closed", line)
 

@@ -290,6 +290,8 @@ class _Script:
                 MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
             )
             return
+        if name == "eval":
+            raise ConfigError(f"{self._name}, line {line}: eval reads the command again; write the command itself")
         if why is not None:
             raise ConfigError(
                 f"{self._name}, line {line}: the {self._project} command depends on {why}; copy the command alone into "
