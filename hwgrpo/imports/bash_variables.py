@@ -149,6 +149,8 @@ class BashVariables:
         """Return the values of an expansion: one, or those of an array."""
         if source.startswith("$((") and source.endswith("))"):
             return [self.arithmetic(source[3:-2])]
+        if source.startswith("$["):
+            return [self.arithmetic(source[2:-1])]
         if source.startswith(("<(", ">(")):
             return [self.mark(f"{source} is the output of a program")]
         if source.startswith(("$(", "`")):

@@ -271,6 +271,8 @@ class BashReader:
             self._at = end + 1
         elif text.startswith("$((", at) or text.startswith("$(", at):
             self._at = self._closing(at + 1, "(", ")", line)
+        elif text.startswith("$[", at):
+            self._at = self._closing(at + 1, "[", "]", line)
         elif text.startswith("${", at):
             self._at = self._closing(at + 1, "{", "}", line)
         elif (name := re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])").match(text, at)) is not None:

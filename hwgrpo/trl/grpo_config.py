@@ -196,11 +196,12 @@ class GRPOConfig(_Arguments):
             raise ConfigError(f"{_PER_UPDATE}={self.gradient_accumulation_steps} must be at least 1")
         if self.warmup_steps is None:
             raise ConfigError("warmup_steps=None must be a number of updates, or a share of them below 1; leave it out")
-        if self.learning_rate <= 0:
-            raise ConfigError(f"learning_rate={self.learning_rate} must be above 0, e.g. 1e-6")
         if self.beta is None:
             raise ConfigError("beta=None must be a number; 0.0 leaves the KL term out")
-        self.settings().batches()
+        settings = self.settings()
+        if settings["learning_rate"] <= 0:
+            raise ConfigError(f"learning_rate={self.learning_rate} must be above 0, e.g. 1e-6")
+        settings.batches()
 
     def settings(self, **known: Any) -> TrlSettings:
         """Return the arguments that were given, or set later, as the settings of a TRL run.

@@ -93,13 +93,15 @@ class TrlParser(HfArgumentParser):
         args: Sequence[str] | None = None,
         return_remaining_strings: bool = False,
         fail_with_unknown_args: bool = True,
+        separate_remaining_strings: bool = False,
     ) -> tuple[Any, ...]:
         """Return an object of each dataclass, and with `return_remaining_strings` what was not read.
 
         Args:
             args: command-line arguments; None: those of the process.
-            return_remaining_strings: whether to return unknown arguments.
-            fail_with_unknown_args: whether unknown keys of the file and unknown arguments are an error.
+            return_remaining_strings: whether to return unknown keys of the file and unknown arguments.
+            fail_with_unknown_args: whether unknown keys of the file that are not returned are an error.
+            separate_remaining_strings: whether to return those of the file and the arguments as two lists.
 
         Raises:
             ConfigError: the file cannot be read, or has unknown keys.
@@ -111,12 +113,14 @@ class TrlParser(HfArgumentParser):
             place = listed.index("--config")
             file = listed[place + 1] if place + 1 < len(listed) else ""
             del listed[place : place + 2]
-            remaining = self._read(file, fail=fail_with_unknown_args)
-        accepts = return_remaining_strings or not fail_with_unknown_args
-        result = self.parse_args_into_dataclasses(listed, return_remaining_strings=accepts, look_for_args_file=False)
-        if return_remaining_strings:
-            return (*result[:-1], [*remaining, *result[-1]])
-        return tuple(result[:-1]) if accepts else tuple(result)
+            remaining = self._read(file, fail=fail_with_unknown_args and not return_remaining_strings)
+        result = self.parse_args_into_dataclasses(
+            listed, return_remaining_strings=return_remaining_strings, look_for_args_file=False
+        )
+        if not return_remaining_strings:
+            return tuple(result)
+        *made, rest = result
+        return (*made, remaining, rest) if separate_remaining_strings else (*made, [*remaining, *rest])
 
     def _read(self, file: str, *, fail: bool) -> list[str]:
         """Set the values of a file as defaults; return its unknown keys as arguments."""

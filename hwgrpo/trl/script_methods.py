@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, shown
 from hwgrpo.trl.model_card import model_card
 from hwgrpo.trl.script_accelerator import ScriptAccelerator
 from hwgrpo.trl.trainer_callbacks import Callbacks
@@ -27,6 +27,13 @@ _REMEDIES = {
     "tokenizer": "use trainer.processing_class",
 }
 """Attribute of TRL's trainer -> what a script does instead."""
+_OF_ARGS = (
+    *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("beta", "num_iterations", "loss_type", "scale_rewards", "importance_sampling_level", "entropy_coef"),
+    *("mask_truncated_completions", "top_entropy_quantile", "use_vllm", "vllm_mode", "shuffle_dataset"),
+    *("log_completions", "num_completions_to_print"),
+)
+"""Attributes of TRL's trainer that are arguments."""
 
 
 class ScriptMethods(TrainerParts):
@@ -143,8 +150,18 @@ class ScriptMethods(TrainerParts):
         """
         raise ConfigError("push_to_hub: the hub is not written to; use save_model(FOLDER), then hf upload NAME FOLDER")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _OF_ARGS or "args" not in vars(self):
+            super().__setattr__(name, value)
+        elif value != (read := getattr(self.args, name)):
+            raise ConfigError(
+                f"GRPOTrainer.{name}={shown(value)}: the run has {name}={shown(read)} of args; set it in GRPOConfig"
+            )
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in _OF_ARGS and "args" in vars(self):
+            return getattr(self.args, name)
         remedy = _REMEDIES.get(name, "docs/from-trl.md lists the methods that there are")
         raise AttributeError(f"GRPOTrainer.{name} of TRL has no counterpart here; {remedy}")

@@ -26,6 +26,8 @@ _NEVER_CALLED = (
     *("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler", "create_model_card"),
     *("get_train_dataloader", "get_eval_dataloader", "_get_train_sampler", "_get_eval_sampler", "compute_metrics"),
     *("_inner_training_loop", "_save_checkpoint", "_maybe_log_save_evaluate", "optimizer_step"),
+    *("_generate_single_turn", "_tokenize_prompts", "_tool_call_loop", "_log_metric", "_log_completion_extra"),
+    *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights", "_load_optimizer_and_scheduler"),
 )
 """Methods of TRL's trainer that nothing calls here."""
 

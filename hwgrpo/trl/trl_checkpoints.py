@@ -13,6 +13,7 @@ from pathlib import Path
 
 from transformers import TrainerState
 
+from hwgrpo.errors import ConfigError
 from hwgrpo.trl.grpo_config import note
 
 STATE = "trainer_state.json"
@@ -48,7 +49,15 @@ def folder_of(output: Path, updates: int) -> Path:
 
 
 def resolve(checkpoint: str) -> str:
-    """Return the value of `trainer.resume`: the checkpoint of a folder `checkpoint-N`, or any other path as it is."""
+    """Return the value of `trainer.resume`: the checkpoint of a folder `checkpoint-N`, or any other path as it is.
+
+    Raises:
+        ConfigError: it is no folder.
+    """
+    if not Path(checkpoint).is_dir():
+        beside = sorted(each.name for each in Path(checkpoint).absolute().parent.glob("checkpoint-*"))
+        there = f"there are: {', '.join(beside)}" if beside else "True is the newest checkpoint of output_dir"
+        raise ConfigError(f"resume_from_checkpoint={checkpoint!r} is no folder; {there}")
     target = _target(Path(checkpoint))
     if target is not None and not target.is_dir():
         note(f"{checkpoint}: its checkpoint {target} is not there; the newest one is used")

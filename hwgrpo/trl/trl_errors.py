@@ -28,6 +28,8 @@ _ARGUMENTS = {
     "data.train": "train_dataset",
     "data.validation": "eval_dataset",
     "reward.functions": "reward_funcs",
+    "rollout.engine='vllm'": "use_vllm=True",
+    "rollout.engine=vllm_server": "vllm_mode='server'",
 }
 """Setting here, or what an error says to do with it -> the argument of TRL."""
 _LONGEST_FIRST = "|".join(map(re.escape, sorted(_ARGUMENTS, key=len, reverse=True)))

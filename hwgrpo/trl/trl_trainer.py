@@ -16,9 +16,10 @@ from hwgrpo.data.given_rows import part_of
 from hwgrpo.errors import ConfigError, RunError, RunFinished, shown
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.imports.trl_settings import TrlSettings
+from hwgrpo.peer_tables.trl_names import TRL
 from hwgrpo.trainer import Trainer
 from hwgrpo.trl import trl_checkpoints
-from hwgrpo.trl.grpo_config import GRPOConfig, note
+from hwgrpo.trl.grpo_config import FIELDS, GRPOConfig, note
 from hwgrpo.trl.peft_settings import check_model, lora_settings, quantize_setting
 from hwgrpo.trl.reward_callables import RewardCallables
 from hwgrpo.trl.script_methods import ScriptMethods
@@ -130,6 +131,8 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         self._opened = self._trained = self._is_finished = False
         self._resume = "never"
         self._trainer = self._make(self._resume)
+        self._read = {name: getattr(self.args, name) for name in FIELDS}
+        self._read_data = {name: getattr(self, name) for name in ("train_dataset", "eval_dataset")}
         self._callbacks.call("on_init_end")
 
     def _imported(self, settings: TrlSettings) -> dict[str, Any]:
@@ -185,6 +188,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         Raises:
             ConfigError: the folder has another run, or there is no such checkpoint.
         """
+        self._check_unchanged()
         if isinstance(resume_from_checkpoint, bool | None):
             resume = "auto" if resume_from_checkpoint else "never"
         else:
@@ -251,6 +255,19 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
                 f"output_dir={self.args.output_dir!r} contains a run, which TRL would overwrite; continue it with "
                 "train(resume_from_checkpoint=True), remove it, or give another output_dir"
             )
+
+    def _check_unchanged(self) -> None:
+        """Raise ConfigError if arguments or datasets were set after the constructor, which the run would not see."""
+        for name, value in self._read.items():
+            now, row = getattr(self.args, name), TRL.row_of(name)
+            if now != value and (row is None or row.kind != "ignored"):
+                raise ConfigError(
+                    f"args.{name}={shown(now)} was set after GRPOTrainer had read {shown(value)}; set it before, or "
+                    "give the args to another GRPOTrainer"
+                )
+        for name, data in self._read_data.items():
+            if getattr(self, name) is not data:
+                raise ConfigError(f"{name} was replaced after GRPOTrainer had read it; give it to another GRPOTrainer")
 
     def end(self) -> None:
         """Close the run, as `close` does."""

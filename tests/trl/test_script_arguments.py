@@ -47,6 +47,12 @@ def test_a_file_and_arguments_are_parsed(tmp_path: Path, monkeypatch: pytest.Mon
         ["--config", str(file), "--other", "2"], return_remaining_strings=True, fail_with_unknown_args=False
     )
     assert rest == ["--nothing", "1", "--other", "2"]
+    *_, of_file, of_line = parser.parse_args_and_config(
+        ["--config", str(file), "--other", "2"], return_remaining_strings=True, separate_remaining_strings=True
+    )
+    assert (of_file, of_line) == (["--nothing", "1"], ["--other", "2"])
+    with pytest.raises(ValueError, match="--other"):  # an unknown key of the file may be left out, no argument
+        parser.parse_args_and_config(["--config", str(file), "--other", "2"], fail_with_unknown_args=False)
 
 
 def test_the_helpers_give_what_the_trainer_reads():

@@ -398,11 +398,35 @@ def test_early_stopping_stops(folder: Path):
     assert (run.state.best_metric, run.state.best_global_step) == (1.0, 1)
 
 
-@pytest.mark.parametrize("method", ["compute_loss", "_generate_and_score_completions", "get_train_dataloader"])
+@pytest.mark.parametrize(
+    "method",
+    ["compute_loss", "_generate_and_score_completions", "get_train_dataloader", "_generate_single_turn", "_log_metric"],
+)
 def test_a_subclass_of_methods_that_nothing_calls_is_refused(method: str):
     kind = type("Mine", (GRPOTrainer,), {method: lambda self: None})
     with pytest.raises(ConfigError, match=rf"Mine\.{method} would never be called"):
         kind("model", reward)
+
+
+def test_what_is_set_after_the_constructor_is_refused(folder: Path):
+    run = trainer()
+    assert (run.num_generations, run.beta) == (4, 0.0)
+    run.beta = 0.0
+    with pytest.raises(ConfigError, match=r"GRPOTrainer\.beta=0\.5.*beta=0\.0 of args"):
+        run.beta = 0.5
+    run.args.max_steps = 9
+    with pytest.raises(ConfigError, match=r"args\.max_steps=9 was set after GRPOTrainer had read 1"):
+        run.train()
+    run.args.max_steps, run.train_dataset = 1, ROWS[:1]
+    with pytest.raises(ConfigError, match=r"train_dataset was replaced"):
+        run.train()
+
+
+def test_a_learning_rate_may_be_text_and_a_checkpoint_that_is_not_there_is_named(folder: Path):
+    assert trainer(args=GRPOConfig("out", **SMALL, learning_rate="1e-5")).settings["optim.lr"] == 1e-5
+    (folder / "out" / "checkpoint-2").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"resume_from_checkpoint='out/checkpoint-7' is no folder.*checkpoint-2"):
+        trainer().train(resume_from_checkpoint="out/checkpoint-7")
 
 
 @pytest.mark.parametrize("columns", ["solution, **kwargs", "solution"])
