@@ -33,7 +33,7 @@ _NEVER_CALLED = (
 
 
 def check_overrides(kind: type, base: type) -> None:
-    """Raise ConfigError if a subclass overrides a method that nothing calls here.
+    """Raise ConfigError if a subclass overrides a method that nothing calls here; note what the script alone calls.
 
     Args:
         kind: the class of the trainer.
@@ -47,6 +47,9 @@ def check_overrides(kind: type, base: type) -> None:
             f"{kind.__name__}.{overridden} would never be called: hwgrpo has its own training loop; give a "
             "loss, an advantage or a reward as a function of hwgrpo (docs/extend.md)"
         )
+    for name in ("evaluate", "save_model"):
+        if getattr(kind, name) is not getattr(base, name):
+            note(f"{kind.__name__}.{name} is called by the script alone: the run evaluates and saves without it")
 
 
 def renamed(others: Mapping[str, Any]) -> dict[str, Any]:

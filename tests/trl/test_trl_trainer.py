@@ -28,6 +28,7 @@ from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.peft_settings import lora_settings, quantize_setting
 from hwgrpo.trl.reward_callables import RewardCallables
 from hwgrpo.trl.trl_datasets import SPECIAL_TOKENS, longest_prompt
+from hwgrpo.trl.trl_errors import in_trl_names
 from hwgrpo.trl.trl_metrics import LogWindow, named_validation
 from tests.support.models.reward_models import character_tokenizer, save_reward_model
 from tests.trl.tiny_chat_model import save_chat_model
@@ -406,6 +407,20 @@ def test_a_subclass_of_methods_that_nothing_calls_is_refused(method: str):
     kind = type("Mine", (GRPOTrainer,), {method: lambda self: None})
     with pytest.raises(ConfigError, match=rf"Mine\.{method} would never be called"):
         kind("model", reward)
+
+
+def test_a_subclass_of_methods_that_the_script_alone_calls_is_noted(folder: Path, capsys: pytest.CaptureFixture[str]):
+    kind = type("Mine", (GRPOTrainer,), {"evaluate": lambda self: {}})
+    kind("model", reward, GRPOConfig("out", **SMALL), ROWS)
+    notes = capsys.readouterr().err
+    assert "note: Mine.evaluate is called by the script alone" in notes
+    assert "save_model" not in notes
+
+
+def test_errors_of_the_engine_name_the_argument():
+    assert in_trl_names("rollout.engine='vllm': no; rollout.engine=vllm_server") == (
+        "use_vllm=True: no; vllm_mode='server'"
+    )
 
 
 def test_what_is_set_after_the_constructor_is_refused(folder: Path):
