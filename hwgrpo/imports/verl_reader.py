@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from hwgrpo.peer_tables.verl_refused import WRITTEN_BY_HYDRA
 
 _NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 """Settings whose unknown pieces are left out with a notice: they name a run."""
+_SETTING = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")
 _ENGINES = {
     "ppo_trainer": None,
     "dapo_trainer": None,
@@ -67,7 +69,7 @@ def read_verl(
 def _refuse_passed_settings(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
     """Raise ConfigError if a script passes a setting behind its name as the value of another, by its `$1`."""
     for key, value in values.items():
-        if isinstance(value, str) and "=" in value and value in arguments:
+        if isinstance(value, str) and _SETTING.match(value) and value in arguments:
             raise ConfigError(
                 f"{key}={value}: the script has its first arguments as values, as in bash; give these before {value}"
             )

@@ -245,3 +245,12 @@ def test_a_setting_that_a_script_takes_for_its_first_argument_is_refused(tmp_pat
     file.write_text(SCRIPT)
     with pytest.raises(ConfigError, match=r"rollout.name=trainer.save_freq=5: the script has its first arguments as"):
         read_verl(str(file), ["trainer.save_freq=5"], {})
+
+
+def test_a_setting_is_not_the_value_of_a_script_s_first_argument(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$1")
+    path = "builtin://tiny?task=sort"
+    assert read_verl(str(script), [path], {})[0].given == {"actor_rollout_ref.model.path": path}
+    with pytest.raises(ConfigError, match=r"give these before trainer\.save_freq=1"):
+        read_verl(str(script), ["trainer.save_freq=1"], {})
