@@ -8,6 +8,7 @@
 #   PYTHON=...      the interpreter (default .venv/bin/python, else python3)
 #   PACKAGES=...    a folder of packages that the interpreter lacks, added to PYTHONPATH
 #   SHAPES="A B C"  shapes of `hwgrpo bench kernels`, each a step bench-SHAPE; includes the fp64 check and other libraries
+#   WORKERS=4       processes of a step with tests, where pytest-xdist is installed
 #   REPEAT=5        rounds of `hwgrpo bench kernels`
 #   LIMIT=540       time limit of a step, in seconds
 #   COMMIT=SHA      the commit of this copy, if it is not a git checkout; the step record writes it into its file
@@ -46,7 +47,11 @@ for name in ("torch", "triton", "transformers", "liger-kernel", "cut-cross-entro
     "$python" -m hwgrpo detect --probe
 }
 
-pytest_in() { "$python" -m pytest -q -p no:cacheprovider --junitxml="$out/$1.xml" "${@:2}"; }
+pytest_in() {
+    local workers=()
+    "$python" -c "import xdist" 2>/dev/null && workers=(-n "${WORKERS:-4}")
+    "$python" -m pytest -q -p no:cacheprovider "${workers[@]}" --junitxml="$out/$1.xml" "${@:2}"
+}
 
 run_step() {
     case "$1" in

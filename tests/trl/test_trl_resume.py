@@ -5,42 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.trl_errors import in_trl_names
-from tests.trl.tiny_chat_model import save_chat_model
+from tests.trl.small_trainer import SMALL, reward
 
 ROWS = [{"prompt": f"say {i}"} for i in range(4)]
-SMALL: dict[str, Any] = {
-    "per_device_train_batch_size": 4,
-    "num_generations": 4,
-    "max_completion_length": 4,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "max_steps": 3,
-    "save_steps": 1,
-    "logging_steps": 1,
-}
-
-
-def reward(completions: list[str], **_: Any) -> list[float]:
-    return [float(len(each)) for each in completions]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    torch.set_num_threads(1)
-    save_chat_model(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+ARGUMENTS = {**SMALL, "max_steps": 3, "save_steps": 1, "logging_steps": 1}
 
 
 def trainer(output: str = "out", callbacks: Any = None, **changed: Any) -> GRPOTrainer:
-    return GRPOTrainer("model", reward, GRPOConfig(output, **{**SMALL, **changed}), ROWS, callbacks=callbacks)
+    return GRPOTrainer("model", reward, GRPOConfig(output, **{**ARGUMENTS, **changed}), ROWS, callbacks=callbacks)
 
 
 class Interrupt(TrainerCallback):

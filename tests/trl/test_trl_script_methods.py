@@ -13,33 +13,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from hwgrpo.errors import ConfigError
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.model_card import model_card
-from tests.trl.tiny_chat_model import save_chat_model
+from tests.trl.small_trainer import SMALL, reward
 
 ROWS = [{"prompt": f"say {i}"} for i in range(5)]
-SMALL: dict[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "max_completion_length": 4,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "max_steps": 1,
-}
-
-
-def reward(completions: list[str], **_: Any) -> list[float]:
-    return [float(len(each)) for each in completions]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    torch.set_num_threads(1)
-    save_chat_model(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+ARGUMENTS = {**SMALL, "per_device_train_batch_size": 8}
 
 
 def trainer(**changed: Any) -> GRPOTrainer:
-    arguments = {"model": "model", "reward_funcs": reward, "args": GRPOConfig("out", **SMALL), "train_dataset": ROWS}
+    arguments = {
+        "model": "model",
+        "reward_funcs": reward,
+        "args": GRPOConfig("out", **ARGUMENTS),
+        "train_dataset": ROWS,
+    }
     return GRPOTrainer(**(arguments | changed))
 
 

@@ -31,28 +31,9 @@ from hwgrpo.trl.trl_datasets import SPECIAL_TOKENS, longest_prompt
 from hwgrpo.trl.trl_errors import in_trl_names
 from hwgrpo.trl.trl_metrics import LogWindow, named_validation
 from tests.support.models.reward_models import character_tokenizer, save_reward_model
-from tests.trl.tiny_chat_model import save_chat_model
+from tests.trl.small_trainer import SMALL, reward
 
 ROWS = [{"prompt": f"say {i}"} for i in range(4)]
-SMALL = {
-    "per_device_train_batch_size": 4,
-    "num_generations": 4,
-    "max_completion_length": 4,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "max_steps": 1,
-}
-
-
-def reward(completions: list[str], **_: Any) -> list[float]:
-    return [float(len(each)) for each in completions]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    save_chat_model(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def trainer(**changed: Any) -> GRPOTrainer:
