@@ -16,7 +16,7 @@ def test_the_table_of_kernels_is_that_of_the_samples():
         for side in case["sides"]
         if side["state"] == "timed"
     }
-    case, rows = "", re.findall(r"^\|.*\|$", PAGE.split("## Kernels")[1].split("**Tiles.**")[0], flags=re.MULTILINE)[2:]
+    case, rows = "", re.findall(r"^\|.*\|$", PAGE.split("## Kernels")[1].split("**Tiles**")[0], flags=re.MULTILINE)[2:]
     assert len(rows) > 30
     for row in rows:
         named, side, ms, speed, ceiling, peak = (cell.strip() for cell in row.strip("|").split("|"))
