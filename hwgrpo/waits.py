@@ -7,7 +7,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hwgrpo.errors import RunError
 
@@ -57,6 +58,24 @@ class Wait:
             what = self._what if isinstance(self._what, str) else self._what()
             limit = f" of at most {self._seconds:g} s" if math.isfinite(self._seconds) else ""
             print(f"hwgrpo: waiting for {what}: {now - self._began:.0f} s{limit}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def reported_wait(what: str | Callable[[], str], seconds: float) -> Iterator[None]:
+    """Print, from another thread, the progress of a call in the block that waits by itself; arguments as for `Wait`."""
+    wait, done = Wait(what, seconds), threading.Event()
+
+    def report() -> None:
+        while not done.wait(1.0):
+            wait.report()
+
+    thread = threading.Thread(target=report, name="report of a wait", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def join_thread(thread: threading.Thread, what: str, seconds: float) -> None:

@@ -13,7 +13,7 @@ from hwgrpo_backends.environment import apply, profile
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
-from hwgrpo.launched_ranks import local_world_size
+from hwgrpo.launched_ranks import launched_rank
 
 _reported: set[str] = set()
 """Variables that were set before torch was imported, or that a warning has named: a process warns of each once."""
@@ -53,7 +53,8 @@ def planned_host(config: Config) -> PlannedHost:
     except BackendError as error:
         if config.backend.name == AUTO:
             raise
-        return PlannedHost(registry.get(config.backend.name), *_world(), str(error))
+        launched = launched_rank()
+        return PlannedHost(registry.get(config.backend.name), launched.world_size, launched.rank, str(error))
     return PlannedHost(host.backend, host.world_size, host.rank, None)
 
 
@@ -61,11 +62,11 @@ def prepare_host(config: Config) -> Host:
     """Select the backend and set its environment variables; call it before torch is imported.
 
     Raises:
-        ConfigError: the batch sizes or the strategy do not fit the number of ranks.
+        ConfigError: a variable of the launcher is wrong, or the batch sizes or the strategy do not fit the ranks.
         BackendError: no backend can be selected; the message has the reason and the remedy.
     """
-    world_size, rank = _world()
-    check_world_size(config, world_size)
+    launched = launched_rank()
+    check_world_size(config, launched.world_size)
     selection = choose(config.backend.name)
     settings = profile(selection.backend, "train", deterministic=config.trainer.deterministic)
     late = {
@@ -74,7 +75,7 @@ def prepare_host(config: Config) -> Host:
         if os.environ.get(each.name) != each.value and each.name not in _reported
     }
     _reported.update(late)
-    if late and "torch" in sys.modules and rank == 0:
+    if late and "torch" in sys.modules and launched.rank == 0:
         exports = " ".join(f"{name}={value}" for name, value in late.items())
         print(
             f"hwgrpo: warning: torch is already imported and may ignore {', '.join(late)}, which the backend sets; "
@@ -85,13 +86,5 @@ def prepare_host(config: Config) -> Host:
     return Host(
         backend=selection.backend,
         decision=selection.decision,
-        rank=rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", 0)),
-        world_size=world_size,
-        local_world_size=local_world_size(world_size),
+        **launched._asdict(),
     )
-
-
-def _world() -> tuple[int, int]:
-    """Return the world size and the rank, from the launcher's variables."""
-    return int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))

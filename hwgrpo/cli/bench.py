@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.cli import bench_kernels
 from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.launched_ranks import launched_rank
 
 if TYPE_CHECKING:
     from hwgrpo_backends.device import Device
@@ -114,7 +115,7 @@ def _run_step(args: argparse.Namespace) -> int:
 
         from hwgrpo.cli.backend_selection import prepare_host
 
-        if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        if (processes := launched_rank().world_size) > 1:
             raise ConfigError(f"hwgrpo bench needs one process, but a launcher started {processes}")
         host = prepare_host(config)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.launched_ranks import launched_rank
 
 if TYPE_CHECKING:
     from hwgrpo_kernels import Shape
@@ -62,7 +62,7 @@ def run_kernels(args: argparse.Namespace, writable: Writable, report: Callable[[
     if args.dtype is not None and args.dtype not in DTYPES:
         raise choice_error("--dtype", args.dtype, DTYPES)
     file = writable("--json", args.json)
-    if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+    if (processes := launched_rank().world_size) > 1:
         raise ConfigError(f"hwgrpo bench needs one process, but a launcher started {processes}")
     texts = [_numbers(text) for text in args.shape or ()]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.launched_ranks import launched_rank
 
 if TYPE_CHECKING:
     from hwgrpo.imports.import_result import Imported
@@ -144,7 +145,7 @@ def use_imported(args: argparse.Namespace) -> None:
                 f"{option} is for --from {'|'.join(SYSTEMS)}; settings of a recipe follow it as key=value"
             )
         return
-    first = os.environ.get("RANK", "0") == "0"
+    first = launched_rank().rank == 0
     arguments = [args.recipe, *args.overrides]
     _, recipe = import_settings(args.source, arguments, drop_refused=args.drop_refused, prints=first)
     folder = Path(tempfile.mkdtemp(prefix="hwgrpo-import-"))

@@ -20,6 +20,7 @@ from hwgrpo.training.online_rewards import final_models
 from hwgrpo.training.out_of_memory import SAVING, explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import TrainingRun
+from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 
 
 def finish(run: TrainingRun, status: Status) -> None:
@@ -34,7 +35,7 @@ def finish(run: TrainingRun, status: Status) -> None:
     output = Path(run.config.trainer.output_dir)
     raise_if_moved(run.lock, run.strategy)
     paths: dict[str, Path] = {}
-    with explain_out_of_memory(run.config, run.device, lambda: SAVING):
+    with name_lost_ranks(), explain_out_of_memory(run.config, run.device, lambda: SAVING):
         paths |= _save_models(run, status, output)
     if run.strategy.rank == 0 and (output / "checkpoints").is_dir():
         paths["checkpoint"] = output / "checkpoints"

@@ -17,6 +17,7 @@ from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.reward_setup import reward_metrics
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run, TrainingRun
+from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.temperature import set_temperature
 from hwgrpo.training.update.advantage_inputs import advantage_inputs
@@ -52,7 +53,8 @@ def iterate_steps(run: R, train: Callable[[R, int], None], validate: Callable[[R
         RunError: memory ran out, a gradient is not finite, or a checkpoint cannot be written.
     """
     t = run.config.trainer
-    with Interrupt() as interrupt, explain_out_of_memory(run.config, run.device, lambda: run.watch.failed), run.saver:
+    oom = explain_out_of_memory(run.config, run.device, lambda: run.watch.failed)
+    with Interrupt() as interrupt, name_lost_ranks(), oom, run.saver:
         if run.start_step == 0 and t.validate_at_start:
             validate(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):

@@ -61,6 +61,7 @@ from hwgrpo.training.run_record import (
 )
 from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_process
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
+from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -92,11 +93,11 @@ def build_run(
 
     Raises:
         ConfigError, DataError, CheckpointError: with the wrong value and its remedy.
-        RunError: the model does not fit into memory.
+        RunError: the model does not fit into memory, or a rank is missing or lost.
         RunFinished: all steps are done, and all outputs exist.
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
-    with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
+    with name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
         here = with_absolute_paths(config)
         if engine_share is not None:
             here.rollout.gpu_memory_utilization = engine_share

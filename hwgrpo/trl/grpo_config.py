@@ -18,6 +18,7 @@ from transformers.training_args import OptimizerNames, ParallelMode
 from hwgrpo.errors import ConfigError, choice_error, nearest, shown
 from hwgrpo.imports.trl_reader import trl_settings
 from hwgrpo.imports.trl_settings import TrlSettings
+from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.peer_tables.trl_names import TRL
 
 _ENUMERATIONS: dict[str, type[enum.Enum]] = {
@@ -229,17 +230,17 @@ class GRPOConfig(_Arguments):
     @property
     def world_size(self) -> int:
         """Return the number of processes that torchrun or `accelerate launch` started."""
-        return int(os.environ.get("WORLD_SIZE", 1))
+        return launched_rank().world_size
 
     @property
     def process_index(self) -> int:
         """Return this process's rank."""
-        return int(os.environ.get("RANK", 0))
+        return launched_rank().rank
 
     @property
     def local_process_index(self) -> int:
         """Return this process's rank on its host."""
-        return int(os.environ.get("LOCAL_RANK", 0))
+        return launched_rank().local_rank
 
     @property
     def parallel_mode(self) -> ParallelMode:
@@ -296,7 +297,7 @@ def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def note(text: str) -> None:
     """Print a notice on rank 0."""
-    if os.environ.get("RANK", "0") == "0":
+    if launched_rank().rank == 0:
         print(f"hwgrpo: note: {text}", file=sys.stderr)
 
 

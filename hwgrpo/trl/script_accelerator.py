@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import distributed
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.launched_ranks import launched_rank
 
 
 class ScriptAccelerator:
@@ -21,9 +21,9 @@ class ScriptAccelerator:
 
     def __init__(self, device: Callable[[], torch.device]) -> None:
         self._device = device
-        self.process_index = int(os.environ.get("RANK", "0"))
-        self.local_process_index = int(os.environ.get("LOCAL_RANK", "0"))
-        self.num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+        launched = launched_rank()
+        self.process_index, self.local_process_index = launched.rank, launched.local_rank
+        self.num_processes = launched.world_size
         self.is_main_process = self.process_index == 0
         self.is_local_main_process = self.local_process_index == 0
         self.is_last_process = self.process_index == self.num_processes - 1

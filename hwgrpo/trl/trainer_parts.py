@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from transformers import TrainerState
 
 from hwgrpo.imports.trl_settings import Batches
+from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.trainer import Trainer
 from hwgrpo.trl.grpo_config import GRPOConfig
 from hwgrpo.trl.reward_callables import RewardCallables
@@ -56,8 +56,8 @@ class TrainerParts:
 
     def is_world_process_zero(self) -> bool:
         """Return whether this is the process that writes."""
-        return os.environ.get("RANK", "0") == "0"
+        return launched_rank().rank == 0
 
     def is_local_process_zero(self) -> bool:
         """Return whether this is the first process of its host."""
-        return os.environ.get("LOCAL_RANK", "0") == "0"
+        return launched_rank().local_rank == 0

@@ -193,6 +193,27 @@ FAULTS = (
         "planning/test_strategy_choice.py",
     ),
     Fault(
+        "a rank that nobody awaits",
+        "training/strategies/rendezvous.py",
+        "    _await_ranks(store, launched, limit.total_seconds())\n",
+        "",
+        "distributed/test_lost_ranks.py -k awaited",
+    ),
+    Fault(
+        "a rank that fails without leaving its reason",
+        "training/strategies/lost_ranks.py",
+        "SURVIVES if lost else _reason(error)",
+        "SURVIVES",
+        "distributed/test_lost_ranks.py -k reason",
+    ),
+    Fault(
+        "a survivor that is called lost",
+        "training/strategies/lost_ranks.py",
+        "with suppress(dist.DistError):  # rank 0 has ended, with the store\n                ranks.store.set",
+        "if not lost:\n                ranks.store.set",
+        "distributed/test_lost_ranks.py -k killed",
+    ),
+    Fault(
         "Muon's momentum is not in checkpoints",
         "training/strategies/param_shard.py",
         "for key in STATE_NAMES if key in state",

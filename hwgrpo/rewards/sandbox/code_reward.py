@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, choice_error, quoted
+from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rewards.sandbox.limits import Limits
 from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
 from hwgrpo.rewards.sandbox.unit_tests import UnitTests, extract_program, read_tests, same_output
@@ -165,8 +166,7 @@ def _pool(level: str, workers: int | None, limits: Limits, site_packages: bool) 
         raise ConfigError(f"kwargs.workers={quoted(workers)} of reward code must be at least 1, or null")
     if not isinstance(site_packages, bool):
         raise ConfigError(f"kwargs.site_packages={quoted(site_packages)} of reward code must be true or false")
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    size = workers or max(1, len(os.sched_getaffinity(0)) // ranks)
+    size = workers or max(1, len(os.sched_getaffinity(0)) // local_world_size(1))
     key = (os.getpid(), level, size, limits, site_packages)
     if key not in _pools:
         _pools[key] = SandboxPool(level, limits, size, site_packages=site_packages)

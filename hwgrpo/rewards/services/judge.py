@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply, Request, Service
 from hwgrpo.rewards.services.connection import Connection
@@ -92,7 +92,7 @@ class Judge:
             checks.number("max_tokens", max_tokens, at_least=1, whole=True)
         if requests_per_minute is not None:
             checks.number("requests_per_minute", requests_per_minute, above=0)
-            requests_per_minute /= max(1, int(os.environ.get("WORLD_SIZE", "1")))
+            requests_per_minute /= launched_rank().world_size
         for each in body or {}:
             if each in OWN_FIELDS:
                 raise checks.error("body", dict(body or {}), f"sets {each!r}, which the judge sets itself: remove it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.config.derived import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
+from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.models.attention_implementations import ACCEPT_MASKS, is_fused, reason_against, reason_model_cannot_use
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.windows import describe_windows, windows_below
@@ -52,7 +52,7 @@ def choose_strategy(config: Config) -> str:
     """Return the strategy: for `auto` ddp if a launcher started several processes, else single."""
     if config.trainer.strategy != "auto":
         return config.trainer.strategy
-    return "ddp" if int(os.environ.get("WORLD_SIZE", 1)) > 1 or dist.is_torchelastic_launched() else "single"
+    return "ddp" if launched_rank().world_size > 1 or dist.is_torchelastic_launched() else "single"
 
 
 def choose_dtype(config: Config, device: Device) -> torch.dtype:

@@ -18,5 +18,7 @@ pinned_memory.py           pinned host memory in few blocks
 optimizer.py               AdamW and the learning rate
 gradient_clipping.py       gradients clipped to a total norm, also of shards
 stepping.py                an update with torch's own optimizer
-process_group.py           joining the processes of a run
+process_group.py           the processes of a run, and small values that they exchange
+rendezvous.py              joining them
+lost_ranks.py              which rank is lost, where a collective fails
 """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
@@ -11,19 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
-from torch.distributed.rendezvous import rendezvous
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join_sequence_group
-
-RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables by which torch.distributed finds the other processes; torchrun sets them."""
-_runs = itertools.count()
-"""Numbers of the process groups that this process joins."""
+from hwgrpo.training.strategies import lost_ranks
+from hwgrpo.training.strategies.rendezvous import RENDEZVOUS, is_launched, join
 
 
 class Processes:
@@ -55,7 +47,7 @@ class Processes:
 
     @classmethod
     def _check_launched(cls) -> None:
-        if not (dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)):
+        if not (dist.is_initialized() or is_launched()):
             raise ConfigError(
                 f"trainer.strategy={cls.name!r} needs one process per device; start it with "
                 "`torchrun --nproc-per-node N -m hwgrpo train ...`, or set "
@@ -67,7 +59,7 @@ class Processes:
         limit = None if timeout is None else timedelta(seconds=timeout)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
-            _join(comm_backend, limit)
+            join(comm_backend, limit)
         self.device = device
         self.comm_backend = comm_backend
         self.rank = dist.get_rank()
@@ -125,22 +117,5 @@ class Processes:
             self.__dict__.pop("module", None)
             self._cpu_group = None
             self.sequence_group = SINGLE_RANK
+            lost_ranks.forget()
             dist.destroy_process_group()
-
-
-def _join(comm_backend: str, timeout: timedelta | None) -> None:
-    """Join the process group, under a prefix in the launcher's store that no earlier start or run used.
-
-    When torchrun restarts failed processes it keeps its store, with addresses that no process listens at any more
-    (torch 2.13). On one host all processes have the same restart count, which becomes the prefix. The same holds for a
-    further run in the same processes, whose number is in the prefix.
-    """
-    one_host = local_world_size(0) == int(os.environ["WORLD_SIZE"])
-    started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
-    run = next(_runs)
-    if started_again == "0" and run == 0:
-        dist.init_process_group(comm_backend, timeout=timeout)
-        return
-    store, rank, world_size = next(rendezvous("env://", timeout=timeout or default_pg_timeout))
-    store = dist.PrefixStore(f"start {started_again}, run {run}", store)
-    dist.init_process_group(comm_backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -46,6 +46,7 @@ from hwgrpo.training.run_record import (
 from hwgrpo.training.setup import build_models, make_observer, make_prompt_source, make_update, start_strategy
 from hwgrpo.training.shared_setup import load_trainable, prepare_process
 from hwgrpo.training.startup_checks import Prompts, check_start
+from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supervised.steps import supervised_step, validate_examples
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -97,7 +98,7 @@ def build_supervised(
     config = with_absolute_paths(supervised_settings(written))
     (training or SFT).check(config)
     device = prepare_process(config, backend, local_rank, local_world_size)
-    with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
+    with name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
         run = _build(training or SFT, config, device, undo, allow_finished, notes, written=written)
         undo.pop_all()
     return run
