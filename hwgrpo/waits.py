@@ -75,7 +75,7 @@ def reported_wait(what: str | Callable[[], str], seconds: float) -> Iterator[Non
         yield
     finally:
         done.set()
-        thread.join()
+        thread.join(1.0)  # it may be printing
 
 
 def join_thread(thread: threading.Thread, what: str, seconds: float) -> None:
