@@ -211,7 +211,8 @@ class RolloutConfig:
         False, used_by=[on("rollout.max_staleness", " of 1 or more"), one_of("rollout.engine", "auto", "local")]
     )
     """Update weights in the middle of responses instead of after them (partial rollouts): their tokens then have
-    several versions. Needs `max_staleness` above 0."""
+    several versions. At which token the weights change depends on the speed of the machine: neither a second run nor a
+    resumed one gives the same numbers. Needs `max_staleness` above 0."""
     probe_every: int = limited(10, at_least=0)
     """Weight versions after which engine and trainer score a few fixed sequences, as they do at the start. The run ends
     if they differ by more than rounding, as when new weights were not applied. 0: never. Without effect where the local

@@ -205,9 +205,9 @@ def already_finished(
 
 
 def restore(
-    checkpoint: checkpoints.Checkpoint, update: PolicyUpdate, source: PromptSource, strategy: Strategy, device: Device
+    checkpoint: checkpoints.Checkpoint, update: PolicyUpdate, source: PromptSource, strategy: Strategy
 ) -> list[str]:
-    """Restore parameters, optimizer states, data position and random state from a checkpoint.
+    """Restore parameters, optimizer states and data position from a checkpoint; `restore_generators` comes last.
 
     Returns:
         Notes on state that could not be restored exactly.
@@ -224,18 +224,35 @@ def restore(
     update.updates_done = state["updates_done"]
     update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
     update.coefficients.restore(state.get("coefficients", {}))
-    notes = raise_on_all_ranks(strategy, lambda: group_files.unused_note(checkpoint, update.config))
-    saved = raise_on_all_ranks(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
-    if saved is not None:
-        note = rng_state.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
-        return [*notes, note] if note else notes
-    # written by fewer ranks: a separate random stream, not the start of another rank's
-    seed_rank(device, update.config, strategy.rank, checkpoint.step)
-    return notes
+    return raise_on_all_ranks(strategy, lambda: group_files.unused_note(checkpoint, update.config))
+
+
+def restore_generators(
+    checkpoint: checkpoints.Checkpoint | None, config: Config, strategy: Strategy, device: Device
+) -> list[str]:
+    """Restore the random state of a checkpoint, or give each rank a seed of its own (for dropout).
+
+    It is the last part of the set-up: the others may draw, as some packages do when they are imported.
+
+    Returns:
+        A note if the state could not be restored exactly.
+
+    Raises:
+        CheckpointError: the file cannot be read any more; on all ranks.
+    """
+    rank, step, saved = strategy.rank, 0, None
+    if checkpoint is not None:
+        step = checkpoint.step
+        saved = raise_on_all_ranks(strategy, lambda: checkpoints.load_rng(checkpoint, rank))
+    if saved is None:  # a first start, or written by fewer ranks: a separate random stream, not another rank's
+        seed_rank(device, config, rank, step)
+        return []
+    note = rng_state.restore(saved, device, _rank_seed(config, rank, step))
+    return [note] if note else []
 
 
 def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
-    """Seed each rank differently (for dropout), after the model is made the same on all of them."""
+    """Seed each rank differently, after the model is made the same on all of them."""
     if rank or step:
         seed_everything(device, _rank_seed(config, rank, step))
 

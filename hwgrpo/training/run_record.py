@@ -60,6 +60,16 @@ def filters_note(config: Config, models: Models) -> str | None:
     )
 
 
+def partial_note(config: Config) -> str | None:
+    """Return a line where the numbers depend on the speed of the machine."""
+    if not config.rollout.partial:
+        return None
+    return (
+        "rollout.partial=true: at which token the weights change depends on the speed of the machine; neither a second "
+        "run nor a resumed one gives the same numbers"
+    )
+
+
 def start_summary(config: Config, device: Device, models: Models, data: Prompts, start: int) -> str:
     """Return a line with device, trainable parameters, number of prompts, and first step."""
     quantize = config.model.quantize

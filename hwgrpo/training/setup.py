@@ -47,13 +47,14 @@ from hwgrpo.training.online_rewards import further_files, restore_rewards
 from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, seed_rank
+from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, restore_generators
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
     filters_note,
     frozen_dtype_note,
     memory_metrics,
+    partial_note,
     prompt_notes,
     start_summary,
     write_kernel_selections,
@@ -138,11 +139,9 @@ def _build(
     source = make_prompt_source(config, data.training, strategy)
     update = make_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
-        notes += restore(folder.checkpoint, update, source, strategy, device)
+        notes += restore(folder.checkpoint, update, source, strategy)
         notes += restore_rewards(data.rewards, folder.checkpoint, strategy)
         notes += restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
-    else:
-        seed_rank(device, config, strategy.rank)
     gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
     engine = _engine(config, device, strategy, models, data, folder, gate)
     position, prefetched = source.state(), []
@@ -181,12 +180,13 @@ def _build(
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
+    notes += filter(None, (partial_note(config),))
     notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)
 
     peak = device.peak(models.policy.compute_dtype)
-    return Run(
+    run = Run(
         config=config,
         device=device,
         strategy=strategy,
@@ -213,6 +213,9 @@ def _build(
         start_step=start,
         total_steps=total_steps,
     )
+    for note in restore_generators(folder.checkpoint, config, strategy, device):
+        observer.note(note)
+    return run
 
 
 def start_strategy(config: Config, device: Device) -> Strategy:

@@ -17,7 +17,7 @@ def test_the_picture_is_current():
 def test_the_files_of_the_main_path_are_there():
     files = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE, flags=re.MULTILINE)
     assert [name for name in files if not (REPO / name).is_file()] == []
-    assert files and len(files) == len(set(files))
+    assert len(files) == len(set(files)) > 0
 
 
 def test_what_the_page_points_at_is_there():

@@ -33,7 +33,7 @@ from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import dtype_note
-from hwgrpo.training.resume import compare_data, open_folder, restore, seed_rank
+from hwgrpo.training.resume import compare_data, open_folder, restore, restore_generators
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.run_record import (
     frozen_dtype_note,
@@ -198,9 +198,7 @@ def _build(
     source = make_prompt_source(config, data.training, strategy)
     update = make_update(config, device, strategy, models, folder.path, total_steps, training.update)
     if folder.checkpoint is not None:
-        notes += restore(folder.checkpoint, update, source, strategy, device)
-    else:
-        seed_rank(device, config, strategy.rank)
+        notes += restore(folder.checkpoint, update, source, strategy)
     observer = make_observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)
     if strategy.rank == 0:
@@ -243,7 +241,7 @@ def _build(
         timeout=config.trainer.process_group_timeout,
     )
     peak = device.peak(models.policy.compute_dtype)
-    return TrainingRun(
+    run = TrainingRun(
         config=config,
         device=device,
         strategy=strategy,
@@ -262,3 +260,6 @@ def _build(
         start_step=start,
         total_steps=total_steps,
     )
+    for note in restore_generators(folder.checkpoint, config, strategy, device):
+        observer.note(note)
+    return run

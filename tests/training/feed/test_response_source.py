@@ -302,8 +302,16 @@ def test_new_weights_come_amid_responses_and_each_token_tells_its_version(tmp_pa
     run.close()
 
 
-def test_a_run_with_weights_amid_responses_trains(tmp_path):
-    runs.run(tmp_path / "run", *AHEAD, "rollout.max_staleness=2", "rollout.partial=true", "trainer.max_steps=8")
+def test_a_run_with_weights_amid_responses_trains_and_says_that_it_cannot_be_repeated(tmp_path, capsys):
+    runs.run(
+        tmp_path / "run",
+        *AHEAD,
+        "rollout.max_staleness=2",
+        "rollout.partial=true",
+        "trainer.max_steps=8",
+        "observe.progress=plain",
+    )
+    assert "neither a second run nor a resumed one gives the same numbers" in capsys.readouterr().out
     lines = [line for line in runs.metrics(tmp_path / "run") if "rollout/staleness_max" in line]
     assert len(lines) == 8
     assert all(line["rollout/staleness_min"] <= line["rollout/staleness_max"] <= 2 for line in lines)
