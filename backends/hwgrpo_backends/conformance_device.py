@@ -38,6 +38,7 @@ def check_device(backend: Backend, count: int) -> list[str]:
     _check_tied_weights(device)
     _check_random_state(device)
     _check_stream(device)
+    _check_copies(device)
     _check_recorder(device)
     return [f"device: {device.name} ({device.arch})", _check_memory(device)]
 
@@ -99,6 +100,24 @@ def _check_tied_weights(device: Device) -> None:
     pair.to(device.torch_device)
     # A plug-in declares by `_has_compatible_shallow_copy_type` that parameters can change their device in place.
     assert pair[0].weight is pair[1].weight, "module.to(device) unties tied weights: an LM head leaves its embedding"
+
+
+def _check_copies(device: Device) -> None:
+    """Check copies from and to pinned memory that do not wait, as the states of an optimizer on the host are copied."""
+    if device.backend.is_host:
+        return
+    with _named("copies that do not wait"):
+        held = torch.ones(BLOCK // 4).pin_memory()
+        for _ in range(2):  # each copy must see the one before, in the order of the stream
+            there = held.to(device.torch_device, non_blocking=True)
+            for _ in range(SUBMITTED):
+                there += 1
+            held.copy_(there, non_blocking=True)
+        device.synchronize()
+    expected = 1 + 2 * SUBMITTED
+    assert bool((held == expected).all()), (
+        f"copies that do not wait: pinned memory holds {held.unique().tolist()[:4]} after synchronize(), not {expected}"
+    )
 
 
 def _check_random_state(device: Device) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from hwgrpo_backends import child, environment
 from hwgrpo_backends.backend import Backend
 from hwgrpo_backends.conformance_rank import MARKER
+from hwgrpo_backends.device import Device
 from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.tier1 import gather_tier1
 
@@ -63,27 +64,29 @@ def check_visible_devices(backend: Backend, facts: Facts, count: int) -> str:
 
 
 def check_collectives(backend: Backend, count: int) -> str:
-    """All-reduce tensors of the device: two ranks where it has two devices or is the host, else one.
+    """Run the collectives of strategies in each compute dtype: two ranks where there are two devices or it is the host.
 
     Raises:
-        AssertionError: the communication backend fails, or gives another sum.
+        AssertionError: the communication backend fails, or gives other values.
     """
     world = 2 if backend.is_host else min(2, count)
-    expected = world * (world + 1) / 2
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in Device(backend).compute_dtypes]
     environ = dict(os.environ)
     environment.apply(backend, "train", environ)
     with tempfile.TemporaryDirectory() as folder:
-        requests = [_request(backend, rank, world, folder) for rank in range(world)]
+        requests = [_request(backend, rank, world, folder, dtypes) for rank in range(world)]
         outputs = child.run_children(SCRIPT, requests, SECONDS, environ, marker=MARKER)
     for rank, output in enumerate(outputs):
         result: dict[str, Any] = output.lines[-1] if output.lines else {"error": output.failure or "no output"}
         where = f"collectives by comm={backend.comm!r} on {backend.device_type}, rank {rank} of {world}"
         assert "error" not in result, f"{where}: {result['error']}"
-        assert result["sum"] == expected, f"{where}: all_reduce gives {result['sum']}, not {expected}"
-    return f"collectives: all_reduce by {backend.comm} over {world} rank{'s' if world > 1 else ''}"
+        assert not result["wrong"], f"{where}: {'; '.join(result['wrong'])}"
+    names = ", ".join(dict.fromkeys(each.split()[0] for each in outputs[0].lines[-1]["done"]))
+    ranks = f"{world} rank{'s' if world > 1 else ''}"
+    return f"collectives: {names} in {', '.join(dtypes)} by {backend.comm} over {ranks}"
 
 
-def _request(backend: Backend, rank: int, world: int, folder: str) -> dict[str, Any]:
+def _request(backend: Backend, rank: int, world: int, folder: str, dtypes: list[str]) -> dict[str, Any]:
     return {
         "plugin": backend.plugin,
         "device": backend.device_type if backend.is_host else f"{backend.device_type}:{rank}",
@@ -91,4 +94,5 @@ def _request(backend: Backend, rank: int, world: int, folder: str) -> dict[str, 
         "store": f"{folder}/store",
         "rank": rank,
         "world": world,
+        "dtypes": dtypes,
     }

@@ -15,10 +15,19 @@ import torch
 from hwgrpo_backends import device as device_layer
 from hwgrpo_backends import registry
 from hwgrpo_backends.backend import Verdict
+from hwgrpo_backends.conformance_processes import check_collectives
 from hwgrpo_backends.device import Device, Memory
 from hwgrpo_backends.testing import check_backend
 
 CPU = registry.get("cpu")
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+)
 
 
 def two_processors(facts: Any) -> Verdict:
@@ -28,6 +37,7 @@ def two_processors(facts: Any) -> Verdict:
 
 def test_the_host_processor_passes_and_its_memory_is_declared_as_not_measured(this_host):
     assert not Device(CPU).measures_memory
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in CPU.compute_dtypes(0)]
     assert check_backend(CPU, this_host) == [
         "data",
         "names: kernels, modules, attention, rollout",
@@ -35,7 +45,7 @@ def test_the_host_processor_passes_and_its_memory_is_declared_as_not_measured(th
         f"device: {Device(CPU).name} ({Device(CPU).arch})",
         "memory: not measured, the device is the host processor",
         "visible devices: not checked, the backend names no variable",
-        "collectives: all_reduce by gloo over 2 ranks",
+        f"collectives: {', '.join(COLLECTIVES)} in {', '.join(dtypes)} by gloo over 2 ranks",
     ]
 
 
@@ -104,12 +114,19 @@ def test_memory_figures_of_a_device_that_declares_none_are_found(this_host, monk
         check_backend(CPU, this_host)
 
 
-def test_collectives_that_do_nothing_are_found(this_host, monkeypatch: pytest.MonkeyPatch):
+def test_each_collective_that_does_nothing_in_one_dtype_is_found(monkeypatch: pytest.MonkeyPatch):
     root = str(Path(__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))))
-    idle = dataclasses.replace(CPU, plugin="tests.backends.idle_collectives", comm="idle")
-    with pytest.raises(AssertionError, match=r"comm='idle' on cpu, rank 0 of 2: all_reduce gives 1\.0, not 3\.0"):
-        check_backend(idle, this_host)
+    backend = dataclasses.replace(
+        CPU,
+        plugin="tests.backends.idle_collectives",
+        compute_dtypes=lambda index: (torch.float32, torch.bfloat16),
+    )
+    with pytest.raises(AssertionError, match="comm='gloo' on cpu, rank 0 of 2: ") as raised:
+        check_collectives(backend, 1)
+    for name in COLLECTIVES:
+        assert f"{name} in bfloat16 gives [" in str(raised.value)
+    assert "float32" not in str(raised.value)
 
 
 def test_names_are_not_looked_up_where_their_package_cannot_be_imported(this_host, monkeypatch: pytest.MonkeyPatch):

@@ -193,6 +193,20 @@ FAULTS = (
         "planning/test_strategy_choice.py",
     ),
     Fault(
+        "gradients on the host read before they have arrived",
+        "training/strategies/host_gradients.py",
+        "runtime(device).synchronize(device)",
+        "pass",
+        "simulated_npu/test_on_device.py -k test_runs",
+    ),
+    Fault(
+        "a checkpoint written before its copies have arrived",
+        "training/checkpoint/saver.py",
+        "self._device.synchronize()",
+        "pass",
+        "simulated_npu/test_on_device.py -k test_runs",
+    ),
+    Fault(
         "a rank that nobody awaits",
         "training/strategies/rendezvous.py",
         "    _await_ranks(store, launched, limit.total_seconds())\n",

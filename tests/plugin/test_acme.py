@@ -98,7 +98,8 @@ def test_the_conformance_suites_pass_on_its_device(host: list[Path]):
         "['data', 'names: kernels, modules, attention, rollout', 'probe', 'device: Acme One (acme"
     )
     assert "visible devices: ACME_VISIBLE_DEVICES='0' leaves 1 of 2" in backend
-    assert "collectives: all_reduce by acmecl over 2 ranks" in backend
+    assert "collectives: all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor, " in backend
+    assert " by acmecl over 2 ranks" in backend
     assert "float32: 44 calls agree" in kernels
     assert "bfloat16: 11 calls agree" in kernels
     assert "float64: not run, sums in fp32" in kernels

@@ -99,7 +99,7 @@ class Saver:
         background = self._asynchronous and not last
         if background:
             shards = copy_to_host(shards)
-            self._device.synchronize()
+        self._device.synchronize()  # these copies, and those of states that are held on the host
         own = {checkpoint_files.rng_file(rank): rng_state.capture(self._device)} | shard_files.files_of(shards, rank)
         own |= self._extra_files()
         manifest = {

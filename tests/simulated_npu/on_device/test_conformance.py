@@ -35,7 +35,8 @@ def test_a_good_device_passes_every_check(facts):
         "device: Ascend910B3 (ascend910b3)",
         "memory: figures follow a block of 64 MiB",
         "visible devices: ASCEND_RT_VISIBLE_DEVICES='0' leaves 1 of 2",
-        "collectives: all_reduce by hccl over 2 ranks",
+        "collectives: all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor, "
+        "all_to_all_single in bfloat16, float16, float32 by hccl over 2 ranks",
     ]
 
 
@@ -53,7 +54,7 @@ FIELDS: Mapping[str, tuple[dict[str, Any], str]] = {
     "a communication backend that does not exist": (
         {"comm": "hcl"}, "comm is 'hcl', which torch.distributed does not have here"),
     "a communication backend that does not carry the device's tensors": (
-        {"comm": "gloo", "visible_env": None}, "comm='gloo' on npu, rank 0 of 2: RuntimeError: No backend type"),
+        {"comm": "gloo", "visible_env": None}, "rank 0 of 2: all_reduce in bfloat16: RuntimeError: No backend type"),
     "a visibility variable that changes nothing": (
         {"visible_env": "NPU_VISIBLE"}, r"NPU_VISIBLE='0' leaves 2 of 2 devices, not 1"),
     "a kernel that does not exist": (
@@ -176,6 +177,8 @@ CALLS: Mapping[str, tuple[dict[str, Any], str]] = {
         {"get_rng_state": second_device(RUNTIME.get_rng_state)}, "set_rng_state does not restore"),
     "a generator that is not seeded": (
         {"manual_seed_all": nothing}, "manual_seed does not repeat"),
+    "a synchronize that does not wait for copies": (
+        {"synchronize": nothing}, r"pinned memory holds \[nan.* after synchronize\(\), not 33"),
     "a stream of another device": (
         {"Stream": stream_of_the_other_device}, r"new_stream\(\) is on npu:1, not on npu:0"),
     "a stream that is not used": (
@@ -222,7 +225,8 @@ def test_a_synchronize_that_does_not_wait_is_found(facts, monkeypatch: pytest.Mo
         return Asynchronous(device=device)
 
     monkeypatch.setattr(RUNTIME, "Stream", stream)
-    monkeypatch.setattr(RUNTIME, "synchronize", lambda device: running.clear())
+    synchronize = RUNTIME.synchronize
+    monkeypatch.setattr(RUNTIME, "synchronize", lambda device: (running.clear(), synchronize(device)))
     with pytest.raises(AssertionError, match="comm is 'hcl'"):
         check_backend(dataclasses.replace(BACKEND, **NO_MORE), facts)
     monkeypatch.setattr(RUNTIME, "synchronize", nothing)

@@ -103,6 +103,59 @@ def test_host_memory_that_was_pinned_is_known_as_such_and_holds_the_same():
     assert torch.equal(pinned.to("npu", non_blocking=True).cpu(), plain)
 
 
+@pytest.mark.parametrize("wait", ["device", "stream", "event", "query", "item", "blocking copy"])
+def test_a_copy_to_the_host_that_does_not_wait_arrives_with_the_next_synchronization(wait: str):
+    x = torch.arange(4.0, device="npu")
+    copied, counted = x.to("cpu", non_blocking=True), x.long().to("cpu", non_blocking=True)
+    x += 10  # later work of the stream is not in the copy
+    assert copied.isnan().all()
+    assert (counted == -1).all()
+    event = torch.Event("npu")
+    event.record()
+    {
+        "device": torch.npu.synchronize,
+        "stream": torch.npu.current_stream().synchronize,
+        "event": event.synchronize,
+        "query": event.query,
+        "item": lambda: x.sum().item(),
+        "blocking copy": x.cpu,
+    }[wait]()
+    assert copied.tolist() == counted.tolist() == [0, 1, 2, 3]
+
+
+def test_a_copy_of_another_stream_or_after_an_event_has_not_arrived():
+    x = torch.ones(2, device="npu")
+    event = torch.Event("npu")
+    event.record()
+    later = x.to("cpu", non_blocking=True)
+    event.synchronize()
+    assert later.isnan().all()
+    with torch.npu.stream(torch.npu.Stream()):
+        x.cpu()
+    assert later.isnan().all()
+    torch.npu.synchronize()
+    assert later.tolist() == [1, 1]
+
+
+def test_pinned_memory_is_read_late_and_other_memory_at_once():
+    pinned, plain = torch.ones(2).pin_memory(), torch.ones(2)
+    early, late = (each.to("npu", non_blocking=True) for each in (plain, pinned))
+    pinned.fill_(5)
+    plain.fill_(5)
+    assert late.tolist() == [5, 5]
+    assert early.tolist() == [1, 1]
+
+
+def test_copies_there_and_back_keep_their_order():
+    held = torch.ones(2).pin_memory()
+    x = held.to("npu", non_blocking=True)
+    for _ in range(2):
+        x = x + 1
+        held.copy_(x, non_blocking=True)
+        x = held.to("npu", non_blocking=True)
+    assert x.tolist() == [3, 3]
+
+
 def test_memory_is_counted_per_device_and_freed():
     gc.collect()
     before = torch.npu.memory_allocated(1)

@@ -16,9 +16,11 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.errors import RunError
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.strategies import held_adamw, host_gradients
 from hwgrpo.training.strategies.held_adamw import gradient_of
+from hwgrpo.training.strategies.host_gradients import HostGradients
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.single import Single
 from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
@@ -33,6 +35,12 @@ VARIANTS = {
 }
 
 
+def saved(output: Path, step: int) -> dict[str, bytes]:
+    """Return the tensors of a checkpoint, by file."""
+    folder = checkpoint_files.folder_of(output / "checkpoints", step)
+    return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_resumed_run_equals_the_uninterrupted_bitwise(tmp_path: Path, variant: str):
     words = VARIANTS[variant]
@@ -40,6 +48,8 @@ def test_a_resumed_run_equals_the_uninterrupted_bitwise(tmp_path: Path, variant:
     runs.run(tmp_path / "parts", *words, "trainer.max_steps=2", backend=NPU)
     torch.manual_seed(99)  # nothing may be left over from the first part
     runs.run(tmp_path / "parts", *words, backend=NPU)
+    in_background, at_the_end = (saved(tmp_path / folder, 2) for folder in ("whole", "parts"))
+    assert in_background == at_the_end
     whole, parts = runs.everything(tmp_path / "whole"), runs.everything(tmp_path / "parts")
     assert [line["step"] for line in whole["metrics"] if "actor/grad_norm" in line] == [1, 2, 3, 4]
     assert parts["metrics"] == whole["metrics"]
@@ -63,6 +73,16 @@ def test_states_and_gradients_in_pinned_host_memory_change_nothing(tmp_path: Pat
     assert all(value.is_pinned() for value in on_host)
     assert len({value.untyped_storage().data_ptr() for value in on_host}) < len(on_host) / 2, "in few blocks"
     assert {value.device.type for value in on_device} == {"npu"}
+
+
+def test_gradients_that_are_summed_on_the_host_are_complete_when_they_are_read():
+    parameter = torch.nn.Parameter(torch.ones(8, device="npu"))
+    gradients = HostGradients([parameter])
+    for _ in range(3):
+        (parameter * torch.arange(8.0, device="npu")).sum().backward()
+    held = gradients.get(parameter)
+    assert held is not None
+    assert held.tolist() == [3.0 * each for each in range(8)]
 
 
 def test_gradients_that_are_summed_on_the_host_are_on_the_device_one_at_a_time():

@@ -104,6 +104,7 @@ class Collectives final : public c10d::Backend {
   std::string name_;
 
   at::Tensor host(const at::Tensor& tensor) const {
+    arrive_on_device();
     TORCH_CHECK(tensor.device().type() == kNpu, name_, " takes ", kind(), " tensors, not one on ", tensor.device());
     return host_view(tensor);
   }

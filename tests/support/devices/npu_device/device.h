@@ -1,7 +1,7 @@
-// What torch asks of a device: which one is current, streams and events that never wait, a generator of its own.
+// What torch asks of a device: which one is current, streams and events, a generator of its own.
 #pragma once
 
-#include "memory.h"
+#include "copies.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -18,7 +18,20 @@ inline c10::Stream stream_of(c10::Device device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kNpu, index_of(device)), id);
 }
 
-// All work is done when the call that submitted it returns, so nothing here waits and events are clock readings.
+inline c10::Stream stream_now(c10::DeviceIndex device) {
+  return stream_of({kNpu, device}, current_stream[device]);
+}
+
+// A clock reading, and the last copy before it on its stream.
+struct Event {
+  double milliseconds;
+  c10::Stream stream;
+  uint64_t last_copy;
+
+  void wait() const { arrive_of_stream(stream, last_copy); }
+};
+
+// Operators are done when the call returns; only copies that do not wait are late (copies.h).
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kNpu; }
   c10::Device getDevice() const override { return {kNpu, current_device}; }
@@ -48,24 +61,34 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     id = stream.id();
     return stream_of(stream.device(), before);
   }
-  bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  bool queryStream(const c10::Stream& stream) const override {
+    arrive_of_stream(stream);
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override { arrive_of_stream(stream); }
+  void synchronizeDevice(const c10::DeviceIndex index) const override { arrive_of_device(index < 0 ? current_device : index); }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
-    if (!*event) *event = new double;
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    *static_cast<double*>(*event) = std::chrono::duration<double, std::milli>(now).count();
+    const auto made = new Event{std::chrono::duration<double, std::milli>(now).count(), stream, last_copy};
+    delete static_cast<Event*>(std::exchange(*event, made));
   }
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override {}
+  void block(void* event, const c10::Stream&) const override {
+    if (event) static_cast<Event*>(event)->wait();
+  }
+  bool queryEvent(void* event) const override {
+    if (event) static_cast<Event*>(event)->wait();
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event) static_cast<Event*>(event)->wait();
+  }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    delete static_cast<double*>(event);
+    delete static_cast<Event*>(event);
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
-    return *static_cast<double*>(to) - *static_cast<double*>(from);
+    return static_cast<Event*>(to)->milliseconds - static_cast<Event*>(from)->milliseconds;
   }
 };
 

@@ -79,6 +79,7 @@ class Call {
     bool draws = false;
     for (size_t i = 0; i < arguments.size(); ++i) find_device((*stack)[first + i]);
     TORCH_CHECK(device_, name_, ": no argument says which ", kind(), " it is for");
+    arrive_on_device();
     for (size_t i = 0; i < arguments.size(); ++i) {
       auto& value = (*stack)[first + i];
       const auto* alias = arguments[i].alias_info();
@@ -100,7 +101,11 @@ class Call {
     }
     for (auto& [device, host] : written_) commit(device, host);
     const auto results = op_.schema().returns().size();
-    for (size_t i = stack->size() - results; i < stack->size(); ++i) (*stack)[i] = to_device((*stack)[i]);
+    for (size_t i = stack->size() - results; i < stack->size(); ++i) {
+      auto& value = (*stack)[i];
+      if (!value.isTensor() && !value.isTensorList() && !value.isNone()) arrive_of_stream(stream_now(device_->index()));
+      value = to_device(value);
+    }
   }
 
  private:

@@ -33,8 +33,17 @@ inline at::Tensor empty_strided(
   return at::detail::empty_strided_generic(sizes, strides, &memory, kKeys, c10::dtype_or_default(dtype));
 }
 
-inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  const auto stream = stream_now((to.is_cpu() ? from : to).device().index());
+  // memory of the host that is not pinned is read at once, through a buffer
+  const bool late_read = non_blocking && from.is_cpu() && pinned_memory.holds(from.storage().data());
+  if (!late_read) arrive_on_device();
+  if (late_read || (non_blocking && to.is_cpu())) {
+    copy_late(from, to, stream);
+    return to;
+  }
+  if (to.is_cpu()) arrive_of_stream(stream);
   host_view(to).copy_(host_view(from));
   return to;
 }
