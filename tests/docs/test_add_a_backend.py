@@ -105,7 +105,8 @@ def test_every_command_of_the_page_runs_and_says_what_the_page_says(shell):
         "device: Acme One (acme_one)",
         "memory: figures follow a block of 64 MiB",
         "visible devices: ACME_VISIBLE_DEVICES='-1' leaves 0 of 1",
-        "collectives: all_reduce by acmecl over 1 rank",
+        "collectives: all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor, "
+        "all_to_all_single in bfloat16, float32 by acmecl over 1 rank",
     ]
     assert "float32: 44 calls agree with the definition" in shell(kernels)
     said = shell(way)
