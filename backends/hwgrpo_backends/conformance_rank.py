@@ -72,8 +72,36 @@ def checks(rank: int, world: int, make: Callable[..., Any]) -> dict[str, Callabl
     return {check.__name__: check for check in named}
 
 
+def compare(rank: int, world: int, device: Any, dtypes: list[str]) -> tuple[list[str], list[str]]:
+    """Run every collective in every dtype; return those with the expected values, and what is wrong with others.
+
+    Args:
+        rank: number of this process.
+        world: number of processes.
+        device: this rank's device.
+        dtypes: names of torch dtypes.
+    """
+    import torch
+
+    done, wrong = [], []
+    for name in dtypes:
+        make = functools.partial(torch.tensor, device=device, dtype=getattr(torch, name))
+        for collective, check in checks(rank, world, make).items():
+            where = f"{collective} in {name}"
+            try:
+                got, expected = check()
+            except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+                wrong.append(f"{where}: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            if got.tolist() == expected:
+                done.append(where)
+            else:
+                wrong.append(f"{where} gives {got.tolist()[:4]}..., not {expected[:4]}...")
+    return done, wrong
+
+
 def run_collectives(question: dict[str, Any]) -> dict[str, list[str]]:
-    """Run every collective in every dtype; return those with the expected values, and what is wrong with others."""
+    """Join the other ranks; return what `compare` does."""
     import torch
     import torch.distributed as dist
 
@@ -88,20 +116,7 @@ def run_collectives(question: dict[str, Any]) -> dict[str, list[str]]:
         question["comm"], init_method=f"file://{question['store']}", rank=rank,
         world_size=world, timeout=timedelta(seconds=SECONDS),
     )  # fmt: skip
-    done, wrong = [], []
-    for name in question["dtypes"]:
-        make = functools.partial(torch.tensor, device=device, dtype=getattr(torch, name))
-        for collective, check in checks(rank, world, make).items():
-            where = f"{collective} in {name}"
-            try:
-                got, expected = check()
-            except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-                wrong.append(f"{where}: {type(error).__name__}: {str(error)[:200]}")
-                continue
-            if got.tolist() == expected:
-                done.append(where)
-            else:
-                wrong.append(f"{where} gives {got.tolist()[:4]}..., not {expected[:4]}...")
+    done, wrong = compare(rank, world, device, question["dtypes"])
     if not wrong:
         dist.barrier()
     dist.destroy_process_group()

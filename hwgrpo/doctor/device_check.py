@@ -59,12 +59,12 @@ def _test_device(backend: Backend, index: int, limit: float, environ: Mapping[st
 def _test_ranks(backend: Backend, devices: int, limit: float, environ: Mapping[str, str]) -> list[SelfTest]:
     name = f"{backend.name} x {RANKS}"
     if not backend.is_host and devices < RANKS:
-        return [SelfTest(name, "all-reduce", "SKIP", f"needs {RANKS} devices, this process sees {devices}")]
+        return [SelfTest(name, "collectives", "SKIP", f"needs {RANKS} devices, this process sees {devices}")]
     with tempfile.TemporaryDirectory() as folder:
         common = {"backend": backend.name, "what": "ranks", "world": RANKS, "store": f"{folder}/store"}
         requests = [{**common, "index": rank, "rank": rank} for rank in range(RANKS)]
         outputs = child_environment.run_children(SCRIPT, requests, limit, environ)
-    tests = [test for output in outputs for test in _parse(output, name, "all-reduce")]
+    tests = [test for output in outputs for test in _parse(output, name, "collectives")]
     return [next((test for test in tests if test.state == "FAIL"), tests[0])]
 
 

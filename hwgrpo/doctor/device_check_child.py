@@ -142,12 +142,12 @@ def memory(device: Any) -> str:
     return f"{(allocated - kept) // MIB} of {allocated // MIB} MiB free again after empty_cache"
 
 
-def all_reduce(device: Any, request: dict[str, Any]) -> str:
-    """All-reduce one vector over two ranks."""
+def collectives(device: Any, request: dict[str, Any]) -> str:
+    """Run the collectives of strategies over two ranks, in each compute dtype."""
     from datetime import timedelta
 
-    import torch
     import torch.distributed as dist
+    from hwgrpo_backends.conformance_rank import compare
 
     rank, world = request["rank"], request["world"]
     dist.init_process_group(
@@ -155,13 +155,12 @@ def all_reduce(device: Any, request: dict[str, Any]) -> str:
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     try:
-        vector = torch.full((1024,), float(rank + 1), device=device.torch_device)
-        dist.all_reduce(vector)
-        expected = world * (world + 1) / 2
-        expect(bool((vector == expected).all()), f"the sum over ranks is {vector[0].item()}, not {expected}")
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in device.compute_dtypes]
+        done, wrong = compare(rank, world, device.torch_device, dtypes)
+        expect(not wrong, "; ".join(wrong))
     finally:
         dist.destroy_process_group()
-    return f"{world} ranks, {device.comm_backend}"
+    return f"{len(done)} of {world} ranks, {device.comm_backend}"
 
 
 def main(request: dict[str, Any]) -> None:
@@ -179,7 +178,7 @@ def main(request: dict[str, Any]) -> None:
     device = Device(backend, request["index"])
     device.set_device()
     if request["what"] == "ranks":
-        run_test("all-reduce", lambda: all_reduce(device, request))
+        run_test("collectives", lambda: collectives(device, request))
         return
     run_test("allocate", lambda: allocate(device))
     run_test("bf16 matmul", lambda: matmul(device))

@@ -26,7 +26,7 @@ def tests():
 def test_a_sound_cpu_passes_every_self_test(tests):
     states = {test.name: test.state for test in tests}
     assert "FAIL" not in states.values(), tests
-    for what in ("allocate", "bf16 matmul", "all-reduce"):
+    for what in ("allocate", "bf16 matmul", "collectives"):
         assert states[what] == "PASS"
     for op in ("row_stats", "row_grad", "row_stats_kl", "row_grad_kl", "token_logprob", "linear_logprob"):
         assert states[f"kernel {op}=torch float32"] == "PASS"
@@ -136,7 +136,7 @@ PASSED = {"test": "allocate", "state": "PASS", "detail": ""}
 
 
 def test_the_self_test_in_which_a_child_dies_has_failed(monkeypatch):
-    ranks = [ChildOutput([{"test": "all-reduce", "state": "PASS", "detail": ""}])] * 2
+    ranks = [ChildOutput([{"test": "collectives", "state": "PASS", "detail": ""}])] * 2
     died = ChildOutput([{"started": "allocate"}, PASSED, {"started": "bf16 matmul"}], "it ended with signal SIGSEGV: x")
     answers(monkeypatch, died, *ranks)
     tests = run_self_tests(BUILTIN["cpu"], 1)
@@ -153,9 +153,9 @@ def test_every_device_is_tested_and_one_alone_has_no_second_rank(monkeypatch):
     answers(monkeypatch, ChildOutput([PASSED]))
     one = run_self_tests(BUILTIN["cuda"], 1)
     assert [(t.device, t.name, t.state) for t in one] == [
-        ("cuda:0", "allocate", "PASS"), ("cuda x 2", "all-reduce", "SKIP")]  # fmt: skip
+        ("cuda:0", "allocate", "PASS"), ("cuda x 2", "collectives", "SKIP")]  # fmt: skip
     assert one[1].detail == "needs 2 devices, this process sees 1"
-    ok, bad = ({"test": "all-reduce", "state": state, "detail": state} for state in ("PASS", "FAIL"))
+    ok, bad = ({"test": "collectives", "state": state, "detail": state} for state in ("PASS", "FAIL"))
     answers(monkeypatch, *[ChildOutput([PASSED])] * 3, ChildOutput([ok]), ChildOutput([bad]))
     assert [(t.device, t.state) for t in run_self_tests(BUILTIN["cuda"], 3)] == [
         ("cuda:0", "PASS"), ("cuda:1", "PASS"), ("cuda:2", "PASS"), ("cuda x 2", "FAIL")]  # fmt: skip
