@@ -185,7 +185,7 @@ def test_a_run_goes_on_although_programs_hang_and_counts_the_reasons(tmp_path):
     rows = [
         {"prompt": f"{digits}=", "ground_truth": {"inputs": [""], "outputs": [digits]}} for digits in ("321", "213")
     ]
-    hangs = {"prompt": "132=", "ground_truth": "while True: pass"}
+    hangs = {"prompt": "132=", "ground_truth": "while True: pass\nassert f(1)"}
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in (*rows, hangs)), encoding="utf-8")
     reward = {"name": "code", "kwargs": {"plain": True, "workers": 2, "seconds": 0.3}}
