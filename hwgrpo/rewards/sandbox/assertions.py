@@ -26,6 +26,8 @@ Definition = Function | ast.ClassDef
 Body = tuple[Sequence[ast.stmt], frozenset[str]]
 """Statements, and the parameters of the functions around them."""
 NOTHING: frozenset[str] = frozenset()
+READ, BELOW = "_names_read", "_below"
+"""Attributes of a node with what was found out about it once."""
 
 
 @dataclass
@@ -120,7 +122,7 @@ class Assertions:
             for node, inside in _executed(statements, main, self.asserts):
                 expected = inside or excused
                 if isinstance(node, ast.Lambda):
-                    parameters |= _parameters(node)
+                    parameters |= parameters_of(node)
                 if self.is_assertion(node, parameters):
                     result.assertions.append(node)
                 elif isinstance(node, ast.Assert) or self.asserts(node):
@@ -172,21 +174,45 @@ class Assertions:
 def bodies_of(definition: Definition, around: frozenset[str] = NOTHING) -> list[Body]:
     """Return the bodies, with their parameters, that may run where a function or class is used."""
     if isinstance(definition, Function):
-        return [(definition.body, around | _parameters(definition))]
+        return [(definition.body, around | parameters_of(definition))]
     return [pair for each in definition.body if isinstance(each, Definition) for pair in bodies_of(each, around)]
 
 
 def names_read(node: ast.AST) -> frozenset[str]:
     """Return the names that a node reads, without those of its lambdas' parameters and comprehensions' variables."""
-    read, own = set(), set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
-            read.add(each.id)
-        elif isinstance(each, ast.Lambda):
-            own |= _parameters(each)
-        elif isinstance(each, ast.comprehension):
-            own.update(_roots(each.target))
-    return frozenset(read - own)
+    known = node.__dict__.get(READ)
+    if known is None:
+        known = frozenset().union(*map(names_read, children(node)))
+        if isinstance(node, ast.Name):
+            known = frozenset([node.id]) if isinstance(node.ctx, ast.Load) else NOTHING
+        elif isinstance(node, ast.Lambda):
+            known -= parameters_of(node)
+        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            known -= {name for each in node.generators for name in _roots(each.target)}
+        setattr(node, READ, known)
+    return known
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a node as it was parsed, without contexts and operators."""
+    below = node.__dict__.get(BELOW)
+    if below is None:
+        below = []
+        for value in node.__dict__.values():
+            if isinstance(value, list):
+                below += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and value._fields:
+                below.append(value)
+        setattr(node, BELOW, below)
+    return below
+
+
+def walk(node: ast.AST) -> list[ast.AST]:
+    """Return a node and all below it, as `ast.walk` does, which takes longer."""
+    found = [node]
+    for each in found:
+        found += children(each)
+    return found
 
 
 def called(node: ast.AST) -> str:
@@ -219,7 +245,7 @@ def swallows(handler: ast.ExceptHandler) -> bool:
     """Return whether an `except` hides a failed assertion: it catches that, and neither raises nor asserts."""
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     broad = any(each is None or getattr(each, "attr", getattr(each, "id", "")) in BROAD for each in kinds)
-    inner = [each for statement in handler.body for each in ast.walk(statement)]
+    inner = [each for statement in handler.body for each in walk(statement)]
     asserting = any(isinstance(each, ast.Raise | ast.Assert) or called(each).startswith("assert") for each in inner)
     return broad and not asserting and not any(called(each) in FAILING for each in inner)
 
@@ -244,12 +270,12 @@ def _scoped(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.AST, _Scope]]:
         node, scope = left.pop()
         yield node, scope
         if isinstance(node, Function | ast.Lambda):
-            given = _parameters(node)
-            own = (name for each in ast.walk(node) for name in _bound(each)) if isinstance(node, Function) else ()
+            given = parameters_of(node)
+            own = (name for each in walk(node) for name in _bound(each)) if isinstance(node, Function) else ()
             scope = _Scope(scope.parameters | given, scope.local.union(given, own))
         elif isinstance(node, ast.ClassDef):
             scope = _Scope(scope.parameters, scope.local, in_class=True)
-        left += [(each, scope) for each in reversed(list(ast.iter_child_nodes(node)))]
+        left += [(each, scope) for each in reversed(children(node))]
 
 
 def _bound(node: ast.AST) -> list[str]:
@@ -281,7 +307,7 @@ def _executed(
             elif parts and isinstance(parts[0], ast.ExceptHandler | ast.match_case):
                 blocks += [(each.body, inside) for each in value]
             else:
-                yield from ((node, inside) for each in parts for node in ast.walk(each))
+                yield from ((node, inside) for each in parts for node in walk(each))
         if isinstance(statement, ast.With | ast.AsyncWith):
             inside_it = inside or any(asserts(each.context_expr) for each in statement.items)
             blocks = [(statement.body, inside_it)]
@@ -312,7 +338,7 @@ def _has_no_effect(node: ast.AST) -> bool:
     return is_true_tuple(node)
 
 
-def _parameters(function: Function | ast.Lambda) -> frozenset[str]:
+def parameters_of(function: Function | ast.Lambda) -> frozenset[str]:
     given = function.args
     rest = [each for each in (given.vararg, given.kwarg) if each is not None]
     return frozenset(each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs, *rest))
@@ -360,16 +386,16 @@ def _flows(node: ast.AST, parameters: Set[str]) -> Iterator[tuple[Set[str] | Non
         case ast.Call():
             # the program may change its arguments; `results.append(f(1))` changes `results`
             given = [*node.args, *(each.value for each in node.keywords)]
-            changed = [each for part in given for each in ast.walk(part) if isinstance(each, ast.Name)]
+            changed = [each for part in given for each in walk(part) if isinstance(each, ast.Name)]
             owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
             yield flow([node], [*changed, *owner])
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             inner = list(_scoped(node.body))
-            own = _parameters(node) if isinstance(node, Function) else NOTHING
+            own = parameters_of(node) if isinstance(node, Function) else NOTHING
             own |= {name for each, _ in inner for name in _bound(each)}
             used = {each.id for each, scope in inner if isinstance(each, ast.Name) and each.id not in scope.local}
             yield used - own, [node.name]
 
 
 def _set_in(node: ast.AST) -> list[str]:
-    return [name for each in ast.walk(node) for name in _bound(each)]
+    return [name for each in walk(node) for name in _bound(each)]

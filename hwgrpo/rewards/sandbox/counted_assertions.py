@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
-from hwgrpo.rewards.sandbox.assertions import NOTHING, Assertions, Function, expects_exception, swallows
+from hwgrpo.rewards.sandbox.assertions import (
+    NOTHING,
+    Assertions,
+    Function,
+    expects_exception,
+    parameters_of,
+    swallows,
+    walk,
+)
 
 SEEN, HIDDEN = "@seen", "@hidden"
 """Names of the functions that tests call, which no source can spell."""
@@ -65,7 +73,7 @@ class _Rewriter(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> Any:
         before = self._parameters
         if isinstance(node, Function | ast.Lambda):
-            self._parameters = before | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+            self._parameters = before | parameters_of(node)
         counts = self._assertions.is_assertion(node, before)  # as it is written, not as it is rewritten
         contains = isinstance(node, ast.Try) and self._contains_assertion(node.body)
         super().generic_visit(node)
@@ -87,7 +95,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def _contains_assertion(self, body: Sequence[ast.stmt]) -> bool:
-        nodes = (node for each in body for node in ast.walk(each))
+        nodes = (node for each in body for node in walk(each))
         return any(self._assertions.is_assertion(node, self._parameters) for node in nodes)
 
 

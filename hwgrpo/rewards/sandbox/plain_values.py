@@ -38,6 +38,9 @@ TEXTS: dict[str, Callable[[str], Any]] = {
 }
 
 
+TYPES = {each.__name__: each for each in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
+
+
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     """Return a value as JSON's types.
 
@@ -66,6 +69,8 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return ["float", float.__repr__(value)]
     if kind is complex or (kind.__module__, kind.__name__) in (("decimal", "Decimal"), ("fractions", "Fraction")):
         return [kind.__name__, str(value)]
+    if kind is type and value in TYPES.values():
+        return ["type", value.__name__]
     return ["coroutine" if kind is CoroutineType else "ref", refer(value)]
 
 
@@ -87,6 +92,8 @@ def decode(packed: Any, resolve: Callable[[Any], Any]) -> Any:
     if kind in ("ref", "coroutine"):
         return resolve(content) if kind == "ref" else resolve(content).awaited()
     try:
+        if kind == "type":
+            return TYPES[content]
         if kind in TEXTS and isinstance(content, str):
             return TEXTS[kind](content)
         if isinstance(content, list):

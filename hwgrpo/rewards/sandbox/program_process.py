@@ -98,6 +98,8 @@ def _serve(request: Any, module: ModuleType, objects: list[Any], refer: Any) -> 
             value = getattr(module, request["name"])
         case "attribute":
             value = getattr(target, request["name"])
+        case "set":
+            value = setattr(target, request["name"], arguments[0])
         case "call":
             value = target(*arguments, **named)  # type: ignore[misc] - whatever the program has there
         case "iter":

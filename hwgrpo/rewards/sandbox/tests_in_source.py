@@ -24,6 +24,7 @@ from hwgrpo.rewards.sandbox.assertions import (
     bodies_of,
     dotted,
     names_read,
+    walk,
 )
 
 CASES = ("TestCase", "IsolatedAsyncioTestCase")
@@ -87,7 +88,7 @@ class _Reader:
         own = names_read(ast.parse(entry_point, mode="eval")) if entry_point else NOTHING
         self._assertions = Assertions(self._all, own)
         self._classes = {each.name: each for each in _definitions(self._all) if isinstance(each, ast.ClassDef)}
-        self._nodes = [node for each in self._all for node in ast.walk(each)]
+        self._nodes = [node for each in self._all for node in walk(each)]
         self._aliases = {
             alias.asname: alias.name.rpartition(".")[2]
             for each in self._nodes
@@ -312,7 +313,7 @@ def _parse(source: str) -> list[ast.stmt]:
 
 
 def _definitions(body: Sequence[ast.stmt]) -> Iterator[Definition]:
-    return (each for statement in body for each in ast.walk(statement) if isinstance(each, Definition))
+    return (each for statement in body for each in walk(statement) if isinstance(each, Definition))
 
 
 def _last(node: ast.AST) -> str:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from hwgrpo.rewards.sandbox import pytest_stand_in
-from hwgrpo.rewards.sandbox.assertions import OWN_MODULES, Assertions, Function, names_read
+from hwgrpo.rewards.sandbox.assertions import OWN_MODULES, Assertions, Function, names_read, walk
 from hwgrpo.rewards.sandbox.called_tests import CalledTests, is_skip, without_main
 from hwgrpo.rewards.sandbox.counted_assertions import Counter, compile_counted
 from hwgrpo.rewards.sandbox.plain_values import decode, encode, receive, send
@@ -97,7 +97,7 @@ class Remote:
     """An object of the program that is no data: a function, a class, an instance."""
 
     def __init__(self, program: Program, number: int) -> None:
-        self.__dict__ |= {"_program": program, "_number": number}
+        self.__dict__.update(_program=program, _number=number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._program.ask("call", self._number, *arguments, named=named)
@@ -106,6 +106,9 @@ class Remote:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._program.ask("attribute", self._number, name=name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._program.ask("set", self._number, value, name=name)
 
     def awaited(self) -> Coroutine[Any, Any, Any]:
         """Return a coroutine for one of the program's."""
@@ -247,7 +250,7 @@ def _prepare(tests: Mapping[str, Any], program: Program, counter: Counter) -> tu
     entry_point = tests.get("entry_point")
     own = names_read(ast.parse(entry_point, mode="eval")) if entry_point else frozenset()
     assertions = Assertions(body, own)
-    nodes = [node for each in body for node in ast.walk(each)]
+    nodes = [node for each in body for node in walk(each)]
     attributed = {
         each.value.id for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)
     }
