@@ -28,6 +28,9 @@ class Counter:
 class Solution:
     def add(self, a, b): return a + b
 def sum(a, b): return a + b
+def closed(): assert False
+def total(counter): return counter.n
+def kind(value, of): return isinstance(value, of)
 """
 WRONG = """
 LIMIT = 11
@@ -42,6 +45,9 @@ class Counter:
 class Solution:
     def add(self, a, b): return 0
 def sum(a, b): return 0
+def closed(): pass
+def total(counter): return 0
+def kind(value, of): return None
 """
 ENTRY = {"entry_point": "add"}
 
@@ -423,6 +429,34 @@ class TestAdd:
         cls.made = add(1, 2)
     def test_add(self):
         assert self.made == 3
+""",
+    "an AssertionError of the program": """
+def test_closed():
+    try:
+        closed()
+    except AssertionError:
+        pass
+    else:
+        raise ValueError('nothing raised')
+""",
+    "attributes that tests set": """
+def test_up():
+    c = Counter()
+    c.n = 4
+    assert c.up() == 5 and total(c) == 5
+""",
+    "a type as an argument and a result": "assert kind(1, int) and kind('', str) and type(kind(1, str)) is bool",
+    "a built-in function beside one of its name": (
+        """
+def check(candidate):
+    assert candidate(1, 2) == sum([1, 2])
+""",
+        {"entry_point": "sum"},
+    ),
+    "unittest without its import": """
+class TestAdd(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(1, 2), 3)
 """,
     "pytest.raises": """
 import pytest
@@ -891,6 +925,10 @@ assert sys.stdout.getvalue() == '3'
 """,
         "sys.stdout: tests cannot see",
     ),
+    "an entry point that is no name": (
+        ("def check(candidate):\n    assert candidate(1, 2) == 3", {"entry_point": "the function"}),
+        "entry point 'the function' is no Python",
+    ),
     "empty outputs": (
         {"inputs": ["1", "2"], "outputs": ["", "\n"]},
         "does nothing would pass",
@@ -940,4 +978,4 @@ def test_what_executes_no_assertion_or_is_skipped_has_not_passed(verdicts, form)
 def test_tests_that_could_prove_nothing_are_refused_when_they_are_read(form):
     tests, message = REFUSED[form]
     with pytest.raises(DataError, match=message):
-        read_tests(tests, ENTRY)
+        request_of(tests if isinstance(tests, tuple) else (tests, ENTRY))

@@ -38,7 +38,7 @@ class Reached:
     """Those that depend on the program."""
     others: list[ast.AST] = field(default_factory=list)
     """Assertions that do not."""
-    without_effect: list[ast.stmt] = field(default_factory=list)
+    without_effect: list[ast.AST] = field(default_factory=list)
     """Comparisons that nothing reads, and assertions of tuples, which are always true."""
     names: set[str] = field(default_factory=set)
     """Definitions of the tests that are used."""

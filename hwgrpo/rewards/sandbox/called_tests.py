@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,7 +20,7 @@ def is_skip(error: BaseException) -> bool:
 
 def without_main() -> None:
     """Keep `unittest.main()` from running tests and exiting."""
-    unittest = importlib.import_module("unittest")
+    unittest: Any = importlib.import_module("unittest")
     unittest.main = unittest.TestProgram = lambda *_, **__: None
 
 
@@ -29,10 +29,11 @@ class CalledTests:
 
     Args:
         names: the module's globals.
+        evaluate: returns the value of an expression of the program's names.
     """
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        self._names = names
+    def __init__(self, names: Mapping[str, Any], evaluate: Callable[[str], Any]) -> None:
+        self._names, self._evaluate = names, evaluate
         self._of_module, self._of_class = ExitStack(), ExitStack()
         self._class: Any = None
         self._shared: dict[tuple[str, Any], Any] = {}
@@ -63,7 +64,7 @@ class CalledTests:
             owner, target = target, getattr(target, name)
         if owner is not self._class:
             self._enter_class(owner)
-        given = [eval(argument, self._names)] if argument else []  # type: ignore[arg-type] - a dict
+        given = [self._evaluate(argument)] if argument else []
         unittest = sys.modules.get("unittest")
         if owner is not None and unittest is not None and issubclass(owner, unittest.TestCase):
             outcome = _Outcome()

@@ -18,8 +18,16 @@ from hwgrpo.rewards.sandbox.assertions import (
     walk,
 )
 
+OF_PROGRAM = "_of_program"
+"""Attribute of exceptions that the program raised."""
 SEEN, HIDDEN = "@seen", "@hidden"
 """Names of the functions that tests call, which no source can spell."""
+
+
+def of_program(error: BaseException) -> BaseException:
+    """Mark an exception as the program's."""
+    setattr(error, OF_PROGRAM, True)
+    return error
 
 
 class Counter:
@@ -49,7 +57,7 @@ class Counter:
 
     def _hide(self, any_kind: bool) -> None:
         error = sys.exception()
-        if any_kind or isinstance(error, AssertionError):
+        if any_kind or (isinstance(error, AssertionError) and not hasattr(error, OF_PROGRAM)):
             self.hidden = self.hidden or error
 
 

@@ -50,6 +50,12 @@ class _SeededNumpy:
         return spec
 
 
+def seed_generators() -> None:
+    """Seed `random`, and numpy's global generator if it is imported."""
+    random.seed(SEED)
+    sys.meta_path.insert(0, _SeededNumpy)
+
+
 def run_script(source: str) -> NoReturn:
     """Run a program as `python program.py` does, with descriptors 0, 1 and 2 as its streams, and exit."""
     _end(_execute(source, _new_module("__main__")))
@@ -124,8 +130,7 @@ def _serve(request: Any, module: ModuleType, objects: list[Any], refer: Any) -> 
 
 def _new_module(name: str) -> ModuleType:
     """Replace `__main__` by an empty module of this name, and forget this package."""
-    random.seed(SEED)
-    sys.meta_path.insert(0, _SeededNumpy)
+    seed_generators()
     module = ModuleType(name)
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = sys.modules[name] = module

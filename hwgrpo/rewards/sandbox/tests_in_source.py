@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hwgrpo.errors import DataError, escaped
+from hwgrpo.errors import DataError, escaped, quoted
 from hwgrpo.rewards.sandbox import pytest_stand_in
 from hwgrpo.rewards.sandbox.assertions import (
     NOTHING,
@@ -34,7 +34,7 @@ AROUND_TESTS = (
     *("setUp", "asyncSetUp", "tearDown", "asyncTearDown", "setup_method", "teardown_method", "setup", "teardown"),
 )
 """Methods that run with every test of a class."""
-CHECK = "check"
+CHECK, CANDIDATE = "check", "candidate"
 OTHER_PROCESS = "the program runs in another process than its tests"
 INVISIBLE = f"tests cannot see what the program prints, logs or warns of: {OTHER_PROCESS}"
 MOCK = f"it replaces objects in the process of the tests, and {OTHER_PROCESS}"
@@ -83,12 +83,16 @@ def read_sources(sources: tuple[str, ...], setup: str, entry_point: str | None) 
 class _Reader:
     def __init__(self, sources: Sequence[str], setup: str, entry_point: str | None) -> None:
         self._sources, self._setup, self._entry_point = sources, setup, entry_point
-        self._bodies = [_parse(each) for each in sources]
-        self._all = [*_parse(setup), *(each for body in self._bodies for each in body)]
-        own = names_read(ast.parse(entry_point, mode="eval")) if entry_point else NOTHING
-        self._assertions = Assertions(self._all, own)
-        self._classes = {each.name: each for each in _definitions(self._all) if isinstance(each, ast.ClassDef)}
+        self._bodies = [_parse(each, "the tests are") for each in sources]
+        entry = _parse(f"({entry_point})", f"the entry point {quoted(entry_point)} is") if entry_point else []
+        self._all = [*_parse(setup, "the tests' setup is"), *(each for body in self._bodies for each in body)]
         self._nodes = [node for each in self._all for node in walk(each)]
+        self._classes = {each.name: each for each in self._nodes if isinstance(each, ast.ClassDef)}
+        candidates = (each.arg for each in self._nodes if isinstance(each, ast.arg))
+        functions = (each.name for each in self._nodes if isinstance(each, Function))
+        self._named = None if CHECK in functions or CANDIDATE in candidates else entry_point
+        own = names_read(entry[0]) if self._named else NOTHING
+        self._assertions = Assertions(self._all, own)
         self._aliases = {
             alias.asname: alias.name.rpartition(".")[2]
             for each in self._nodes
@@ -128,11 +132,11 @@ class _Reader:
                 before += f"{source}\n"  # a part of the next one, e.g. its imports
         if not tests:
             raise DataError(self._why_none())
-        return {"setup": "\n".join(setup), "asserts": tests, "entry_point": self._entry_point, "main": main}
+        return {"setup": "\n".join(setup), "asserts": tests, "entry_point": self._named, "main": main}
 
     def _call(self, found: _Found) -> dict[str, Any]:
         takes = _required(found)
-        given = takes[:1] if found.path == (CHECK,) or takes == ["candidate"] else []
+        given = takes[:1] if found.path == (CHECK,) or takes == [CANDIDATE] else []
         return {"call": list(found.path), "argument": self._entry_point if given else None}
 
     def _tests_in(self, body: Sequence[ast.stmt], guarded: bool = False) -> Iterator[_Found]:
@@ -190,7 +194,7 @@ class _Reader:
         """Return the parameters that nothing gives."""
         given = {*self._fixtures, *self._parametrized(found)}
         missing = [name for name in _required(found) if name not in given and "*" not in given]
-        if self._entry_point and (found.path == (CHECK,) or missing == ["candidate"]):
+        if self._entry_point and (found.path == (CHECK,) or missing == [CANDIDATE]):
             return missing[1:]
         return missing
 
@@ -242,7 +246,7 @@ class _Reader:
             raise DataError(_on_constants(where, reached.others[0]))
         return bool(reached.assertions)
 
-    def _refuse_without_effect(self, where: str, statements: Sequence[ast.stmt]) -> None:
+    def _refuse_without_effect(self, where: str, statements: Sequence[ast.AST]) -> None:
         for each in statements:
             text = escaped(ast.unparse(each), 100)
             if isinstance(each, ast.Assert):
@@ -305,15 +309,11 @@ class _Reader:
         return any(self._alias(_last(each)) in names for each in definition.decorator_list)
 
 
-def _parse(source: str) -> list[ast.stmt]:
+def _parse(source: str, what: str) -> list[ast.stmt]:
     try:
         return ast.parse(source).body
     except (SyntaxError, ValueError, MemoryError) as error:
-        raise DataError(f"the tests are no Python: {error}") from error
-
-
-def _definitions(body: Sequence[ast.stmt]) -> Iterator[Definition]:
-    return (each for statement in body for each in walk(statement) if isinstance(each, Definition))
+        raise DataError(f"{what} no Python: {error}") from error
 
 
 def _last(node: ast.AST) -> str:

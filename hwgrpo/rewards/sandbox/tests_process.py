@@ -14,7 +14,6 @@ import importlib
 import json
 import math
 import os
-import random
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from types import ModuleType
@@ -23,9 +22,9 @@ from typing import Any, NoReturn
 from hwgrpo.rewards.sandbox import pytest_stand_in
 from hwgrpo.rewards.sandbox.assertions import OWN_MODULES, Assertions, Function, names_read, walk
 from hwgrpo.rewards.sandbox.called_tests import CalledTests, is_skip, without_main
-from hwgrpo.rewards.sandbox.counted_assertions import Counter, compile_counted
+from hwgrpo.rewards.sandbox.counted_assertions import Counter, compile_counted, of_program
 from hwgrpo.rewards.sandbox.plain_values import decode, encode, receive, send
-from hwgrpo.rewards.sandbox.program_process import SEED
+from hwgrpo.rewards.sandbox.program_process import seed_generators
 
 VERDICTS, REQUESTS, REPLIES = 3, 4, 5
 """File descriptors: to the worker, to and from the program's process."""
@@ -192,9 +191,10 @@ def run_tests() -> NoReturn:
 
     They are JSON: {"setup": source, "asserts": tests} or {"function": name, "cases": [arguments, expected] each}.
     A test is source, or {"call": names of a function or of a class and its method, "argument": expression or None},
-    with `source` to run before. Further keys: `entry_point`, and `main`, whether `__name__` is "__main__".
+    with `source` to run before. Further keys: `entry_point`, an expression whose names are the program's, also where
+    they are those of built-in functions, and `main`, whether `__name__` is "__main__".
     """
-    random.seed(SEED)
+    seed_generators()
     tests = json.loads(sys.stdin.buffer.read())
     try:
         program = Program()
@@ -248,7 +248,7 @@ def _prepare(tests: Mapping[str, Any], program: Program, counter: Counter) -> tu
     ]
     body = [statement for each in sources for statement in ast.parse(each).body]
     entry_point = tests.get("entry_point")
-    own = names_read(ast.parse(entry_point, mode="eval")) if entry_point else frozenset()
+    own = _names_of(entry_point) if entry_point else frozenset()
     assertions = Assertions(body, own)
     nodes = [node for each in body for node in walk(each)]
     attributed = {
@@ -263,11 +263,15 @@ def _prepare(tests: Mapping[str, Any], program: Program, counter: Counter) -> tu
     if any((isinstance(each, ast.Name) and each.id == "unittest") or _imports(each, "unittest") for each in nodes):
         without_main()
     exec(compile_counted(tests["setup"], "setup", assertions), names)
-    called = CalledTests(names)
+    called = CalledTests(names, lambda text: eval(text, _Names(program, frozenset(), _names_of(text))))
     called.begin()
     if counter.hidden is not None:
         raise AssertionError(f"caught by the tests: {_line(counter.hidden)}")
     return names, called, assertions
+
+
+def _names_of(expression: str) -> frozenset[str]:
+    return names_read(ast.parse(expression, mode="eval"))
 
 
 def _read_by_classes(nodes: Sequence[ast.AST]) -> Set[str]:
@@ -351,8 +355,8 @@ def _exception(names: Any, text: str) -> BaseException:
         kind = getattr(builtins, name, None) if isinstance(name, str) else None
         if isinstance(kind, type) and issubclass(kind, Exception):
             with contextlib.suppress(TypeError):
-                return kind(text)
-    return RuntimeError(text)
+                return of_program(kind(text))
+    return of_program(RuntimeError(text))
 
 
 def _update(mine: Any, changed: Any) -> None:
