@@ -29,6 +29,10 @@ class Solution:
     def add(self, a, b): return a + b
 def sum(a, b): return a + b
 def closed(): assert False
+def assert_true(x): pass
+class Holder:
+    def assert_true(self, x): pass
+def fail(x=None): pass
 def total(counter): return counter.n
 def kind(value, of): return isinstance(value, of)
 """
@@ -430,6 +434,14 @@ class TestAdd:
     def test_add(self):
         assert self.made == 3
 """,
+    "variables named like modules and built-in functions": """
+def test_add():
+    sum = add(1, 2)
+    array = [sum]
+    double(array)
+    array.sort()
+    assert sum == 3 and array == [6]
+""",
     "an AssertionError of the program": """
 def test_closed():
     try:
@@ -665,6 +677,44 @@ def test_add():
         print('failed')
 """,
         "failed",
+    ),
+    "an expected exception that the test itself raises": (
+        """
+def test_none():
+    try:
+        add(1, 2)
+        raise ValueError('nothing raised')
+    except ValueError:
+        pass
+""",
+        "failed",
+    ),
+    "an assert False that the test catches": (
+        """
+try:
+    add(1, 2)
+    assert False
+except Exception:
+    print('raised')
+""",
+        "failed",
+    ),
+    "a failure in a thread": (
+        """
+import threading
+def check():
+    assert add(1, 2) == 4
+thread = threading.Thread(target=check)
+thread.start()
+thread.join()
+""",
+        "failed",
+    ),
+    "a function of the program that is named like an assertion": (
+        """
+Holder().assert_true(add(1, 2))
+""",
+        "no_assertion",
     ),
     "an error that the test catches": (
         """
@@ -928,6 +978,16 @@ assert sys.stdout.getvalue() == '3'
     "an entry point that is no name": (
         ("def check(candidate):\n    assert candidate(1, 2) == 3", {"entry_point": "the function"}),
         "entry point 'the function' is no Python",
+    ),
+    "an assertion of the program's own": ("assert_true(add(1, 2) == 3)", "no assertion"),
+    "a failure by a function of the program's own": ("if add(1, 2) != 3:\n    fail('wrong')", "no assertion"),
+    "the program's names from another module": (
+        "from roman import add\ndef test_a():\n    assert add(1, 2) == 3",
+        "the module roman; .*import them from solution",
+    ),
+    "suppressed failures": (
+        "import contextlib\nwith contextlib.suppress(Exception):\n    assert add(1, 2) == 3",
+        "suppress the failures",
     ),
     "empty outputs": (
         {"inputs": ["1", "2"], "outputs": ["", "\n"]},

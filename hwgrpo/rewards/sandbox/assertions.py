@@ -21,6 +21,7 @@ FAILING = ("fail", "exit", "_exit", "quit")
 """Functions whose call fails a test."""
 BROAD = ("Exception", "BaseException", "AssertionError")
 """Classes of exceptions that a failed assertion belongs to."""
+BUILT_IN = frozenset(dir(builtins)) | {"exit", "quit"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 Body = tuple[Sequence[ast.stmt], frozenset[str]]
@@ -74,8 +75,12 @@ class Assertions:
         for node, _ in self._scoped:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 self.uses[node.id] = self.uses.get(node.id, 0) + 1
-        self.program = self._names_of_program(frozenset(given))
-        """The program's names, and those of values that were computed from them."""
+        self.imported: dict[str, str] = {}
+        """Name -> the module that it was imported from, other than the program's."""
+        self.own_names = self._names_of_program(frozenset(given))
+        """The program's names."""
+        self.program = self._computed_from(self.own_names)
+        """These, and the variables that depend on them."""
 
     def reads(self, node: ast.AST | Sequence[ast.AST], parameters: Set[str]) -> bool:
         """Return whether an expression or statement depends on the program.
@@ -98,15 +103,33 @@ class Assertions:
             case ast.With() | ast.AsyncWith():
                 return any(self.asserts(item.context_expr) for item in node.items) and self.reads(node.body, parameters)
             case ast.If():
-                return (fails(node.body) or fails(node.orelse)) and self.reads(node.test, parameters)
+                fails = self.failing(node.body) or self.failing(node.orelse)
+                return fails is not None and self.reads(node.test, parameters)
             case ast.Try():
-                return expects_exception(node) and self.reads(node.body, parameters)
+                return self.expects_exception(node) and self.reads(node.body, parameters)
         return False
+
+    def failing(self, body: Sequence[ast.stmt]) -> ast.stmt | None:
+        """Return the first statement of several that fails the test where it is executed."""
+        for each in body:
+            constant = each.test if isinstance(each, ast.Assert) and isinstance(each.test, ast.Constant) else None
+            calls = isinstance(each, ast.Expr) and called(each.value) in FAILING and not self._is_of_program(each.value)
+            if isinstance(each, ast.Raise) or calls or (constant is not None and not constant.value):
+                return each
+        return None
+
+    def expects_exception(self, node: ast.Try) -> bool:
+        """Return whether a `try` fails the test unless there is an exception."""
+        return bool(node.handlers) and (self.failing(node.body) or self.failing(node.orelse)) is not None
 
     def asserts(self, node: ast.AST) -> bool:
         """Return whether a node calls a function that asserts, by its name: `self.assertEqual`, `pytest.raises`."""
         name = called(node)
-        return name.startswith(("assert", "raises", "failUnless")) and name not in self.definitions
+        named = name.startswith(("assert", "raises", "failUnless"))
+        return named and name not in self.definitions and not self._is_of_program(node)
+
+    def _is_of_program(self, call: ast.AST) -> bool:
+        return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in self.own_names
 
     def reached(self, bodies: Iterable[Body], *, main: bool = False) -> Reached:
         """Return what is executed from some statements on.
@@ -138,7 +161,7 @@ class Assertions:
 
     def _names_of_program(self, given: frozenset[str]) -> frozenset[str]:
         defined, bound, attributed = set(), set(), set()
-        imported, names, read = set(), set(), set()
+        names, read = set(), set()
         for node, scope in self._scoped:
             match node:
                 case ast.Name(id=name, ctx=ast.Load()):
@@ -153,14 +176,23 @@ class Assertions:
                     module = node.module if isinstance(node, ast.ImportFrom) else None
                     for alias in node.names:
                         name = alias.asname or alias.name.partition(".")[0]
-                        (names if SOLUTION in (module, alias.name) else imported).add(name)
+                        if SOLUTION in (module, alias.name):
+                            names.add(name)
+                        else:
+                            self.imported[name] = module or alias.name
             if not scope.local:
                 bound.update(_bound(node))
-        imported -= names
-        own = {name for name in attributed if name in OWN_MODULES} | set(dir(builtins))
-        names |= given - defined - imported
-        names |= {each for each in read - defined - bound - imported - own if not each.startswith("__")}
-        inert = (imported | own) - given
+        for name in names:
+            self.imported.pop(name, None)
+        own = {name for name in attributed if name in OWN_MODULES} | BUILT_IN
+        names |= given - defined - self.imported.keys()
+        names |= {each for each in read - defined - bound - self.imported.keys() - own if not each.startswith("__")}
+        return frozenset(names)
+
+    def _computed_from(self, own: frozenset[str]) -> frozenset[str]:
+        names = set(own)
+        variables = {name for node, _ in self._scoped for name in _bound(node)}
+        inert = self.imported.keys() | ((OWN_MODULES | BUILT_IN) - variables - own)
         flows = [flow for node, scope in self._scoped for flow in _flows(node, scope.parameters)]
         before = -1
         while before < len(names):
@@ -226,28 +258,17 @@ def is_true_tuple(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) and bool(node.test.elts)
 
 
-def fails(body: Sequence[ast.stmt]) -> bool:
-    """Return whether statements fail the test where they are executed."""
-    for each in body:
-        if isinstance(each, ast.Raise) or (isinstance(each, ast.Expr) and called(each.value) in FAILING):
-            return True
-        if isinstance(each, ast.Assert) and isinstance(each.test, ast.Constant) and not each.test.value:
-            return True
-    return False
-
-
-def expects_exception(node: ast.Try) -> bool:
-    """Return whether a `try` fails the test unless there is an exception."""
-    return bool(node.handlers) and (fails(node.body) or fails(node.orelse))
-
-
 def swallows(handler: ast.ExceptHandler) -> bool:
     """Return whether an `except` hides a failed assertion: it catches that, and neither raises nor asserts."""
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    broad = any(each is None or getattr(each, "attr", getattr(each, "id", "")) in BROAD for each in kinds)
+    broad = is_broad(handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type])
     inner = [each for statement in handler.body for each in walk(statement)]
     asserting = any(isinstance(each, ast.Raise | ast.Assert) or called(each).startswith("assert") for each in inner)
     return broad and not asserting and not any(called(each) in FAILING for each in inner)
+
+
+def is_broad(kinds: Sequence[ast.expr | None]) -> bool:
+    """Return whether one of several classes of exceptions, None for all, is that of failed assertions."""
+    return any(each is None or dotted(each).rpartition(".")[2] in BROAD for each in kinds)
 
 
 def dotted(node: ast.AST) -> str:
@@ -334,11 +355,13 @@ def _has_no_effect(node: ast.AST) -> bool:
     if isinstance(node, ast.Expr):
         value = node.value.operand if isinstance(node.value, ast.UnaryOp) else node.value
         first = value.values[0] if isinstance(value, ast.BoolOp) else value
-        return isinstance(first, ast.Compare) or (isinstance(value, ast.Tuple) and bool(value.elts))
+        first = first.elts[0] if isinstance(first, ast.Tuple) and first.elts else first
+        return isinstance(first, ast.Compare)
     return is_true_tuple(node)
 
 
 def parameters_of(function: Function | ast.Lambda) -> frozenset[str]:
+    """Return the names of all parameters."""
     given = function.args
     rest = [each for each in (given.vararg, given.kwarg) if each is not None]
     return frozenset(each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs, *rest))

@@ -12,22 +12,13 @@ from hwgrpo.rewards.sandbox.assertions import (
     NOTHING,
     Assertions,
     Function,
-    expects_exception,
     parameters_of,
     swallows,
     walk,
 )
 
-OF_PROGRAM = "_of_program"
-"""Attribute of exceptions that the program raised."""
-SEEN, HIDDEN = "@seen", "@hidden"
+SEEN, CHECKING, FAILING, EXPECTED, HIDDEN = "@seen", "@checking", "@failing", "@expected", "@hidden"
 """Names of the functions that tests call, which no source can spell."""
-
-
-def of_program(error: BaseException) -> BaseException:
-    """Mark an exception as the program's."""
-    setattr(error, OF_PROGRAM, True)
-    return error
 
 
 class Counter:
@@ -35,30 +26,54 @@ class Counter:
 
     Args:
         has_asked: returns whether the tests have asked the program for anything: before, nothing depends on it.
+        is_of_program: returns whether a function is the program's, which asserts nothing, whatever its name.
     """
 
-    def __init__(self, has_asked: Callable[[], bool]) -> None:
-        self._has_asked = has_asked
+    def __init__(self, has_asked: Callable[[], bool], is_of_program: Callable[[Any], bool]) -> None:
+        self._has_asked, self._is_of_program = has_asked, is_of_program
+        self._failing = False
         self.executed = 0
         self.hidden: BaseException | None = None
         """A failure that the test itself caught."""
 
     def names(self) -> dict[str, Any]:
         """Return the functions that compiled tests call."""
-        return {SEEN: self._see, HIDDEN: self._hide}
+        functions = (self.see, self._check, self._fail, self._expect, self._hide)
+        return dict(zip((SEEN, CHECKING, FAILING, EXPECTED, HIDDEN), functions, strict=True))
 
     def reset(self) -> None:
         """Begin another test."""
-        self.executed, self.hidden = 0, None
+        self._failing, self.executed, self.hidden = False, 0, None
 
-    def _see(self, value: Any = None) -> Any:
+    def hide(self, error: BaseException | None) -> None:
+        """Store a failure that does not end the test."""
+        self.hidden = self.hidden or error
+
+    def see(self, value: Any = None) -> Any:
+        """Count an assertion; return the value."""
         self.executed += self._has_asked()
         return value
 
+    def _check(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that asserts, with its calls counted."""
+        if self._is_of_program(function):
+            return function
+        return lambda *arguments, **named: self.see(function(*arguments, **named))
+
+    def _fail(self) -> None:
+        self._failing = True
+
+    def _expect(self) -> None:
+        """Count an exception that was expected, unless it is that of the statement that fails without one."""
+        if self._failing:
+            self.hide(sys.exception())
+        self._failing = False
+        self.see()
+
     def _hide(self, any_kind: bool) -> None:
         error = sys.exception()
-        if any_kind or (isinstance(error, AssertionError) and not hasattr(error, OF_PROGRAM)):
-            self.hidden = self.hidden or error
+        if any_kind or isinstance(error, AssertionError):
+            self.hide(error)
 
 
 def compile_counted(source: str, name: str, assertions: Assertions) -> CodeType:
@@ -90,16 +105,19 @@ class _Rewriter(ast.NodeTransformer):
             case ast.Assert() | ast.If() if counts:
                 node.test = _call(SEEN, node.test)
             case ast.Call() if counts:
-                return _call(SEEN, node)
+                node.func = _call(CHECKING, node.func)
             case ast.With() | ast.AsyncWith() if counts:
                 return [node, ast.Expr(_call(SEEN))]
             case ast.Try():
-                expects = expects_exception(node)
+                if counts:
+                    failing = self._assertions.failing(node.body)
+                    if failing is not None:
+                        node.body.insert(node.body.index(failing), ast.Expr(_call(FAILING)))
                 for handler in node.handlers:
                     if counts:
-                        handler.body.insert(0, ast.Expr(_call(SEEN)))
-                    if swallows(handler):
-                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains and not expects))))
+                        handler.body.insert(0, ast.Expr(_call(EXPECTED)))
+                    elif swallows(handler):
+                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains))))
         return node
 
     def _contains_assertion(self, body: Sequence[ast.stmt]) -> bool:

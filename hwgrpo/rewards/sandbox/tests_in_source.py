@@ -16,13 +16,16 @@ from hwgrpo.errors import DataError, escaped, quoted
 from hwgrpo.rewards.sandbox import pytest_stand_in
 from hwgrpo.rewards.sandbox.assertions import (
     NOTHING,
+    OWN_MODULES,
     Assertions,
     Definition,
     Function,
     Reached,
     asks_for_main,
     bodies_of,
+    called,
     dotted,
+    is_broad,
     names_read,
     walk,
 )
@@ -236,14 +239,14 @@ class _Reader:
         if reached.assertions:
             return
         if reached.others:
-            raise DataError(_on_constants(name, reached.others[0]))
+            raise DataError(self._without_program(name, reached.others[0]))
         raise DataError(f"{name} has no assertion, so that no program could fail it; add one or remove {name}")
 
     def _has_assertion(self, body: Sequence[ast.stmt], where: str) -> bool:
         reached = self._assertions.reached([(body, NOTHING)], main=True)
         self._refuse_without_effect(where, reached.without_effect)
         if reached.others and not reached.assertions:
-            raise DataError(_on_constants(where, reached.others[0]))
+            raise DataError(self._without_program(where, reached.others[0]))
         return bool(reached.assertions)
 
     def _refuse_without_effect(self, where: str, statements: Sequence[ast.AST]) -> None:
@@ -268,6 +271,17 @@ class _Reader:
                     return f"nothing calls {name}, which has the assertions; name it test_{name.lower()}, or call it"
         return f"the tests have no assertion on what the program computes, so that no program could fail; {REMEDY}"
 
+    def _without_program(self, where: str, node: ast.AST) -> str:
+        text = f"{where}: {escaped(ast.unparse(node), 100)} does not depend on the program: it uses none of its names"
+        modules = [self._assertions.imported.get(name) for name in names_read(node)]
+        foreign = [module for module in modules if module is not None and module.partition(".")[0] not in OWN_MODULES]
+        if foreign:
+            return f"{text}, but those of the module {foreign[0]}; if that is the program's, import them from solution"
+        return (
+            f"{text}; call the program's function (where this has the name of a built-in function, the column of the "
+            "entry point must name it)"
+        )
+
     def _refuse_unsupported(self) -> None:
         modules = {"pytest"}
         for each in self._nodes:
@@ -288,6 +302,11 @@ class _Reader:
             reason = INVISIBLE if stored or last in UNSEEN else MOCK if name == "unittest.mock" else ""
             if reason:
                 raise DataError(f"the tests use {name}: {reason}; {REMEDY}")
+            suppresses = isinstance(each, ast.With) and any(_suppresses(item.context_expr) for item in each.items)
+            if suppresses and any(
+                isinstance(inner, ast.Assert) or self._assertions.asserts(inner) for inner in walk(each)
+            ):
+                raise DataError(f"the tests suppress the failures of their assertions; {REMEDY}")
             if isinstance(each, ast.Call) and _last(each.func) in ("parametrize", "fixture"):
                 for word in each.keywords:
                     if word.arg in ("indirect", "params"):
@@ -339,8 +358,5 @@ def _required(found: _Found) -> list[str]:
     return [*names, *(each.arg for each, default in defaults if default is None)]
 
 
-def _on_constants(where: str, node: ast.AST) -> str:
-    return (
-        f"{where}: {escaped(ast.unparse(node), 100)} does not depend on the program: it uses none of its names; call "
-        "the program's function (one with the name of a built-in function must be named in the column of entry points)"
-    )
+def _suppresses(node: ast.AST) -> bool:
+    return called(node) == "suppress" and isinstance(node, ast.Call) and is_broad(node.args)

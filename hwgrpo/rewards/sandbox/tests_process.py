@@ -15,6 +15,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from types import ModuleType
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 from hwgrpo.rewards.sandbox import pytest_stand_in
 from hwgrpo.rewards.sandbox.assertions import OWN_MODULES, Assertions, Function, names_read, walk
 from hwgrpo.rewards.sandbox.called_tests import CalledTests, is_skip, without_main
-from hwgrpo.rewards.sandbox.counted_assertions import Counter, compile_counted, of_program
+from hwgrpo.rewards.sandbox.counted_assertions import Counter, compile_counted
 from hwgrpo.rewards.sandbox.plain_values import decode, encode, receive, send
 from hwgrpo.rewards.sandbox.program_process import seed_generators
 
@@ -213,7 +214,8 @@ def _report(result: Mapping[str, Any]) -> None:
 
 
 def _asserts(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, Any]]:
-    counter = Counter(lambda: program.asked > 0)
+    counter = Counter(lambda: program.asked > 0, lambda function: isinstance(function, Remote))
+    threading.excepthook = lambda ended: counter.hide(ended.exc_value)
     prepared = _attempt(program, lambda: _prepare(tests, program, counter))
     if isinstance(prepared, dict):
         yield prepared
@@ -256,7 +258,7 @@ def _prepare(tests: Mapping[str, Any], program: Program, counter: Counter) -> tu
     }
     names = _Names(program, attributed, own)
     names["__name__"] = "__main__" if tests.get("main") else "tests"
-    names |= counter.names()
+    names |= {**counter.names(), "exit": sys.exit, "quit": sys.exit}
     for name in _read_by_classes(nodes) & program.names & assertions.program:
         names.setdefault(name, program.get(name))  # a class body does not ask for missing names
     sys.modules["solution"], sys.modules["pytest"] = _Solution(program), pytest_stand_in
@@ -355,8 +357,8 @@ def _exception(names: Any, text: str) -> BaseException:
         kind = getattr(builtins, name, None) if isinstance(name, str) else None
         if isinstance(kind, type) and issubclass(kind, Exception):
             with contextlib.suppress(TypeError):
-                return of_program(kind(text))
-    return of_program(RuntimeError(text))
+                return kind(text)
+    return RuntimeError(text)
 
 
 def _update(mine: Any, changed: Any) -> None:
