@@ -73,7 +73,8 @@ class Confinement:
         os.chdir(scratch)
         os.environ.clear()
         os.environ |= {"HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "PATH": "/nowhere"}
-        os.environ |= ONE_THREAD | FIXED_HASHES
+        os.environ |= ONE_THREAD
+        os.environ |= FIXED_HASHES
         self._limit_resources()
         self._change_user()
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
