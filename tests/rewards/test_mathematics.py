@@ -71,4 +71,6 @@ def test_the_order_of_sets_is_the_same_in_every_process_that_judges(monkeypatch)
     child = mathematics._Child()
     assert child.call(os.getenv, "PYTHONHASHSEED", seconds=60) == "0"
     assert "PYTHONHASHSEED" not in os.environ
-    child._pool.terminate()
+    pool = child._pool
+    assert pool is not None
+    pool.terminate()

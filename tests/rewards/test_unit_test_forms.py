@@ -465,6 +465,58 @@ def check(candidate):
 """,
         {"entry_point": "sum"},
     ),
+    "unittest with setUpModule": """
+import unittest
+made = []
+def setUpModule():
+    made.append(add(1, 2))
+class TestAdd(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(made, [3])
+""",
+    "pytest with setup_module": """
+def setup_module(module):
+    module.made = add(1, 2)
+def teardown_module():
+    assert made == 3
+def test_add():
+    assert made == 3
+""",
+    "unittest with runTest": """
+import unittest
+class TestAdd(unittest.TestCase):
+    def runTest(self):
+        self.assertEqual(add(1, 2), 3)
+""",
+    "unittest's assertions in a function": """
+import unittest
+case = unittest.TestCase()
+def test_add():
+    case.assertEqual(add(1, 2), 3)
+""",
+    "an assertion function that has an alias": """
+import unittest
+class TestAdd(unittest.TestCase):
+    def test_add(self):
+        assertEqual = self.assertEqual
+        assertEqual(add(1, 2), 3)
+""",
+    "inputs and results that a helper compares": (
+        """
+def assertion(out, exp, atol):
+    exact = out == exp
+    if isinstance(exp, float):
+        assert abs(out - exp) <= atol
+    else:
+        assert exact, f"out: {out}, exp: {exp}"
+def check(candidate):
+    inputs = [[1, 2], [0.1, 0.2]]
+    results = [3, 0.3]
+    for i, (inp, exp) in enumerate(zip(inputs, results)):
+        assertion(candidate(*inp), exp, 1e-06)
+""",
+        ENTRY,
+    ),
     "unittest without its import": """
 class TestAdd(unittest.TestCase):
     def test_add(self):
@@ -696,6 +748,17 @@ try:
     assert False
 except Exception:
     print('raised')
+""",
+        "failed",
+    ),
+    "a failure before an expected exception": (
+        """
+try:
+    assert add(1, 2) == 4
+    add(None, 2)
+    assert False
+except Exception:
+    pass
 """,
         "failed",
     ),

@@ -32,7 +32,7 @@ class CalledTests:
         evaluate: returns the value of an expression of the program's names.
     """
 
-    def __init__(self, names: Mapping[str, Any], evaluate: Callable[[str], Any]) -> None:
+    def __init__(self, names: dict[str, Any], evaluate: Callable[[str], Any]) -> None:
         self._names, self._evaluate = names, evaluate
         self._of_module, self._of_class = ExitStack(), ExitStack()
         self._class: Any = None
@@ -42,7 +42,7 @@ class CalledTests:
     def begin(self) -> None:
         """Make the module's own preparations."""
         for before, after in (("setUpModule", "tearDownModule"), ("setup_module", "teardown_module")):
-            self._call_around(self._of_module, self._own(before), self._own(after))
+            self._call_around(self._of_module, self._own(before), self._own(after), _Module(self._names))
 
     def end(self) -> None:
         """Undo the preparations of the last class and of the module."""
@@ -85,18 +85,14 @@ class CalledTests:
                 finish(test(*given, **values))
 
     def _own(self, name: str) -> Any:
-        return dict.get(self._names, name)  # type: ignore[arg-type] - what the tests define, not the program
+        return self._names.get(name)  # what the tests define: unlike `[name]` it does not ask the program
 
     def _call_around(self, stack: ExitStack, before: Any, after: Any, *argument: Any) -> None:
         """Call a function, with an argument where it has a parameter, and another one when the stack is closed."""
-        for each in (before, after):
-            if callable(each):
-                call = each
-                taken = argument[: len(inspect.signature(call).parameters)]
-                if each is before:
-                    call(*taken)
-                else:
-                    stack.callback(call, *taken)
+        if callable(before):
+            before(*argument[: len(inspect.signature(before).parameters)])
+        if callable(after):
+            stack.callback(after, *argument[: len(inspect.signature(after).parameters)])
 
     def _enter_class(self, owner: Any) -> None:
         self._leave_class()
@@ -122,25 +118,19 @@ class CalledTests:
         self, instance: Any, test: Any, case: Mapping[str, Any], stack: ExitStack, given: int, marks: Sequence[Any]
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        everywhere = [self._names, *(vars(each) for each in (type(instance).__mro__ if instance is not None else ()))]
         used = [name for mark in marks if mark.name == "usefixtures" for name in mark.args]
-        used += [
-            each.name for names in everywhere for each in names.values() if isinstance(each, Fixture) and each.autouse
-        ]
+        used += [each.name for each in self._all_fixtures(instance) if each.autouse]
         for name in dict.fromkeys(used):
             self._value(name, instance, case, stack, values)
-        wanted = [
-            name for name in list(inspect.signature(test).parameters)[given:] if self._gives(name, instance, case)
-        ]
+        known = {*case, *(each.name for each in self._all_fixtures(instance))}
+        wanted = [name for name in list(inspect.signature(test).parameters)[given:] if name in known]
         return {name: self._value(name, instance, case, stack, values) for name in wanted}
 
-    def _gives(self, name: str, instance: Any, case: Mapping[str, Any]) -> bool:
-        return name in case or self._fixture(name, instance) is not None
-
-    def _fixture(self, name: str, instance: Any) -> Fixture | None:
-        own = [getattr(instance, each, None) for each in dir(type(instance))] if instance is not None else []
-        found = (each for each in (*own, *self._names.values()) if isinstance(each, Fixture))
-        return next((each for each in found if each.name == name), None)
+    def _all_fixtures(self, instance: Any) -> list[Fixture]:
+        """Return the fixtures of a test, those of its class before those of the module."""
+        classes = type(instance).__mro__ if instance is not None else ()
+        found = [each for one in (*map(vars, classes), self._names) for each in one.values()]
+        return [each for each in found if isinstance(each, Fixture)]
 
     def _value(
         self, name: str, instance: Any, case: Mapping[str, Any], stack: ExitStack, values: dict[str, Any]
@@ -150,7 +140,7 @@ class CalledTests:
             return case[name]
         if name in values:
             return values[name]
-        fixture = self._fixture(name, instance)
+        fixture = next((each for each in self._all_fixtures(instance) if each.name == name), None)
         if fixture is None:
             raise TypeError(f"there is no fixture {name!r}")
         shared = fixture.scope != "function"
@@ -166,6 +156,13 @@ class CalledTests:
         if shared:
             self._shared[key] = values[name]
         return values[name]
+
+
+class _Module:
+    """The tests' module, as `setup_module` gets it."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__ = names
 
 
 class _Outcome:

@@ -114,10 +114,10 @@ class _Rewriter(ast.NodeTransformer):
                     if failing is not None:
                         node.body.insert(node.body.index(failing), ast.Expr(_call(FAILING)))
                 for handler in node.handlers:
+                    if swallows(handler) and (contains or not counts):
+                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains and not counts))))
                     if counts:
                         handler.body.insert(0, ast.Expr(_call(EXPECTED)))
-                    elif swallows(handler):
-                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains))))
         return node
 
     def _contains_assertion(self, body: Sequence[ast.stmt]) -> bool:

@@ -169,8 +169,9 @@ class _Reader:
             return
         path = (*outer, definition.name)
         order = dict.fromkeys(each.name for one in family for each in one.body if isinstance(each, Function))
-        for name in order:
-            if name.startswith("test") and not self._decorated(methods[name], NOT_RUN):
+        tests = [name for name in order if name.startswith("test")]
+        for name in tests or [name for name in order if case and name == "runTest"]:
+            if not self._decorated(methods[name], NOT_RUN):
                 yield _Found((*path, name), methods[name], True, tuple(family), case)
         for each in definition.body:
             if isinstance(each, ast.ClassDef) and not case:
