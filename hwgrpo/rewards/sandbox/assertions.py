@@ -190,16 +190,21 @@ class Assertions:
         return frozenset(names)
 
     def _computed_from(self, own: frozenset[str]) -> frozenset[str]:
-        names = set(own)
+        names: set[str] = set()
         variables = {name for node, _ in self._scoped for name in _bound(node)}
         inert = self.imported.keys() | ((OWN_MODULES | BUILT_IN) - variables - own)
-        flows = [flow for node, scope in self._scoped for flow in _flows(node, scope.parameters)]
-        before = -1
-        while before < len(names):
-            before = len(names)
-            for sources, targets in flows:
-                if sources is None or not names.isdisjoint(sources):
-                    names.update(each for each in targets if each not in inert)
+        changed = list(own)
+        set_by: dict[str, list[list[str]]] = {}
+        for sources, targets in (flow for node, scope in self._scoped for flow in _flows(node, scope.parameters)):
+            if sources is None:
+                changed += targets
+            for name in sources or ():
+                set_by.setdefault(name, []).append(targets)
+        while changed:
+            name = changed.pop()
+            if name not in inert:
+                names.add(name)
+                changed += [target for targets in set_by.pop(name, ()) for target in targets]
         return frozenset(names)
 
 
