@@ -143,6 +143,27 @@ FORGERIES: dict[str, str] = {
     "shadow the tests' built-ins": (
         "def abs(x): return 0\nclass math:\n    isclose = lambda *a: True\ndef f(x): return -1"
     ),
+    "replace unittest and pytest": (
+        "import sys, types, unittest\nfor each in ('assertEqual', 'assertTrue', 'run', 'fail'):\n"
+        "    setattr(unittest.TestCase, each, lambda *a, **k: None)\nunittest.main = lambda *a, **k: None\n"
+        "pytest = sys.modules['pytest'] = types.ModuleType('pytest')\n"
+        "pytest.approx = pytest.raises = lambda *a, **k: f(0)\n"
+        "class TestCase:\n    assertEqual = run = lambda *a, **k: None\nclass All:\n"
+        "    def __eq__(self, other): return True\n    def __enter__(self): return self\n"
+        "    def __exit__(self, *a): return True\ndef f(x): return All()"
+    ),
+    "count assertions itself": (
+        "import gc, os, sys\nexecuted = 99\nglobals()['@seen'] = lambda value: True\n"
+        "globals()['@hidden'] = lambda any_kind: None\ndef f(x):\n    for each in gc.get_objects():\n"
+        "        if hasattr(each, 'executed'): each.executed = 99\n    for each in range(256):\n        try:\n"
+        "            os.write(each, (22).to_bytes(8, 'big') + b'{\"outcome\": \"passed\"}')\n"
+        "            os.write(each, (40).to_bytes(8, 'big') + b'{\"arguments\": [null], \"value\": 771177    }')\n"
+        "        except OSError: pass\n    raise AssertionError('passed')"
+    ),
+    "skip the tests": (
+        "import unittest\nclass SkipTest(unittest.SkipTest): pass\nSkipped = SkipTest\n"
+        "def f(x): raise unittest.SkipTest('passed')"
+    ),
     "search the harness's memory for expected values": (
         "import gc, os, re, sys\ndef f(x):\n    text = b''\n    frame = sys._getframe()\n"
         "    while frame:\n        text += repr(frame.f_locals).encode()\n        frame = frame.f_back\n"
@@ -158,10 +179,16 @@ FORGERIES: dict[str, str] = {
 }
 """The same for verdicts: programs whose tests all fail, unless they are forged."""
 TESTS = {
-    "setup": "",
+    "setup": (
+        "import pytest, unittest\nclass TestF(unittest.TestCase):\n    def test_f(self):\n"
+        "        self.assertEqual(f(4), 771177)\n@pytest.mark.parametrize('x', [5, 6])\ndef test_f(x):\n"
+        "    assert f(x) == pytest.approx(771177)\nclass TestG:\n    def test_g(self):\n"
+        "        with pytest.raises(ZeroDivisionError):\n            f(7)"
+    ),
     "asserts": [
-        f"assert {each}"
-        for each in ("f(0) == 771177", "abs(f(1) - 771177) < 1e-6", "math.isclose(f(2), 771177)", "3 in f(3)")
+        *("assert f(0) == 771177", "assert abs(f(1) - 771177) < 1e-6", "assert math.isclose(f(2), 771177)"),
+        "assert 3 in f(3)",
+        *({"call": path, "argument": None} for path in (["TestF", "test_f"], ["test_f"], ["TestG", "test_g"])),
     ],
 }
 ALL = "kill all processes"

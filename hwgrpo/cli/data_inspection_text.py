@@ -81,6 +81,9 @@ def _facts(file: FileReport) -> dict[str, str]:
         if each.why_not is not None:
             rewards.append(f"{each.reward}: not run, {one_line(each.why_not)}")
             continue
+        if each.unanswered:
+            rewards.append(f"{each.reward}: can score {each.scored:,} of the {each.tried:,} rows")
+            continue
         line = f"{each.reward}: scores {each.scored:,} of the {each.tried:,} answers tried"
         rewards.append(line + (f", fails on {each.failed:,}" if each.failed else ""))
     facts["reward"] = "\n".join(rewards) or "none run (--reward NAME or --recipe RECIPE)"

@@ -15,7 +15,7 @@ from hwgrpo.data.chat_template import render
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
 from hwgrpo.data.prompts import TOKENIZE_BATCH
 from hwgrpo.data.published import published_with
-from hwgrpo.data.reward_check import Judged, judge_rows
+from hwgrpo.data.reward_check import Judged, check_rows, judge_rows
 from hwgrpo.data.row_schema import (
     Message,
     ground_truth_key,
@@ -108,6 +108,10 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
     sampled = _spread([index for index in good.prompts if good.keys[index] is not None], settings.score_rows)
     judged, unscored = judge_rows([_prompt(part, good, index) for index in sampled], settings.rewards)
     bad |= {sampled[number]: reason for number, reason in unscored.items()}
+    every = list(good.prompts)
+    checked, refused = check_rows([_prompt(part, good, index) for index in every], settings.rewards)
+    judged += checked
+    bad |= {every[number]: reason for number, reason in refused.items()}
     first, repeats = _repeats(part, good)
     limit = config.max_prompt_tokens
     report = FileReport(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import string
@@ -199,7 +200,11 @@ def function_with_asserts(row: Row) -> Example:
     if not tests["test_list"]:
         raise DataError("'test_list' is empty")
     tests |= {name: row[name] for name in ("test_setup_code", "test_imports") if row.get(name)}
+    defined = re.findall(r"^def (\w+)", _solution(row)["solution"], re.MULTILINE)
     shown = "\n".join(tests["test_list"])
+    for name in defined:
+        if hasattr(builtins, name) and f"{name}(" in shown:
+            tests["entry_point"] = name  # the tests mean it, and not the built-in function, e.g. sum
     task = text(row, "text|prompt").strip()
     return Example(f"{task}\n\nThese tests must pass:\n```python\n{shown}\n```", json.dumps(tests), _solution(row))
 

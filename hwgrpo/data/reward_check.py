@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.data.published import reward_of
-from hwgrpo.errors import error_text, quoted
+from hwgrpo.errors import DataError, error_text, quoted
 from hwgrpo.rewards.failures import describe_failure
 from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.rewards.processes.reward_process import Reward
@@ -36,6 +36,8 @@ class Judged:
     """Number of rows on which it raised."""
     why_not: str | None = None
     """Why it was not checked."""
+    unanswered: bool = False
+    """Whether the rows alone were checked, by the reward's `check_prompt`, and no answer was scored."""
 
 
 def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> tuple[list[Judged], dict[int, str]]:
@@ -50,6 +52,8 @@ def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
     """
     judged, unscored = [], {}
     for reward, numbers in _by_reward(prompts, rewards):
+        if reward.prompt_check is not None:
+            continue  # `check_rows` has it
         if reward.form != "verl":
             why = "it is called with entire batches; hwgrpo train RECIPE --dry-run tries it"
             judged.append(Judged(reward.name, 0, 0, 0, why))
@@ -64,6 +68,24 @@ def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
             missed = [number for number, verdict in verdicts.items() if verdict is False]
             why = f"reward {reward.name} gives the row's own ground truth no more than an empty response"
             unscored |= dict.fromkeys(missed, why)
+    return judged, unscored
+
+
+def check_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> tuple[list[Judged], dict[int, str]]:
+    """Call the `check_prompt` of rewards that have one on rows, with or without an answer; else as `judge_rows`."""
+    judged, unscored = [], {}
+    for reward, numbers in _by_reward(prompts, rewards):
+        check = reward.prompt_check
+        if check is None:
+            continue
+        refused = {}
+        for number in numbers:
+            try:
+                check(prompts[number])
+            except DataError as error:
+                refused[number] = str(error).removeprefix(f"{prompts[number].place}: ")
+        judged.append(Judged(reward.name, len(numbers), len(numbers) - len(refused), len(refused), unanswered=True))
+        unscored |= refused
     return judged, unscored
 
 

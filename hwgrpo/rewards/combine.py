@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import split_name
 from hwgrpo.rewards.reward_metrics import RewardMetrics
 from hwgrpo.rewards.step_totals import StepTotals
-from hwgrpo.values import Completions, PromptBatch, Rewards
+from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 if TYPE_CHECKING:
     from hwgrpo.rewards.response_steps import StepFinder
@@ -133,6 +133,14 @@ class RewardPipeline:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Raise `DataError` for the first prompt that a function says no response can be scored to."""
+        checks = [check for function in self.functions if (check := function.prompt_check) is not None]
+        if checks:
+            for prompt in prompts:
+                for check in checks:
+                    check(prompt)
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Raise `ConfigError` if a function needs a data column that is missing."""

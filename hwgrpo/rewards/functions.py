@@ -13,6 +13,7 @@ A function declares the parameters of its form that it needs; `solution_str`, on
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,15 @@ TRL = ("prompts", "completions", "completion_ids")
 TRL_SERVICES = ("trainer_state", "log_extra", "log_metric", "environments")
 Failed = Callable[[int, Exception], None]
 """Callback for a failed call: (number of the call, its exception)."""
+
+
+PromptCheck = Callable[[Prompt], None]
+
+
+def prompt_check(call: Callable[..., Any], kwargs: Mapping[str, Any]) -> PromptCheck | None:
+    """Return the function's own `check_prompt` with the arguments from the config, or None."""
+    check = getattr(call, "check_prompt", None)
+    return None if check is None else functools.partial(check, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -176,6 +186,11 @@ class RewardFunction(Signature):
 
         services = self._accepted({"log_extra": log_extra, "log_metric": log_metric})
         return self.call(**{**arguments, **services, **self.kwargs})
+
+    @property
+    def prompt_check(self) -> PromptCheck | None:
+        """Called with each prompt when data is read; it raises DataError for one that no response can be scored to."""
+        return prompt_check(self.call, self.kwargs)
 
     def close(self) -> None:
         """Close a reward with state."""

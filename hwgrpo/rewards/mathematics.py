@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hwgrpo.errors import quoted
+from hwgrpo.rewards.randomness import fixed_hashes
 from hwgrpo.rewards.verifiable import answer_text
 
 STEPS = 20
@@ -76,7 +77,8 @@ class _Child:
         with self._lock:
             if self._pool is None:
                 # Spawned, since a fork of a process with threads and devices may hang.
-                self._pool = multiprocessing.get_context("spawn").Pool(1)
+                with fixed_hashes():
+                    self._pool = multiprocessing.get_context("spawn").Pool(1)
                 atexit.register(self._pool.terminate)
                 self._pool.apply_async(judge, ("1", "1", 1)).get(START_TIMEOUT)  # imports what it needs
             try:

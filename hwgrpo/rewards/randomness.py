@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import os
 import random
 import sys
 import threading
@@ -14,8 +15,22 @@ from typing import Any
 Part = int | str | None
 Seed = tuple[Part, ...]
 """Parts from which a seed is derived."""
+FIXED_HASHES = {"PYTHONHASHSEED": "0"}
+"""Environment of an interpreter in which the order of a set is the same in every process and after a restart."""
 CONCURRENT = "together"
 """Part in the place of a call's number: concurrent calls of an async function share one generator."""
+
+
+@contextmanager
+def fixed_hashes() -> Iterator[None]:
+    """Set `FIXED_HASHES`, unless the user has set it, for processes that are started in the block."""
+    added = {name: value for name, value in FIXED_HASHES.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 @contextmanager

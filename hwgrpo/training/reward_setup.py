@@ -37,7 +37,8 @@ def build_rewards(
 
     Raises:
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
-        DataError: a prompt has no ground truth, and a reward that compares with it would stop the run.
+        DataError: a prompt has no ground truth, and a reward that compares with it would stop the run; or a reward
+            says that it can score no response to a prompt.
     """
     for data in filter(None, (dataset, validation)):
         require_ground_truths(config, data)
@@ -58,7 +59,16 @@ def build_rewards(
 
         steps = StepFinder(config.algorithm.process, tokenizer)
     place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
-    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place)
+    rewards = RewardPipeline(
+        config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place
+    )
+    try:
+        for data in filter(None, (dataset, validation)):
+            rewards.check_prompts(data.prompt(row, 0) for row in range(len(data)))
+    except BaseException:
+        rewards.close()
+        raise
+    return rewards
 
 
 def require_ground_truths(config: Config, data: PromptDataset) -> None:

@@ -11,6 +11,7 @@ from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_f
 from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.reward_loading import load_function
+from hwgrpo.rewards.sandbox.code_reward import close_pools
 from hwgrpo.rewards.signatures import make_reward_function
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
@@ -215,3 +216,17 @@ def test_a_file_of_nothing_but_broken_lines_is_told_line_by_line(tmp_path):
     (report,) = inspected(write_jsonl(tmp_path / "a.jsonl", ["{", json.dumps(3)])).files
     assert list(reasons(report)) == [0, 1]
     assert report.characters is None
+
+
+def test_tests_that_prove_nothing_are_bad_rows_wherever_the_tests_are(tmp_path):
+    rows = [
+        {"prompt": "a", "test": "def test_a():\n    assert add(1, 2) == 3"},
+        {"prompt": "b", "test": "def test_b():\n    add(1, 2) == 3"},
+        {"prompt": "c", "test": "import unittest.mock\nassert add(1, 2) == 3"},
+    ]
+    (report,) = inspected(write_jsonl(tmp_path / "rows.jsonl", rows), rewards=["code"]).files
+    close_pools()
+    assert sorted(reasons(report)) == [1, 2]
+    assert "write assert before it" in reasons(report)[1]
+    assert "unittest.mock" in reasons(report)[2]
+    assert [(each.reward, each.tried, each.scored, each.failed) for each in report.judged] == [("code", 3, 1, 2)]

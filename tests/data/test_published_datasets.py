@@ -16,6 +16,7 @@ from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.published import PUBLISHED, REFUSED, published_with, reward_of
 from hwgrpo.data.row_schema import read_prompt
 from hwgrpo.errors import DataError
+from hwgrpo.rewards.sandbox.unit_tests import read_tests
 from tests.support.runs.dataset_rows import (
     HH_RLHF,
     LOGIQA,
@@ -87,8 +88,7 @@ def test_an_inspection_finds_no_bad_row_and_scores_the_answers_with_the_reward_o
     (report,) = inspect_files([str(file) for file in files.values()], settings).files
     size, reward = len(ROWS[name]), PUBLISHED[name].reward
     assert (report.rows, report.bad, report.sources) == (size, [], {PUBLISHED[name].data_source: size})
-    scored = 0 if reward == "code" else size  # which scores entire batches
-    assert [(each.reward, each.scored) for each in report.judged] == ([] if reward is None else [(reward, scored)])
+    assert [(each.reward, each.scored) for each in report.judged] == ([] if reward is None else [(reward, size)])
 
 
 def test_every_reward_of_a_published_dataset_is_built_in():
@@ -235,6 +235,10 @@ def test_programs_keep_their_tests_as_one_ground_truth(tmp_path):
     assert (row["extra_info"]["task_id"], row["extra_info"]["solution"][:3]) == ("11", "def")
     row = example("mbpp", MBPP_SANITIZED[0], tmp_path)
     assert json.loads(truth(row))["test_imports"] == ["import math"]
+    named = {"code": "def sum(a, b):\r\n  return a + b", "test_list": ["assert sum(10, 15) == 25"]}
+    tests = json.loads(truth(example("mbpp", {**ROWS["mbpp"][0], **named}, tmp_path)))
+    assert tests["entry_point"] == "sum"  # or the built-in function would be tested
+    assert read_tests(tests, {}).count == 1
     assert "'test_list' is empty" in reason("mbpp", {**ROWS["mbpp"][0], "test_list": []}, tmp_path)
 
 

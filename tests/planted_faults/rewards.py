@@ -347,6 +347,27 @@ FAULTS = (
         "rewards/test_code_reward.py -k forge",
     ),
     Fault(
+        "tests that pass without an assertion",
+        "rewards/sandbox/tests_process.py",
+        'elif result["outcome"] == "passed" and not counter.executed:',
+        "elif False:",
+        "rewards/test_unit_test_forms.py -k executes_no_assertion",
+    ),
+    Fault(
+        "the tests' own functions taken for the program's",
+        "rewards/sandbox/assertions.py",
+        "for each in read - defined - bound",
+        "for each in read - bound",
+        "rewards/test_unit_test_forms.py -k could_prove_nothing",
+    ),
+    Fault(
+        "another order of sets in each worker",
+        "rewards/sandbox/sandbox_pool.py",
+        ", **FIXED_HASHES}",
+        "}",
+        "rewards/test_sandbox.py -k order_of_its_sets",
+    ),
+    Fault(
         "tests in the memory of programs",
         "rewards/sandbox/program_run.py",
         "        with _Run(self) as run:\n            stdout, stderr, verdicts",

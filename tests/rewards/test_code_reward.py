@@ -10,6 +10,7 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.sandbox import code_reward
 from hwgrpo.rewards.sandbox.unit_tests import extract_program, read_tests, same_output
 from tests.support.runs import runs
+from tests.support.runs.published_rows import write_jsonl
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -185,7 +186,7 @@ def test_a_run_goes_on_although_programs_hang_and_counts_the_reasons(tmp_path):
     rows = [
         {"prompt": f"{digits}=", "ground_truth": {"inputs": [""], "outputs": [digits]}} for digits in ("321", "213")
     ]
-    hangs = {"prompt": "132=", "ground_truth": "while True: pass"}
+    hangs = {"prompt": "132=", "ground_truth": "while True: pass\nassert f(1)"}
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in (*rows, hangs)), encoding="utf-8")
     reward = {"name": "code", "kwargs": {"plain": True, "workers": 2, "seconds": 0.3}}
@@ -199,6 +200,16 @@ def test_a_run_goes_on_although_programs_hang_and_counts_the_reasons(tmp_path):
         assert sum(shares) == pytest.approx(1)
     lines = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert {line["extras"]["code_reason"] for line in lines} <= set(code_reward.REASONS)
+
+
+def test_a_row_whose_tests_prove_nothing_stops_a_run_when_its_data_is_read(tmp_path):
+    rows = [{"prompt": "1=", "ground_truth": "assert f(1)"}, {"prompt": "2=", "ground_truth": "f(2) == 3"}]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    for reward in ({"name": "code"}, {"name": "code", "timeout": 60.0}):
+        settings = [f"reward.functions=[{json.dumps(reward)}]", f"data.train={file}", "data.validation=null"]
+        with pytest.raises(DataError, match=r"rows.jsonl, line 2: reward code: .*f\(2\) == 3 is a comparison"):
+            runs.run(tmp_path / "run", *settings, "trainer.max_steps=1")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_what_equals_everything_or_exits_forges_no_verdict(score):

@@ -1,4 +1,5 @@
 import multiprocessing
+import os
 import threading
 import time
 
@@ -63,3 +64,13 @@ def test_a_computation_that_no_signal_interrupts_is_ended_and_the_next_one_gets_
     with pytest.raises(multiprocessing.TimeoutError):
         child.call(time.sleep, 60, seconds=0.2)
     assert child.call(abs, -3, seconds=60) == 3
+
+
+def test_the_order_of_sets_is_the_same_in_every_process_that_judges(monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    child = mathematics._Child()
+    assert child.call(os.getenv, "PYTHONHASHSEED", seconds=60) == "0"
+    assert "PYTHONHASHSEED" not in os.environ
+    pool = child._pool
+    assert pool is not None
+    pool.terminate()

@@ -418,6 +418,13 @@ def test_a_forked_copy_of_the_trainer_leaves_the_processes_alone(pipeline, make_
     assert (extra["pid"], extra["count"]) == (before["pid"], 2)
 
 
+def test_a_set_has_the_same_order_in_every_process_and_after_a_restart(pipeline, make_batch, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    source = "def f(solution_str): return {'score': 0, 'order': list({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})}"
+    orders = [pipeline(source, workers=1).score(*make_batch([["1"]])).extras[0]["order"] for _ in range(3)]
+    assert orders[0] == orders[1] == orders[2]
+
+
 TRAINER = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests in the background ignores it

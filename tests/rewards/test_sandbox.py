@@ -125,6 +125,29 @@ def test_no_package_is_imported_unless_allowed(pool):
     assert (run["reason"], "No module named 'numpy'" in run["detail"]) == ("error", True)
 
 
+DRAWS = "import random\nprint(list({'a', 'b', 'c', 'd', 'e', 'f', 'g'}), random.random(), random.choice('abcdefgh'))"
+
+
+def test_what_a_program_draws_and_the_order_of_its_sets_are_the_same_in_every_worker_and_after_a_restart():
+    outputs = set()
+    for _ in range(2):
+        pool = SandboxPool("auto", SHORT, 2)
+        outputs |= {runs[0]["stdout"] for runs in pool.run([script(DRAWS)] * 4)}
+        pool.close()
+    assert len(outputs) == 1, outputs
+
+
+def test_numpy_draws_the_same_in_every_run(with_packages):
+    source = "import numpy\nprint(numpy.random.rand(), numpy.random.randint(1 << 30))"
+    assert len({runs[0]["stdout"] for runs in with_packages.run([script(source)] * 3)}) == 1
+
+
+def test_tests_draw_the_same_in_every_run(strongest):
+    drawn = functions("def f(x): return x", "import random\nassert f(random.random()) == 0, random.random()")
+    details = {runs[0]["detail"] for runs in strongest.run([drawn] * 4)}
+    assert len(details) == 1, details
+
+
 def test_programs_see_neither_files_nor_modules_of_the_program_before(pool):
     leaves = "open('left', 'w').write('x')\nimport os, math\nos.mkdir('deep'); math.pi = 3\nprint('left')"
     looks = "import os, math\nprint(os.listdir('.'), math.pi > 3.1)"

@@ -21,7 +21,9 @@ from hwgrpo.cli.main import main
 from hwgrpo.errors import DataError, RunError
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe.loggers.jsonl import read_metrics
+from hwgrpo.rewards.sandbox.code_reward import close_pools
 from tests.support.runs.dense_reward import share_right
+from tests.support.runs.published_rows import write_jsonl
 from tests.support.runs.runs import SMALL
 
 MEASURED = ("timing_s/", "perf/")
@@ -185,6 +187,16 @@ def test_a_checkpoint_in_the_loop_is_one_to_resume_from(commanded: Path, tmp_pat
     later = Trainer("tiny_sort", settings(output))
     assert [step.step for step in later] == [3]
     assert weights(output) == weights(commanded)
+
+
+def test_rows_that_a_reward_refuses_are_refused_before_responses_to_them_are_sampled(tmp_path: Path):
+    rows = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "sort 312:", "ground_truth": "assert f(1) == 2"}])
+    reward = 'reward.functions=[{"name": "code", "kwargs": {"workers": 1}}]'
+    trainer = trainer_of(tmp_path / "run", reward, f"data.train={rows}", f"data.validation={rows}")
+    with pytest.raises(DataError, match=r"f\(1\) == 2 is a comparison that nothing reads"):
+        trainer.evaluate([{"prompt": "sort 312:", "ground_truth": "f(1) == 2"}])
+    trainer.close()
+    close_pools()
 
 
 def test_evaluations_change_nothing_of_the_training_and_work_before_between_and_after(commanded: Path, tmp_path: Path):

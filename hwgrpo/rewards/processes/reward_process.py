@@ -9,8 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.functions import Failed, RewardFunction
+from hwgrpo.rewards.functions import Failed, PromptCheck, RewardFunction, prompt_check
 from hwgrpo.rewards.processes.messages import merge_extras, unpack_all, unpack_one
 from hwgrpo.rewards.processes.worker_pool import Pool
 from hwgrpo.rewards.randomness import Seed
@@ -34,6 +35,10 @@ class ProcessReward:
     """
 
     def __init__(self, setup: Mapping[str, Any], workers: int, timeout: float | None) -> None:
+        name = setup["reward"]
+        self.prompt_check: PromptCheck | None = None
+        if name in REWARDS:  # a function of the user's is not loaded in this process
+            self.prompt_check = prompt_check(REWARDS.load(name), {**setup["context"], **setup["kwargs"]})
         self._pool = Pool(setup, workers, timeout)
         self._signature = self._pool.signature
         self.name, self.form = self._signature.name, self._signature.form

@@ -21,7 +21,7 @@ from hwgrpo.rewards.failures import describe_exit
 from hwgrpo.rewards.processes.descendants import descendants
 from hwgrpo.rewards.processes.messages import Reader, frame_message
 from hwgrpo.rewards.processes.reward_worker import END_SECONDS, STACK_SIGNAL
-from hwgrpo.rewards.randomness import Seed
+from hwgrpo.rewards.randomness import FIXED_HASHES, Seed
 
 START_SECONDS = 300.0
 """Seconds for a process to import the function's file: libraries on a cold network disk take minutes."""
@@ -66,6 +66,7 @@ class Child:
                 pass_fds=child_ends,
                 start_new_session=True,
                 cwd=setup["folder"],
+                env={**FIXED_HASHES, **os.environ},
             )
         except OSError:
             self._close_pipes()

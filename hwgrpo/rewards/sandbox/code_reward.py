@@ -15,7 +15,7 @@ from hwgrpo.rewards.sandbox.unit_tests import UnitTests, extract_program, read_t
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 SCORES = ("share", "all")
-REASONS = ("passed", "failed", "error", "timeout", "memory", "output", "killed", "no_code")
+REASONS = ("passed", "failed", "error", "no_assertion", "skipped", "timeout", "memory", "output", "killed", "no_code")
 COLUMNS = ("tests", "test_list", "test", "input_output")
 """Columns that may hold the tests, in this order, where `tests_key` is None and there is no ground truth."""
 
@@ -100,7 +100,15 @@ def check_arguments(
     )
 
 
+def check_prompt(
+    prompt: Prompt, *, tests_key: str | None = None, entry_point_key: str = "entry_point", **_: Any
+) -> None:
+    """Read a row's tests when its data is read; raise DataError for a row that `code` cannot score."""
+    _tests_of(prompt, tests_key, entry_point_key)
+
+
 setattr(code, "check_arguments", check_arguments)  # noqa: B010 - a function's attribute has no type
+setattr(code, "check_prompt", check_prompt)  # noqa: B010
 
 
 def reason_shares(

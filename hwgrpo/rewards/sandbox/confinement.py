@@ -12,6 +12,7 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from hwgrpo.rewards.randomness import FIXED_HASHES
 from hwgrpo.rewards.sandbox import linux_calls as linux
 from hwgrpo.rewards.sandbox.landlock import restrict_files
 from hwgrpo.rewards.sandbox.limits import Limits
@@ -73,6 +74,7 @@ class Confinement:
         os.environ.clear()
         os.environ |= {"HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "PATH": "/nowhere"}
         os.environ |= ONE_THREAD
+        os.environ |= FIXED_HASHES
         self._limit_resources()
         self._change_user()
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)

@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any
 
 HEADER = 8
@@ -35,6 +36,9 @@ TEXTS: dict[str, Callable[[str], Any]] = {
     "bytearray": bytearray.fromhex,
     "int": lambda text: int(text, 16),
 }
+
+
+TYPES = {each.__name__: each for each in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)}
 
 
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
@@ -65,7 +69,9 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return ["float", float.__repr__(value)]
     if kind is complex or (kind.__module__, kind.__name__) in (("decimal", "Decimal"), ("fractions", "Fraction")):
         return [kind.__name__, str(value)]
-    return ["ref", refer(value)]
+    if kind is type and value in TYPES.values():
+        return ["type", value.__name__]
+    return ["coroutine" if kind is CoroutineType else "ref", refer(value)]
 
 
 def decode(packed: Any, resolve: Callable[[Any], Any]) -> Any:
@@ -73,7 +79,7 @@ def decode(packed: Any, resolve: Callable[[Any], Any]) -> Any:
 
     Args:
         packed: JSON's types, from a process that may have sent anything.
-        resolve: returns the object of a number.
+        resolve: returns the object of a number; that of a coroutine has a method `awaited`.
 
     Raises:
         ValueError: it is nothing that `encode` returns.
@@ -83,9 +89,11 @@ def decode(packed: Any, resolve: Callable[[Any], Any]) -> Any:
     if not isinstance(packed, list) or len(packed) != 2 or not isinstance(packed[0], str):
         raise ValueError("no encoded value")
     kind, content = packed
-    if kind == "ref":
-        return resolve(content)
+    if kind in ("ref", "coroutine"):
+        return resolve(content) if kind == "ref" else resolve(content).awaited()
     try:
+        if kind == "type":
+            return TYPES[content]
         if kind in TEXTS and isinstance(content, str):
             return TEXTS[kind](content)
         if isinstance(content, list):

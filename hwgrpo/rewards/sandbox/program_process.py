@@ -6,8 +6,11 @@ Nothing in here is trusted once the program has started: it may change all of th
 from __future__ import annotations
 
 import builtins
+import importlib
+import importlib.machinery
 import linecache
 import os
+import random
 import sys
 import threading
 import traceback
@@ -23,6 +26,34 @@ REQUESTS, REPLIES = 3, 4
 """File descriptors of the tests' process."""
 _HIDDEN: list[ModuleType] = []
 MUTABLE = (list, dict, set)
+SEED = 0
+"""Seed of `random`, and of numpy's global generator, in each run."""
+
+
+class _SeededNumpy:
+    """Seeds numpy's global generator when it is imported, on the meta path."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any, target: Any = None) -> Any:
+        """Return the spec of `numpy.random`, whose loader seeds it; None for other modules."""
+        if name != "numpy.random":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_seed(module: Any) -> None:
+                load(module)
+                module.seed(SEED)
+
+            spec.loader.exec_module = load_and_seed
+        return spec
+
+
+def seed_generators() -> None:
+    """Seed `random`, and numpy's global generator if it is imported."""
+    random.seed(SEED)
+    sys.meta_path.insert(0, _SeededNumpy)
 
 
 def run_script(source: str) -> NoReturn:
@@ -73,6 +104,8 @@ def _serve(request: Any, module: ModuleType, objects: list[Any], refer: Any) -> 
             value = getattr(module, request["name"])
         case "attribute":
             value = getattr(target, request["name"])
+        case "set":
+            value = setattr(target, request["name"], arguments[0])
         case "call":
             value = target(*arguments, **named)  # type: ignore[misc] - whatever the program has there
         case "iter":
@@ -85,6 +118,8 @@ def _serve(request: Any, module: ModuleType, objects: list[Any], refer: Any) -> 
             value = target[arguments[0]]  # type: ignore[index]
         case "text":
             value = str(target)
+        case "await":
+            value = importlib.import_module("asyncio").run(target)
         case "equal":
             value = bool(target == arguments[0])
         case other:
@@ -95,6 +130,7 @@ def _serve(request: Any, module: ModuleType, objects: list[Any], refer: Any) -> 
 
 def _new_module(name: str) -> ModuleType:
     """Replace `__main__` by an empty module of this name, and forget this package."""
+    seed_generators()
     module = ModuleType(name)
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = sys.modules[name] = module

@@ -22,6 +22,7 @@ from typing import Any
 import hwgrpo
 from hwgrpo.errors import RewardError
 from hwgrpo.rewards.processes.messages import Reader, frame_message
+from hwgrpo.rewards.randomness import FIXED_HASHES
 from hwgrpo.rewards.sandbox.limits import Limits
 from hwgrpo.rewards.sandbox.protection import LEVELS, describe, levels_to_try, parts_of, refusal, require_first_part
 from hwgrpo.scratch import ScratchFolder
@@ -67,13 +68,13 @@ class _Worker:
         os.mkdir(folder, 0o711)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOT, ROOT, *map(str, ends)],
+                [sys.executable, "-P", "-s", "-S", "-c", _BOOT, ROOT, *map(str, ends)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=ends,
                 start_new_session=True,
                 cwd="/",
-                env={"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+                env={"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **FIXED_HASHES},
             )
         finally:
             for each in ends:

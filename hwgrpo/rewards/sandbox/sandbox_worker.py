@@ -28,13 +28,24 @@ FIRST_PROGRAM_ID = 1_879_048_192
 """First user of programs where the trainer is root: above all that systemd or a distribution assigns."""
 NOBODY = 65534
 OPEN_FILES = 256
-PRELOADED = ("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "re", "string", "typing")
+PRELOADED = (
+    *("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "random", "re", "string", "typing"),
+)
 """Modules that programs often import, imported once before all of them. Others would make every fork slower."""
 ALSO_PRELOADED = (
     *("abc", "argparse", "array", "asyncio", "base64", "calendar", "cmath", "concurrent.futures", "csv", "ctypes"),
     *("datetime", "decimal", "fractions", "hashlib", "html", "inspect", "logging", "multiprocessing", "numbers"),
-    *("pickle", "pprint", "queue", "random", "resource", "secrets", "socket", "statistics", "struct", "tempfile"),
-    *("timeit", "traceback", "unicodedata", "urllib.parse", "uuid", "xml.etree.ElementTree", "zlib"),
+    *("pickle", "pprint", "queue", "resource", "secrets", "socket", "statistics", "struct", "tempfile"),
+    *(
+        "timeit",
+        "traceback",
+        "unicodedata",
+        "unittest.async_case",
+        "urllib.parse",
+        "uuid",
+        "xml.etree.ElementTree",
+        "zlib",
+    ),
 )
 """Further ones, where the user of programs cannot read Python's folder."""
 PROBE = "import os; os.getpid(); print(open('file', 'w').write('x'))"

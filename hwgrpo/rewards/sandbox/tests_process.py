@@ -15,11 +15,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from types import ModuleType
 from typing import Any, NoReturn
 
+from hwgrpo.rewards.sandbox import pytest_stand_in
+from hwgrpo.rewards.sandbox.assertions import OWN_MODULES, Assertions, Function, names_read, walk
+from hwgrpo.rewards.sandbox.called_tests import CalledTests, is_skip, without_main
+from hwgrpo.rewards.sandbox.counted_assertions import Counter, compile_counted
 from hwgrpo.rewards.sandbox.plain_values import decode, encode, receive, send
+from hwgrpo.rewards.sandbox.program_process import seed_generators
 
 VERDICTS, REQUESTS, REPLIES = 3, 4, 5
 """File descriptors: to the worker, to and from the program's process."""
@@ -36,6 +42,8 @@ class Program:
 
     def __init__(self) -> None:
         self.ended = False
+        self.asked = 0
+        """Number of requests."""
         self.names = frozenset(each for each in self._receive() if isinstance(each, str))
 
     def get(self, name: str) -> Any:
@@ -49,6 +57,7 @@ class Program:
 
         Lists, dicts and sets among the arguments are changed as the program changed them.
         """
+        self.asked += 1
         packed = [encode(each, _number_of) for each in arguments]
         named = {name: encode(each, _number_of) for name, each in request.pop("named", {}).items()}
         try:
@@ -88,7 +97,7 @@ class Remote:
     """An object of the program that is no data: a function, a class, an instance."""
 
     def __init__(self, program: Program, number: int) -> None:
-        self.__dict__ |= {"_program": program, "_number": number}
+        self.__dict__.update(_program=program, _number=number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._program.ask("call", self._number, *arguments, named=named)
@@ -97,6 +106,17 @@ class Remote:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._program.ask("attribute", self._number, name=name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._program.ask("set", self._number, value, name=name)
+
+    def awaited(self) -> Coroutine[Any, Any, Any]:
+        """Return a coroutine for one of the program's."""
+
+        async def wait() -> Any:
+            return self._program.ask("await", self._number)
+
+        return wait()
 
     def __len__(self) -> int:
         return self._program.ask("len", self._number)
@@ -135,18 +155,20 @@ class _Names(dict[str, Any]):
     Args:
         program: where other names are.
         modules: names of which the tests use attributes; a program cannot replace a standard module by its own.
+        entry_points: names of the function under test, which are the program's whatever else they are.
     """
 
-    def __init__(self, program: Program, modules: Set[str]) -> None:
-        super().__init__(__name__="tests", __builtins__=builtins)
-        self.program, self.modules = program, modules
+    def __init__(self, program: Program, modules: Set[str], entry_points: Set[str]) -> None:
+        super().__init__(__builtins__=builtins)
+        self.program, self.modules, self.entry_points = program, modules, entry_points
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):
-            raise KeyError(name)
-        if name in self.modules and name in sys.stdlib_module_names:
-            self[name] = importlib.import_module(name)
-            return self[name]
+        if name not in self.entry_points:
+            if hasattr(builtins, name):
+                raise KeyError(name)
+            if name in self.modules and name in OWN_MODULES:
+                self[name] = importlib.import_module(name)
+                return self[name]
         if name not in self.program.names:
             raise KeyError(name)
         return self.program.get(name)
@@ -168,8 +190,12 @@ class _Solution(ModuleType):
 def run_tests() -> NoReturn:
     """Run the tests that standard input has, report each to the worker, and exit.
 
-    They are JSON: {"setup": source, "asserts": sources}, or {"function": name, "cases": [arguments, expected] each}.
+    They are JSON: {"setup": source, "asserts": tests} or {"function": name, "cases": [arguments, expected] each}.
+    A test is source, or {"call": names of a function or of a class and its method, "argument": expression or None},
+    with `source` to run before. Further keys: `entry_point`, an expression whose names are the program's, also where
+    they are those of built-in functions, and `main`, whether `__name__` is "__main__".
     """
+    seed_generators()
     tests = json.loads(sys.stdin.buffer.read())
     try:
         program = Program()
@@ -188,22 +214,81 @@ def _report(result: Mapping[str, Any]) -> None:
 
 
 def _asserts(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, Any]]:
-    names = _Names(program, _attributed("\n".join([tests["setup"], *tests["asserts"]])))
-    sys.modules["solution"] = _Solution(program)
-    setup = _attempt(program, lambda: exec(compile(tests["setup"], "setup", "exec", dont_inherit=True), names))
-    if setup["outcome"] != "passed":
-        yield setup
+    counter = Counter(lambda: program.asked > 0, lambda function: isinstance(function, Remote))
+    threading.excepthook = lambda ended: counter.hide(ended.exc_value)
+    prepared = _attempt(program, lambda: _prepare(tests, program, counter))
+    if isinstance(prepared, dict):
+        yield prepared
         return
-    for source in tests["asserts"]:
-        yield _attempt(program, lambda text=source: exec(compile(text, "test", "exec", dont_inherit=True), names))
+    names, called, assertions = prepared
+    last = len(tests["asserts"]) - 1
+    for number, test in enumerate(tests["asserts"]):
+        counter.reset()
+
+        def run(number: int = number, test: Any = test) -> None:
+            source = test if isinstance(test, str) else test.get("source")
+            if source:
+                exec(compile_counted(source, "test", assertions), names)
+            if not isinstance(test, str):
+                called.run(test["call"], test["argument"])
+            if number == last:
+                called.end()
+
+        result = _attempt(program, run) or {"outcome": "passed"}
+        if result["outcome"] == "passed" and counter.hidden is not None:
+            result = {"outcome": "failed", "detail": f"caught by the test: {_line(counter.hidden)}"}
+        elif result["outcome"] == "passed" and not counter.executed:
+            result = {"outcome": "no_assertion", "detail": "the test executed no assertion on the program"}
+        yield result
 
 
-def _attributed(source: str) -> Set[str]:
-    """Return the names of which a source uses attributes."""
-    with contextlib.suppress(SyntaxError, ValueError):
-        nodes = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
-        return {node.id for node in nodes if isinstance(node, ast.Name)}
-    return sys.stdlib_module_names
+def _prepare(tests: Mapping[str, Any], program: Program, counter: Counter) -> tuple[_Names, CalledTests, Assertions]:
+    """Run the setup of tests; return their globals, what calls them, and their assertions."""
+    sources = [
+        tests["setup"],
+        *(each if isinstance(each, str) else each.get("source", "") for each in tests["asserts"]),
+    ]
+    body = [statement for each in sources for statement in ast.parse(each).body]
+    entry_point = tests.get("entry_point")
+    own = _names_of(entry_point) if entry_point else frozenset()
+    assertions = Assertions(body, own)
+    nodes = [node for each in body for node in walk(each)]
+    attributed = {
+        each.value.id for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)
+    }
+    names = _Names(program, attributed, own)
+    names["__name__"] = "__main__" if tests.get("main") else "tests"
+    names |= {**counter.names(), "exit": sys.exit, "quit": sys.exit}
+    for name in _read_by_classes(nodes) & program.names & assertions.program:
+        names.setdefault(name, program.get(name))  # a class body does not ask for missing names
+    sys.modules["solution"], sys.modules["pytest"] = _Solution(program), pytest_stand_in
+    if any((isinstance(each, ast.Name) and each.id == "unittest") or _imports(each, "unittest") for each in nodes):
+        without_main()
+    exec(compile_counted(tests["setup"], "setup", assertions), names)
+    called = CalledTests(names, lambda text: eval(text, _Names(program, frozenset(), _names_of(text))))
+    called.begin()
+    if counter.hidden is not None:
+        raise AssertionError(f"caught by the tests: {_line(counter.hidden)}")
+    return names, called, assertions
+
+
+def _names_of(expression: str) -> frozenset[str]:
+    return names_read(ast.parse(expression, mode="eval"))
+
+
+def _read_by_classes(nodes: Sequence[ast.AST]) -> Set[str]:
+    """Return the names that the bodies of classes read, without those of their methods."""
+    statements = [each for node in nodes if isinstance(node, ast.ClassDef) for each in node.body]
+    functions = [each for each in statements if isinstance(each, Function)]
+    read = [each for each in statements if not isinstance(each, Function)]
+    read += [part for each in functions for part in (*each.decorator_list, *each.args.defaults)]
+    return frozenset().union(*map(names_read, read))
+
+
+def _imports(node: ast.AST, module: str) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == module
+    return isinstance(node, ast.Import) and any(each.name == module for each in node.names)
 
 
 def _cases(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, Any]]:
@@ -219,22 +304,23 @@ def _cases(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, Any
             if not any(_same(result, each) for each in (expected, *alone)):
                 raise AssertionError
 
-        yield _attempt(program, compare)
+        yield _attempt(program, compare) or {"outcome": "passed"}
 
 
-def _attempt(program: Program, call: Any) -> dict[str, Any]:
-    """Run one test; return its outcome: passed, failed, error, memory, or ended with the program."""
+def _attempt(program: Program, call: Callable[[], Any]) -> Any:
+    """Call a function; return its value, or else the outcome: failed, error, memory, skipped, or ended."""
     try:
-        call()
+        value = call()
     except ProgramEnded:
         return {"outcome": "ended"}
-    except AssertionError as error:
-        return {"outcome": "failed", "detail": _line(error)}
-    except MemoryError:
-        return {"outcome": "memory"}
     except BaseException as error:
-        return {"outcome": "ended"} if program.ended else {"outcome": "error", "detail": _line(error)}
-    return {"outcome": "ended"} if program.ended else {"outcome": "passed"}
+        if program.ended:
+            return {"outcome": "ended"}
+        if isinstance(error, MemoryError):
+            return {"outcome": "memory"}
+        outcome = "failed" if isinstance(error, AssertionError) else "skipped" if is_skip(error) else "error"
+        return {"outcome": outcome, "detail": _line(error)}
+    return {"outcome": "ended"} if program.ended else value
 
 
 def _line(error: BaseException) -> str:

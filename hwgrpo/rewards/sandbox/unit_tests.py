@@ -5,7 +5,8 @@ Accepted tests, each also as JSON text:
     {"inputs": [...], "outputs": [...], "fn_name": "f"}  arguments and results of a function or a `Solution` method
     ["assert f(1) == 2", ...]                            asserts (MBPP's test_list)
     "def check(candidate): ..." with an entry point      a test function (HumanEval)
-    "assert f(1) == 2"                                   source of tests
+    "class TestF(unittest.TestCase): ..."                source of tests, of unittest's or pytest's kind (BigCodeBench)
+    "assert f(1) == 2"                                   source that is one test
     {"test": ..., "entry_point": ..., "test_list": ...}  the columns of a row in one value
 """
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.errors import DataError, quoted
+from hwgrpo.rewards.sandbox.tests_in_source import read_sources
 
 FENCED = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("", "python", "python3", "py", "py3")
@@ -55,7 +57,7 @@ def read_tests(value: Any, columns: Mapping[str, Any], entry_point_key: str = "e
         entry_point_key: column with the name of the function that `check` is called with.
 
     Raises:
-        DataError: the value is none of the forms above, or has no tests.
+        DataError: the value is none of the forms above, or has no tests, or one that could prove nothing.
     """
     value = _parsed(value)
     if isinstance(value, Mapping) and not {"inputs", "outputs"} <= set(value):
@@ -64,9 +66,9 @@ def read_tests(value: Any, columns: Mapping[str, Any], entry_point_key: str = "e
     if isinstance(value, Mapping):
         tests = _input_output(value)
     elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value):
-        tests = _asserts(_setup(columns), list(value))
+        tests = _sources(tuple(value), columns, entry_point_key)
     elif isinstance(value, str) and value.strip():
-        tests = _source(value, _setup(columns), columns.get(entry_point_key))
+        tests = _sources((value,), columns, entry_point_key)
     else:
         raise DataError(f"{quoted(value)} is no tests; {_ACCEPTED}")
     if not tests.count:
@@ -124,6 +126,8 @@ def _input_output(value: Mapping[str, Any]) -> UnitTests:
     if not value.get("fn_name"):
         texts = ["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in inputs]
         wanted = ["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in outputs]
+        if wanted and not any(map(str.split, wanted)):
+            raise DataError("all outputs of the tests are empty: a program that does nothing would pass them")
         return UnitTests({"inputs": texts}, tuple(wanted), len(texts))
     cases = [[_arguments(each), _literal(result)] for each, result in zip(inputs, outputs, strict=True)]
     return UnitTests({"tests": {"function": str(value["fn_name"]).split(".")[-1], "cases": cases}}, (), len(cases))
@@ -157,22 +161,9 @@ def _setup(columns: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _asserts(setup: str, asserts: list[str]) -> UnitTests:
-    return UnitTests({"tests": {"setup": setup, "asserts": asserts}}, (), len(asserts))
-
-
-def _source(source: str, setup: str, entry_point: Any) -> UnitTests:
-    """Return tests that are given as source: its `check`, its functions `test_*`, or else all of it."""
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise DataError(f"the tests are no Python: {error}") from error
-    functions = [each.name for each in body if isinstance(each, ast.FunctionDef)]
-    if "check" in functions:
-        if not entry_point:
-            raise DataError("tests define check(candidate), and the row has no entry point, the name of the function")
-        return _asserts(f"{setup}\n{source}", [f"check({entry_point})"])
-    called = [name for name in functions if name.startswith("test_")]
-    if called:
-        return _asserts(f"{setup}\n{source}", [f"{name}()" for name in called])
-    return _asserts(setup, [source])
+def _sources(sources: tuple[str, ...], columns: Mapping[str, Any], entry_point_key: str) -> UnitTests:
+    entry_point = str(columns.get(entry_point_key) or "").strip() or None
+    if not sources:
+        return UnitTests({}, (), 0)
+    request = read_sources(sources, _setup(columns), entry_point)
+    return UnitTests({"tests": request}, (), len(request["asserts"]))
