@@ -23,6 +23,7 @@ class ChildOutput:
     lines: list[dict[str, Any]] = field(default_factory=list)
     failure: str | None = None
     """Why it failed: a signal, an exit status or the timeout; None if it did not."""
+    timed_out: bool = False
 
 
 def run_children(
@@ -94,7 +95,7 @@ def _finish(
         code = child.wait(timeout=patience)
     except subprocess.TimeoutExpired:
         _kill(child)
-        output.failure = f"it took more than {limit:g} seconds"
+        output.failure, output.timed_out = f"it took more than {limit:g} seconds", True
     else:
         if code:
             end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
