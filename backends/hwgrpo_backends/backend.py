@@ -140,6 +140,10 @@ class Backend:
         """Whether the device is the host processor, without an accelerator."""
         return self.device_type == "cpu"
 
+    def computes_on(self, device_type: str, *, hip: bool) -> bool:
+        """Return whether a library that computes on torch's `device_type`, with HIP or without, serves this family."""
+        return device_type == self.device_type and hip == {"cuda": False, "rocm": True}.get(self.name, hip)
+
     def environment(self, purpose: Purpose, deterministic: bool = False) -> Mapping[str, EnvVar]:
         """Return the environment variables of the training process or of a rollout engine on this host.
 
