@@ -134,7 +134,7 @@ def probe(facts: Facts) -> Verdict:
                 devices=0,
                 reason=f"torch {facts.torch_version} has no kernels for {', '.join(foreign)} ({verdict.reason}); "
                 f"it was built for {', '.join(device.built_for)}",
-                fix=leave_out(facts, "CUDA_VISIBLE_DEVICES", foreign, device.archs),
+                fix=leave_out("CUDA_VISIBLE_DEVICES", foreign, device.archs),
             )
     return verdict
 

@@ -115,7 +115,7 @@ def no_nodes_fix(facts: Facts, access: str) -> str:
     return access if facts.container else f"{access}; outside of a container load the driver's nodes (modprobe, udev)"
 
 
-def leave_out(facts: Facts, variable: str, foreign: Iterable[str], archs: tuple[str, ...]) -> str:
+def leave_out(variable: str, foreign: Iterable[str], archs: tuple[str, ...]) -> str:
     """Return what to do about GPUs that this torch has no kernels for.
 
     Args:
@@ -200,7 +200,7 @@ def judge(
         note = ", although the installed packages are for one" if claimed else ""
         return verdict("unusable", f"no sign of {chip} ({where}) or of its driver{note}", access if facts.wsl else "")
     left = visibility.visible_count(facts, variables, present, counted)
-    if not left and (nothing := visibility.nothing_left(facts, variables, present)):
+    if not left and (nothing := visibility.nothing_left(facts, variables, present, counted)):
         return verdict("unusable", *nothing)
     needed = [(nodes, where), *((facts.nodes(pattern), f"/dev/{pattern}") for pattern in companions)]
     for some, pattern in needed:

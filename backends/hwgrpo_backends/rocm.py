@@ -136,7 +136,7 @@ def probe(facts: Facts) -> Verdict:
                 state="unusable",
                 devices=0,
                 reason=f"torch {facts.torch_version} has no kernels for {', '.join(foreign)} ({verdict.reason})",
-                fix=leave_out(facts, "HIP_VISIBLE_DEVICES", foreign, device.archs),
+                fix=leave_out("HIP_VISIBLE_DEVICES", foreign, device.archs),
             )
     return verdict
 

@@ -65,13 +65,13 @@ def unhide(facts: Facts, name: str) -> str:
     return f"ask for devices: {job.request}; {name} is how a {job.name} job without them has none"
 
 
-def nothing_left(facts: Facts, variables: tuple[str, ...], present: int) -> Problem | None:
-    """Return the problem and its fix where the variables leave none of `present` devices."""
+def nothing_left(facts: Facts, variables: tuple[str, ...], present: int, counted: bool = True) -> Problem | None:
+    """Return the problem and its fix where the variables leave none of `present` devices; arguments as above."""
     given = [name for name in variables if name in facts.variables]
-    if visible_count(facts, variables, present):
+    if visible_count(facts, variables, present, counted):
         return None
     *outer, last = given
-    before = visible_count(facts, tuple(outer), present)
+    before = visible_count(facts, tuple(outer), present, counted)
     if not before:  # the first one names no device of this host
         outer, last, before = [], outer[0], present
     nested = f": {last} numbers from 0 the devices that {outer[-1]} leaves" if outer else ""

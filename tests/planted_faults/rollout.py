@@ -547,7 +547,7 @@ FAULTS = (
         "rollout/vllm/vllm_probe.py",
         '        getattr(vllm, "LLM")  # noqa: B009 - imports the engine\n',
         "",
-        "planning/test_engine_choice.py -k engine_that_cannot",
+        "planning/test_engine_choice.py -k environments_are_asked",
     ),
     Fault(
         "a port given to two servers",
