@@ -31,12 +31,17 @@ from setup_plan import (
     choose,
     cuda_tags,
     detect,
-    driver_version,
+    gather,
     pip_command,
     plan,
     python_version,
+    refuse_jetson,
     resolved_build,
 )
+
+# setup_plan puts the backends' folder on the path
+from hwgrpo_backends import torch_build  # isort: skip
+from hwgrpo_backends.facts import Facts  # isort: skip
 
 REPO = Path(__file__).resolve().parent.parent
 STAMP = "hwgrpo-setup.json"  # in the environment: its backend, ...; the key "inputs" marks a completed installation
@@ -68,7 +73,8 @@ def main(argv: list[str]) -> int:
     force = os.environ.get("HWGRPO_SETUP_FORCE") == "1"
     if args.rollout == "vllm-ascend" and requested is None:
         requested = "npu"
-    choice = choose(requested, detect(args.root), previous, force=force)
+    facts = gather(args.root)
+    choice = choose(requested, detect(facts), previous, force=force, unserved=facts.unserved)
     backend = choice.backend
     inputs = _inputs(backend, args.rollout)
     broken = {}
@@ -81,7 +87,7 @@ def main(argv: list[str]) -> int:
     print(f"hwgrpo set-up: backend {backend}: {choice.why}")
     for name, reason in broken.items():
         print(f"  damaged      {name}: {reason}")
-    sources = _torch_sources(backend, args.root)
+    sources = _torch_sources(backend, facts)
     constraints = f"scripts/constraints/{f'rollout-{args.rollout}' if args.rollout else backend}.txt"
     plans = [plan(backend, args.rollout, each.index, each.tag, constraints, python_version()) for each in sources]
     steps = plans[0]
@@ -213,7 +219,7 @@ class Source:
     why: str
 
 
-def _torch_sources(backend: str, root: Path) -> list[Source]:
+def _torch_sources(backend: str, facts: Facts) -> list[Source]:
     """Return the sources of torch to try, best first."""
     configured = "the index pip is configured with"
     named = os.environ.get("HWGRPO_TORCH_INDEX")
@@ -224,7 +230,8 @@ def _torch_sources(backend: str, root: Path) -> list[Source]:
         why = f"{named} (HWGRPO_TORCH_INDEX)" if named else f"{configured} (HWGRPO_TORCH_INDEX is empty)"
         return [Source(named, "", why)]
     if backend == "cuda":
-        driver = driver_version(root)
+        refuse_jetson(facts)
+        driver = facts.nvidia_driver
         return [
             _source(f"{CUDA_INDEX}{tag}", f"+{tag}", f" (for the driver {driver})")
             if tag
@@ -246,7 +253,7 @@ def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *,
     Raises:
         SetupError: this torch is built for other hardware.
     """
-    needs = TARGETS[backend].build or "none"
+    needs = TARGETS[backend].build or "cpu"
     for steps in plans:
         command = pip_command(python, Step("", ("--dry-run", "--ignore-installed", *steps[0].pip)))
         with subprocess.Popen(
@@ -383,7 +390,7 @@ def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, st
     print(f"{'  ' if show else ''} {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _check_torch(python: Path, needs_build: str) -> None:
+def _check_torch(python: Path, needs_build: torch_build.Build | None) -> None:
     """Raise on a build of torch for other hardware, before anything else is installed."""
     code = (
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
@@ -396,7 +403,7 @@ def _check_torch(python: Path, needs_build: str) -> None:
     if result.returncode:
         raise SetupError(f"the installed torch does not import; --fresh starts over:\n{result.stderr}")
     torch = json.loads(result.stdout)
-    built_for = "hip" if torch["hip"] else "cuda" if torch["cuda"] else "none"
+    built_for = torch_build.of_toolkits(torch["cuda"], torch["hip"])
     if needs_build and built_for != needs_build:
         raise SetupError(
             f"torch {torch['version']} is {BUILD_NAMES[built_for]}, but this hardware needs {BUILD_NAMES[needs_build]}."

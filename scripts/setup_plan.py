@@ -7,6 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "backends"))  # what detection reads, set-up reads, too
+
+from hwgrpo_backends import nvidia_driver, registry, torch_build
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.tier0 import gather_tier0
+
 
 class SetupError(Exception):
     """Failure of the set-up; the message has the reason and the remedy."""
@@ -14,28 +20,33 @@ class SetupError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of hardware: its device nodes and its build of torch."""
+    """A kind of hardware, and its build of torch."""
 
-    nodes: tuple[str, ...]  # device nodes below the root folder
     torch_index: str  # extra wheel index; "" means that the configured index has this build
     torch_tag: str = ""  # local version of this build only; keeps pip from selecting another build
-    build: str = ""  # required build of torch: "cuda", "hip", "none" or "" (any)
+    build: torch_build.Build | None = None  # required build of torch; None: any
 
 
 TARGETS: Mapping[str, Target] = {
-    "cpu": Target((), "https://download.pytorch.org/whl/cpu"),
-    "cuda": Target(("dev/nvidia[0-9]*",), "", build="cuda"),
-    "rocm": Target(("dev/kfd",), "https://download.pytorch.org/whl/rocm7.2", torch_tag="+rocm7.2", build="hip"),
+    "cpu": Target("https://download.pytorch.org/whl/cpu"),
+    "cuda": Target("", build="cuda"),
+    "rocm": Target("https://download.pytorch.org/whl/rocm7.2", torch_tag="+rocm7.2", build="rocm"),
     # torch-npu refuses to load beside a CUDA build of torch.
-    "npu": Target(("dev/davinci[0-9]*",), "https://download.pytorch.org/whl/cpu", build="none"),
+    "npu": Target("https://download.pytorch.org/whl/cpu", build="cpu"),
 }
+BACKENDS = {name: registry.get(name) for name in registry.BUILTIN}
 ROLLOUTS = ("vllm", "vllm-ascend")
 TORCH = "torch==2.13.0"
-BUILD_NAMES = {"cuda": "a CUDA build", "hip": "a ROCm build", "none": "a CPU build"}
+BUILD_NAMES = {"cuda": "a CUDA build", "rocm": "a ROCm build", "cpu": "a CPU build", "xpu": "a build for Intel GPUs"}
 CUDA_INDEX = "https://download.pytorch.org/whl/"
-CUDA_TAGS = {580: ("",), 570: ("cu128", "cu126"), 525: ("cu126",)}
-"""Oldest driver -> builds of torch that run on it, best first; "" is PyPI's own, for CUDA 13. Source: NVIDIA, CUDA
-Compatibility (all of CUDA 12 runs on driver 525, but kernels compiled at run time need their CUDA version's driver)."""
+CUDA_TAGS = {
+    nvidia_driver.MINIMUM[13]: ("",),
+    (570,): ("cu128", "cu126"),  # kernels compiled at run time need the driver of their CUDA version
+    nvidia_driver.MINIMUM[12]: ("cu126",),
+}
+"""Oldest driver -> builds of torch that run on it, best first; "" is PyPI's own, for CUDA 13."""
+JETSON_RELEASE = 38
+"""Release of Jetson Linux (JetPack 7) from which on a Jetson runs the builds for other aarch64 machines."""
 ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # Huawei's own index; untested
 
 
@@ -65,24 +76,15 @@ class Choice:
     asked: bool
 
 
-def detect(root: Path) -> dict[str, list[str]]:
-    """Return the device nodes below `root` by backend; backends without one are absent."""
-    found = {}
-    for name, target in TARGETS.items():
-        nodes = [str(path) for pattern in target.nodes for path in sorted(root.glob(pattern))]
-        if nodes:
-            found[name] = nodes
-    return found
+def gather(root: Path) -> Facts:
+    """Gather what the backends' own detection knows of the machine below `root` without packages."""
+    return gather_tier0(root, {}, BACKENDS.values(), [])
 
 
-def driver_version(root: Path) -> str | None:
-    """Return the version of NVIDIA's kernel driver, None if none is loaded."""
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text(errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"Module\D*([\d.]+)", text)
-    return found[1] if found else None
+def detect(facts: Facts) -> dict[str, tuple[str, ...]]:
+    """Return what shows devices (nodes, libraries of WSL) by backend; backends without one are absent."""
+    verdicts = {name: backend.probe(facts) for name, backend in BACKENDS.items() if not backend.is_host}
+    return {name: verdict.signs for name, verdict in verdicts.items() if verdict.hardware == "present"}
 
 
 def cuda_tags(driver: str | None) -> tuple[str, ...]:
@@ -93,18 +95,28 @@ def cuda_tags(driver: str | None) -> tuple[str, ...]:
     Raises:
         SetupError: the driver is too old for all of them.
     """
-    if driver is None:
-        return ("",)
     for oldest, tags in CUDA_TAGS.items():
-        if int(driver.split(".")[0]) >= oldest:
+        if not nvidia_driver.is_older(driver, oldest):
             return tags
+    least, default = (".".join(map(str, numbers)) for numbers in (min(CUDA_TAGS), max(CUDA_TAGS)))
     raise SetupError(
-        f"the NVIDIA driver {driver} is too old for every CUDA build of {TORCH}: update it to {min(CUDA_TAGS)} or newer"
-        f" (for the default build: {max(CUDA_TAGS)})."
+        f"the NVIDIA driver {driver} is too old for every CUDA build of {TORCH}: update it to {least} or newer"
+        f" (for the default build: {default})."
     )
 
 
-def resolved_build(lines: Iterable[str]) -> tuple[bool, str | None]:
+def refuse_jetson(facts: Facts) -> None:
+    """Raise SetupError for a Jetson that no wheel of the known indexes has kernels for."""
+    release = int(found[0]) if facts.tegra and (found := re.search(r"\d+", facts.tegra)) else None
+    if facts.tegra and (release is None or release < JETSON_RELEASE):
+        raise SetupError(
+            f"this is a Jetson (Jetson Linux {facts.tegra}), and neither PyPI nor PyTorch has a CUDA build of torch"
+            " for it: name an index with NVIDIA's builds for its JetPack (HWGRPO_TORCH_INDEX=URL), or train on its CPU"
+            " (--backend cpu)."
+        )
+
+
+def resolved_build(lines: Iterable[str]) -> tuple[bool, torch_build.Build | None]:
     """Read from pip's output whether it found a torch, and for which hardware it is built.
 
     Stops reading as soon as both are known: the caller may end pip before it downloads anything large.
@@ -113,17 +125,18 @@ def resolved_build(lines: Iterable[str]) -> tuple[bool, str | None]:
         lines: output of pip installing torch, as it is printed.
 
     Returns:
-        whether pip found a torch; its build: "cuda", "hip", "none" (a CPU build) or None (unknown).
+        whether pip found a torch; its build, or None (unknown).
     """
     collected = 0
     for line in lines:
-        if tag := re.search(r"\btorch-[\d.]+(?:\+|%2B)(cpu|cu|rocm)", line):
-            return True, {"cpu": "none", "cu": "cuda", "rocm": "hip"}[tag[1]]
+        version = re.search(r"\btorch-([\d.]+(?:\+|%2B)\w+)", line)
+        if version and (build := torch_build.of_tag(version[1].replace("%2B", "+"))):
+            return True, build
         if name := re.match(r"\s*Collecting ([\w.-]+)", line):
             if re.match(r"nvidia-|cuda-", name[1]):
                 return True, "cuda"
             if re.match(r"(pytorch-)?triton-rocm", name[1]):
-                return True, "hip"
+                return True, "rocm"
             collected += 1
         elif collected > 1 and re.match(r"\s*(Downloading|Using cached) (\S*/)?torch-\S+\.whl \(", line):
             return True, None  # resolved without a vendor's library
@@ -131,15 +144,21 @@ def resolved_build(lines: Iterable[str]) -> tuple[bool, str | None]:
 
 
 def choose(
-    requested: str | None, found: Mapping[str, Sequence[str]], previous: Previous | None, *, force: bool
+    requested: str | None,
+    found: Mapping[str, Sequence[str]],
+    previous: Previous | None,
+    *,
+    force: bool,
+    unserved: Mapping[str, str] | None = None,
 ) -> Choice:
     """Choose the backend to install for.
 
     Args:
         requested: the backend that the user named, "auto", or None for neither.
-        found: device nodes by backend, from `detect`.
+        found: what shows devices by backend, from `detect`.
         previous: the existing complete environment, if any.
         force: install for hardware this machine does not have (a login node, an image build).
+        unserved: accelerators that there is no backend for, with the path that shows each.
 
     Raises:
         SetupError: unknown name, requested hardware absent, or two kinds of hardware and none requested.
@@ -160,20 +179,22 @@ def choose(
                 f" --backend {' or --backend '.join(found)} (or HWGRPO_BACKEND)."
             )
         if not found:
-            return Choice("cpu", "no device node of an accelerator found", asked=False)
+            others = [f"{name} ({path})" for name, path in (unserved or {}).items()]
+            note = f"; there is no backend for {', '.join(others)}" if others else ""
+            return Choice("cpu", f"no device node of an accelerator found{note}", asked=False)
         [(name, nodes)] = found.items()
         return Choice(name, f"found {', '.join(nodes)}", asked=False)
     assert requested is not None
     if requested == "cpu" and previous and previous.backend != "cpu":
         why = f"cpu was asked for, and the {previous.backend} build already there runs on the CPU too"
         return Choice(previous.backend, why, previous.asked)
-    if TARGETS[requested].nodes and requested not in found and not force:
-        node = TARGETS[requested].nodes[0].replace("[0-9]", "")
+    if not BACKENDS[requested].is_host and requested not in found and not force:
+        node = BACKENDS[requested].device_nodes[0].replace("[0-9]", "")
         other = f" This machine has: {', '.join(found)}." if found else ""
         raise SetupError(
-            f"backend {requested} was asked for, but there is no /{node} on this machine.{other}"
+            f"backend {requested} was asked for, but there is no /dev/{node} on this machine.{other}"
             " Omit --backend to use the detected hardware, mount the device into the container, or set"
-            " HWGRPO_SETUP_FORCE=1 to install for it anyway (a login node, an image, WSL)."
+            " HWGRPO_SETUP_FORCE=1 to install for it anyway (a login node, an image)."
         )
     return Choice(requested, "asked for", asked=True)
 

@@ -10,13 +10,16 @@ child.py              child processes with JSON output, in which torch is import
 distributions.py      installed distributions
 entry_points.py       entry points of distributions, damaged ones skipped
 surroundings.py       the container, WSL or scheduler job of this process
+visibility.py         variables that choose devices: what they leave, and what to do about it
+unserved.py           accelerators without a backend
+torch_build.py        for which hardware a build of torch is
 probing.py            helpers shared by the probes of accelerator families
 decide.py             `decide(facts, requested)`: the selection as a pure function
 selection.py          `choose(requested)`: gather facts, decide, or raise
 finding.py            one line of a diagnosis
 vendor_findings.py    checks of each family in a diagnosis
 peaks.py              peak FLOP/s and bandwidth of chips, with sources
-nvidia_driver.py      the minimum driver of a CUDA build of torch
+nvidia_driver.py      the version of NVIDIA's driver, and the minimum of a CUDA build of torch
 environment.py        environment variables of a backend for training and rollout
 device.py             `Device`: the runtime calls of a trainer (imports torch)
 graphs.py             device graphs (imports torch)

@@ -61,6 +61,8 @@ class Verdict:
     """The installed stack was built for this backend, so it is an error if its present hardware is unusable."""
     hardware: Hardware = "none"
     """`present`: device nodes or a matching driver exist. `hidden`: a variable hides all devices."""
+    signs: tuple[str, ...] = ()
+    """Paths that show a device, e.g. /dev/nvidia0; empty where there is none."""
 
     @property
     def usable(self) -> bool:
@@ -79,14 +81,18 @@ class Backend:
     """The module that must import before torch knows the device."""
     visible_env: str | None = None
     """The variable that restricts a process to some of the devices."""
+    filters: tuple[str, ...] = ()
+    """Variables that restrict it before `visible_env` does, in this order: each numbers from 0 what it leaves."""
     conflicts: tuple[str, ...] = ()
-    """Variables that must not be set together with `visible_env`: reported, never merged."""
+    """Other names of `visible_env`, read where it is not set: set beside it, to something else, they are reported."""
     device_nodes: tuple[str, ...] = ()
     """Patterns of device nodes under /dev."""
     companion_nodes: tuple[str, ...] = ()
     """Patterns of further names under /dev, such as "dri/renderD*": no hardware by themselves, but needed to use it."""
     driver_files: tuple[str, ...] = ()
     """Patterns of paths below / that show a driver even if a container lacks the nodes."""
+    wsl_files: tuple[str, ...] = ()
+    """Patterns of paths below / of the library by which the devices are reached through WSL's /dev/dxg."""
     packages: tuple[str, ...] = ()
     """Distributions besides torch whose versions `probe` reads."""
     comm: str
@@ -133,6 +139,10 @@ class Backend:
     def is_host(self) -> bool:
         """Whether the device is the host processor, without an accelerator."""
         return self.device_type == "cpu"
+
+    def computes_on(self, device_type: str, *, hip: bool) -> bool:
+        """Return whether a library that computes on torch's `device_type`, with HIP or without, serves this family."""
+        return device_type == self.device_type and hip == {"cuda": False, "rocm": True}.get(self.name, hip)
 
     def environment(self, purpose: Purpose, deterministic: bool = False) -> Mapping[str, EnvVar]:
         """Return the environment variables of the training process or of a rollout engine on this host.

@@ -23,6 +23,7 @@ class ChildOutput:
     lines: list[dict[str, Any]] = field(default_factory=list)
     failure: str | None = None
     """Why it failed: a signal, an exit status or the timeout; None if it did not."""
+    timed_out: bool = False
 
 
 def run_children(
@@ -32,6 +33,7 @@ def run_children(
     environ: Mapping[str, str] = os.environ,
     *,
     marker: str,
+    python: str = sys.executable,
 ) -> list[ChildOutput]:
     """Run `script` once per request in parallel, and return the outputs in order.
 
@@ -39,8 +41,12 @@ def run_children(
         script: a file that reads its request as JSON from its first argument, and prints `marker` + JSON.
         timeout: seconds for all of them together; output until then is kept.
         marker: prefix of the JSON lines; plug-ins may print other lines.
+        python: the interpreter.
+
+    Raises:
+        OSError: it cannot be run.
     """
-    with start_children(script, requests, timeout, environ, marker=marker) as wait:
+    with start_children(script, requests, timeout, environ, marker=marker, python=python) as wait:
         return wait()
 
 
@@ -52,13 +58,14 @@ def start_children(
     environ: Mapping[str, str] = os.environ,
     *,
     marker: str,
+    python: str = sys.executable,
 ) -> Iterator[Callable[[], list[ChildOutput]]]:
     """Start the children of `run_children`; yield a function that waits for their outputs; its call starts the timeout.
 
     Children that still run at the end of the block are killed, so unneeded output costs no time.
     """
     with tempfile.TemporaryDirectory() as folder:
-        running = [_start(script, request, environ, Path(folder) / str(i)) for i, request in enumerate(requests)]
+        running = [_start(python, script, each, environ, Path(folder) / str(i)) for i, each in enumerate(requests)]
 
         def wait() -> list[ChildOutput]:
             end = time.monotonic() + timeout
@@ -74,12 +81,14 @@ def start_children(
 
 
 def _start(
-    script: Path, request: Any, environ: Mapping[str, str], base: Path
+    python: str, script: Path, request: Any, environ: Mapping[str, str], base: Path
 ) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
     # Files, not pipes: a process left behind by a plug-in could keep a pipe open forever.
     out, err = base.with_suffix(".out").open("w+b"), base.with_suffix(".err").open("w+b")
-    # -P keeps the script's own folder, whose modules have everyday names, off the child's sys.path.
-    command = [sys.executable, "-P", str(script), json.dumps(request)]
+    # -P keeps the script's own folder, whose modules have everyday names, off the child's sys.path; Python before 3.11,
+    # which another environment may have, lacks it.
+    options = ["-P"] if python == sys.executable else []
+    command = [python, *options, str(script), json.dumps(request)]
     child = subprocess.Popen(
         command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
     )
@@ -94,7 +103,7 @@ def _finish(
         code = child.wait(timeout=patience)
     except subprocess.TimeoutExpired:
         _kill(child)
-        output.failure = f"it took more than {limit:g} seconds"
+        output.failure, output.timed_out = f"it took more than {limit:g} seconds", True
     else:
         if code:
             end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

@@ -6,9 +6,10 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo_backends import nvidia_driver
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.peaks import NVIDIA
-from hwgrpo_backends.probing import judge, torch_problem
+from hwgrpo_backends.probing import CONTAINER_ACCESS, judge, leave_out, torch_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +17,27 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hwgrpo_backends.facts import Facts
+    from hwgrpo_backends.facts import Facts, TorchDevice
     from hwgrpo_backends.graphs import Recording
 
 NODES = "nvidia[0-9]*"
-LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib/wsl/lib")
-DRIVER = ("proc/driver/nvidia/version", "dev/nvidiactl", *(f"{folder}/libcuda.so.1" for folder in LIBRARIES))
+TEGRA_NODES = ("nvhost-gpu", "nvgpu/igpu[0-9]*")
+"""Nodes of the GPU in a Jetson's chip; from JetPack 6 on it has /dev/nvidia0, too."""
+UVM = "dev/nvidia-uvm"
+LIBRARIES = tuple(
+    f"{folder}/libcuda.so.1"
+    for folder in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib/wsl/lib")
+)
+DRIVER = (nvidia_driver.FILE, "dev/nvidiactl", UVM, *LIBRARIES)
 ACCESS = "start the container with --gpus all (Kubernetes: a limit on nvidia.com/gpu; Slurm: --gres=gpu:N)"
+WINDOWS_FIX = (
+    "update the NVIDIA driver of Windows and run `wsl --update`; install no driver inside WSL, and start a container "
+    "there with --gpus all"
+)
+JETSON_INSTALL = (
+    "install NVIDIA's build of torch for this JetPack: those of PyPI and PyTorch have no kernels for a Jetson before "
+    "JetPack 7"
+)
 INSTALL = "a CUDA build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[cuda]"
 
 # No allocator setting: expandable segments would serve ragged batches, but vLLM's sleep mode, which may share this
@@ -63,6 +78,21 @@ INTERFACE = {
 }
 """Left to the user; RCCL reads the same names."""
 
+BY_ERROR = {
+    r"Error 802\b|system not yet initialized": "start NVIDIA's fabric manager, which GPUs behind NVSwitch wait for, in "
+    "the driver's version: systemctl start nvidia-fabricmanager (of a virtual machine: on its host)",
+    r"Error 803\b|unsupported display driver": "match libcuda and the kernel's driver: restart after an update of the "
+    "driver, and take other versions of libcuda (cuda-compat) off LD_LIBRARY_PATH",
+    r"Error 804\b|forward compatibility was attempted": "take cuda-compat, which does not serve this GPU, off "
+    "LD_LIBRARY_PATH",
+    r"Error 34\b|stub library": "take the folder `stubs` off LD_LIBRARY_PATH",
+    r"Error 46\b|busy or unavailable": "see which process has the GPU (nvidia-smi), and whether its compute mode is "
+    "exclusive",
+    r"Error 999\b|unknown error": "load the module for managed memory anew: modprobe -r nvidia_uvm, then modprobe "
+    "nvidia_uvm",
+}
+"""Pattern of what torch says when it cannot use a GPU -> what to do; none of them is of the driver's age."""
+
 OUT_OF_MEMORY = {
     r"CUDA (out of memory|(driver )?error: out of memory)": "the CUDA runtime or driver, outside torch's allocator",
     r"CU(BLAS|BLASLT|DNN|SOLVER)_STATUS_ALLOC_FAILED": "a CUDA library that finds no room for its workspace",
@@ -76,23 +106,23 @@ def probe(facts: Facts) -> Verdict:
     claimed = facts.torch_build == "cuda"
     problem = torch_problem(facts)
     if facts.torch_version is not None and not claimed:
-        problem = f"torch {facts.torch_version} is not a CUDA build", f"install {INSTALL}"
-    built = facts.torch.cuda if facts.torch else None
+        install = JETSON_INSTALL if facts.tegra else f"install {INSTALL}"
+        problem = f"torch {facts.torch_version} is not a CUDA build", install
+    nodes, where = facts.nodes(NODES), f"/dev/{NODES}"
+    if not nodes and (nodes := facts.nodes(*TEGRA_NODES)[:1]):
+        where = f"/dev/{nodes[0]}"
     verdict = judge(
         facts,
+        BACKEND,
         chip="an NVIDIA GPU",
-        nodes=facts.nodes(NODES),
-        where=f"/dev/{NODES}",
-        variables=("CUDA_VISIBLE_DEVICES",),
-        device_type="cuda",
+        nodes=nodes,
+        where=where,
         claimed=claimed,
         problem=problem,
         driver=facts.drivers(DRIVER),
         access=ACCESS,
-        broken_fix=(
-            f"check that the driver (here {facts.nvidia_driver or 'none found'}) is new enough for CUDA "
-            f"{built or 'of this torch build'} and that the container was started with GPU access"
-        ),
+        windows_fix=WINDOWS_FIX,
+        broken_fix=lambda device: _broken_fix(facts, device),
     )
     device = facts.torch.devices.get("cuda") if facts.torch else None
     if verdict.state == "ok" and device and device.built_for:
@@ -104,9 +134,45 @@ def probe(facts: Facts) -> Verdict:
                 devices=0,
                 reason=f"torch {facts.torch_version} has no kernels for {', '.join(foreign)} ({verdict.reason}); "
                 f"it was built for {', '.join(device.built_for)}",
-                fix="install a torch build for that GPU, or leave the GPU out with CUDA_VISIBLE_DEVICES",
+                fix=leave_out("CUDA_VISIBLE_DEVICES", foreign, device.archs),
             )
     return verdict
+
+
+def _broken_fix(facts: Facts, device: TorchDevice) -> str:
+    """Return what to do where torch cannot use a GPU that is there: what is known to be right is not spoken of."""
+    driver, toolkit = facts.nvidia_driver, facts.torch_toolkit or (facts.torch.cuda if facts.torch else None)
+    for pattern, fix in BY_ERROR.items():
+        if re.search(pattern, device.problem or ""):
+            return fix
+    if facts.tegra:
+        return JETSON_INSTALL
+    too_old = nvidia_driver.is_too_old(driver, toolkit)
+    if too_old:
+        return (
+            f"update the driver (here {driver}; CUDA {toolkit} needs {nvidia_driver.needed(toolkit)} or newer), or "
+            "install a torch build for an older CUDA"
+        )
+    checks = []
+    if too_old is None:
+        known = driver or "none found"
+        checks.append(f"check that the driver (here {known}) is new enough for CUDA {toolkit or 'of this torch build'}")
+    if not facts.drivers((UVM,)):
+        checks.append("make /dev/nvidia-uvm, which is missing: modprobe nvidia_uvm && nvidia-modprobe -u -c 0")
+    if facts.mig_instances == 0:
+        checks.append(
+            "if MIG is on (nvidia-smi), make instances, of which there are none: nvidia-smi mig -cgi PROFILE -C, or "
+            "turn it off: nvidia-smi -mig 0"
+        )
+    if facts.container in CONTAINER_ACCESS:
+        checks.append(CONTAINER_ACCESS[facts.container])
+    else:
+        checks.append(
+            f"see that the container has the GPU: {ACCESS}"
+            if facts.container
+            else "look at nvidia-smi and `dmesg | grep NVRM`; in a container, see that it was started with GPU access"
+        )
+    return "; ".join(checks)
 
 
 def runs_on(arch: str, built_for: tuple[str, ...]) -> bool:
@@ -172,8 +238,9 @@ BACKEND = Backend(
     name="cuda",
     device_type="cuda",
     visible_env="CUDA_VISIBLE_DEVICES",
-    device_nodes=(NODES,),
+    device_nodes=(NODES, *TEGRA_NODES),
     driver_files=DRIVER,
+    wsl_files=LIBRARIES,
     comm="nccl",
     kernels=("triton", "torch"),
     attention=("flash_attention_3", "flash_attention_2", "sdpa", "eager"),

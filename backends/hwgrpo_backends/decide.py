@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from hwgrpo_backends import registry
+from hwgrpo_backends import registry, visibility
 from hwgrpo_backends.backend import Backend, Hardware, State, Verdict
 from hwgrpo_backends.facts import REQUEST_VARIABLE, SELECTED_VARIABLE, Facts
+from hwgrpo_backends.unserved import DEVICE_TYPES
 
 AUTO = "auto"
 OTHER_NAMES = {"nvidia": "cuda", "amd": "rocm", "hip": "rocm", "radeon": "rocm", "ascend": "npu", "huawei": "npu"}
 """Common names of devices -> their backend."""
-NO_BACKEND = {"xpu": "Intel GPUs (xpu)", "mps": "the Apple GPU (mps)"}
-"""Device types of torch without a built-in backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +83,8 @@ def decide(
         return Decision(requested=wanted, verdicts=verdicts, error=error)
     warnings = _conflicts(backends[selected], facts)
     if wanted == AUTO:
-        unserved = _without_backend(facts) if backends[selected].is_host else []
-        warnings = _left_unused(backends, verdicts, selected) + unserved + warnings
+        without = _without_backend(facts) if backends[selected].is_host else []
+        warnings = _left_unused(backends, verdicts, selected) + without + warnings
     return Decision(requested=wanted, selected=selected, verdicts=verdicts, warnings=tuple(warnings))
 
 
@@ -132,26 +131,25 @@ def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict
     for name in (name for name, backend in backends.items() if not backend.is_host):
         verdict = verdicts[name]
         broken = verdict.claimed and verdict.hardware != "none"
-        unserved = backends[selected].is_host and (verdict.hardware == "present" or verdict.claimed)
-        if name != selected and not verdict.usable and (broken or unserved):
+        idle = backends[selected].is_host and (verdict.hardware == "present" or verdict.claimed)
+        if name != selected and not verdict.usable and (broken or idle):
             lines.append(f"{name} is not used: {_explain(verdict)}")
     return lines
 
 
 def _without_backend(facts: Facts) -> list[str]:
     if facts.torch_build == "xpu":
-        return [f"torch {facts.torch_version} is built for {NO_BACKEND['xpu']}, which there is no backend for"]
+        return [f"torch {facts.torch_version} is built for {DEVICE_TYPES['xpu']}, which there is no backend for"]
     if (facts.system, facts.machine) == ("darwin", "arm64"):
-        return [f"there is no backend for {NO_BACKEND['mps']}"]
-    return []
+        return [f"there is no backend for {DEVICE_TYPES['mps']}"]
+    return [
+        f"{name} ({path}): there is no backend for that, and training uses the CPU"
+        for name, path in facts.unserved.items()
+    ]
 
 
 def _conflicts(backend: Backend, facts: Facts) -> list[str]:
-    names = [name for name in (backend.visible_env, *backend.conflicts) if name and name in facts.variables]
-    if len(names) < 2:
-        return []
-    found = ", ".join(f"{name}={facts.variables[name]!r}" for name in names)
-    return [f"{found} filter each other: keep only {backend.visible_env}"]
+    return [f"{problem}. Fix: {fix}" for problem, fix in visibility.contradictions(facts, backend)]
 
 
 def _explain(verdict: Verdict) -> str:
@@ -162,10 +160,9 @@ def _unknown(source: str, name: str, known: Mapping[str, Verdict]) -> str:
     allowed = sorted(known)
     if name.lower() == "gpu":
         return f"{source} is not known; use cuda (NVIDIA) or rocm (AMD)"
-    if name.lower() in NO_BACKEND:
-        return (
-            f"{source}: there is no backend for {NO_BACKEND[name.lower()]}; choose one of: {AUTO}, {', '.join(allowed)}"
-        )
+    if name.lower() in DEVICE_TYPES:
+        devices = DEVICE_TYPES[name.lower()]
+        return f"{source}: there is no backend for {devices}; choose one of: {AUTO}, {', '.join(allowed)}"
     if meant := OTHER_NAMES.get(name.lower()):
         return f"{source} is not known; choose one of: {AUTO}, {', '.join(allowed)}. Did you mean {meant!r}?"
     near = difflib.get_close_matches(name.lower(), allowed, n=1)

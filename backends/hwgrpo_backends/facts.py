@@ -34,6 +34,8 @@ class TorchFacts:
     """Tier 1: what `import torch` and a look at its devices gave in a child process."""
 
     imported: bool
+    timed_out: bool = False
+    """The child process was ended before it was done: nothing is known of why."""
     without_plugins: bool = False
     """It failed, but works with TORCH_DEVICE_BACKEND_AUTOLOAD=0; the fields below come from that second try."""
     errors: tuple[str, ...] = ()
@@ -70,8 +72,12 @@ class Facts:
     driver_files: tuple[str, ...] = ()
     """Paths that match a pattern of some backend's `driver_files`."""
     no_access: tuple[str, ...] = ()
-    """Those of them that this user may not open."""
+    """Those of them, and "dxg", that this user may not open."""
     nvidia_driver: str | None = None
+    tegra: str | None = None
+    """Release of Jetson Linux ("R36"), "unknown" where only its GPU shows; None: this is no Jetson."""
+    mig_instances: int | None = None
+    """Instances of NVIDIA GPUs that can be divided (MIG); None: no GPU can, as far as the driver shows it."""
     kfd_gpus: int | None = None
     """GPUs in the topology of the amdkfd driver; None when it cannot be read."""
     cann: str | None = None
@@ -104,6 +110,8 @@ class Facts:
     """/dev/dxg is there, through which WSL offers GPUs."""
     scheduler: str | None = None
     """What started this process, as text."""
+    unserved: Mapping[str, str] = field(default_factory=dict)
+    """Accelerators that there is no built-in backend for -> the path that shows one."""
     torch: TorchFacts | None = None
     """Tier 1; None when it has not been gathered."""
 

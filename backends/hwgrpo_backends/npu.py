@@ -169,16 +169,17 @@ def probe(facts: Facts) -> Verdict:
     """Judge from torch-npu, the torch build, /dev/davinci* and, when tier 1 ran, torch's facts."""
     return judge(
         facts,
+        BACKEND,
         chip="an Ascend NPU",
         nodes=facts.nodes(NODES),
         where=f"/dev/{NODES}",
-        variables=("ASCEND_RT_VISIBLE_DEVICES",),
-        device_type="npu",
         claimed="torch-npu" in facts.distributions,
         problem=_problem(facts),
         driver=facts.drivers(DRIVER),
         access=ACCESS,
-        broken_fix="check npu-smi info, source the set_env.sh of CANN, and see that driver, CANN and torch-npu match",
+        broken_fix=lambda _: (
+            "check npu-smi info, source the set_env.sh of CANN, and see that driver, CANN and torch-npu match"
+        ),
     )
 
 

@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from hwgrpo_backends.backend import Hardware, State, Verdict
-from hwgrpo_backends.facts import Facts
+from hwgrpo_backends import visibility
+from hwgrpo_backends.backend import Backend, Hardware, State, Verdict
+from hwgrpo_backends.facts import Facts, TorchDevice, TorchFacts
+from hwgrpo_backends.visibility import Problem
 
 # transformers and accelerate import these whenever they are installed (not only for their device), so
 # one that is broken stops the trainer on every backend, even where TORCH_DEVICE_BACKEND_AUTOLOAD=0 saves torch.
 IMPORTED_BY_OTHERS = ("torch_npu",)
-HIDES_ALL = ("", "-1", "none", "void", "nodevfiles")
 GROUPS = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
-
-Problem = tuple[str, str]
-"""Why a backend cannot work, and the fix."""
-
-
-def hidden_by(facts: Facts, variables: tuple[str, ...]) -> str | None:
-    """Return the first of `variables` whose value hides every device, as NAME='value'."""
-    for name in variables:
-        value = facts.variables.get(name)
-        if value is not None and value.split(",")[0].strip().lower() in HIDES_ALL:
-            return f"{name}={value!r}"
-    return None
-
-
-def visible_count(facts: Facts, variables: tuple[str, ...], present: int, counted: bool = True) -> int:
-    """Return how many of `present` devices the visibility variables leave to this process.
-
-    Args:
-        variables: in the order of application; each renumbers from 0 the devices that the previous one leaves.
-        counted: whether `present` is their number, not a guess.
-    """
-    for name in (name for name in variables if name in facts.variables):
-        left = 0
-        for entry in map(str.strip, facts.variables[name].split(",")):
-            # a number without a device ends the list; anything else is an identifier, e.g. GPU-1234
-            if entry in HIDES_ALL or (counted and entry.isdigit() and int(entry) >= present):
-                break
-            left += 1
-        present = min(present, left)
-    return present
+CONTAINER_ACCESS = {
+    "lxc": "give the container the nodes (Proxmox: dev0: /dev/NODE in its configuration; LXD and Incus: config device "
+    "add NAME gpu gpu) and install the host's version of the driver in it, without the kernel module"
+}
+"""Kind of container -> how it gets devices, where the families' own text is for others."""
 
 
 def torch_problem(facts: Facts) -> Problem | None:
@@ -55,21 +31,37 @@ def torch_problem(facts: Facts) -> Problem | None:
     if torch is None:
         return None
     if not torch.imported:
-        cause = torch.errors[-1] if torch.errors else "no message"
-        if not torch.without_plugins and facts.shadows:
-            files = list(facts.shadows.values())
-            return f"`import torch` fails: {cause}; {', '.join(files)} may hide its modules", shadow_fix(files)
-        if not torch.without_plugins:
-            return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
-        broken = broken_plugins(facts)
-        if not broken:  # loading plug-ins fails before any is known
-            return f"`import torch` fails: {cause}", plugin_fix(facts, broken)
-        detail = next((torch.plugins[name][-1] for name in broken if torch.plugins.get(name)), cause)
-        return f"`import torch` fails because of the plug-in {', '.join(broken)}: {detail}", plugin_fix(facts, broken)
+        return import_problem(facts, torch)
     for name in IMPORTED_BY_OTHERS:
         if errors := torch.plugins.get(name):
             return f"{name} is installed but does not import: {errors[-1]}", plugin_fix(facts, [name])
     return None
+
+
+def import_problem(facts: Facts, torch: TorchFacts) -> Problem:
+    """Return why `import torch` failed, and what to do."""
+    cause = torch.errors[-1] if torch.errors else "no message"
+    if torch.timed_out:
+        fix = (
+            "run it again: the first import from a cold or network disk takes minutes; where it never ends, look at "
+            "`python -X importtime -c 'import torch'`, and at the driver (nvidia-smi, rocminfo or npu-smi info)"
+        )
+        return f"`import torch` has not ended in time: {cause}", fix
+    if "SIGKILL" in cause:
+        return (
+            f"`import torch` was killed: {cause}",
+            "see that this process may use more memory (container, job, ulimit)",
+        )
+    if torch.without_plugins:
+        broken = broken_plugins(facts)
+        # loading plug-ins may fail before any is known
+        detail = next((torch.plugins[name][-1] for name in broken if torch.plugins.get(name)), cause)
+        because = f" because of the plug-in {', '.join(broken)}" if broken else ""
+        return f"`import torch` fails{because}: {detail}", plugin_fix(facts, broken)
+    if facts.shadows:
+        files = list(facts.shadows.values())
+        return f"`import torch` fails: {cause}; {', '.join(files)} may hide its modules", shadow_fix(files)
+    return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
 
 
 def shadow_fix(files: Iterable[str]) -> str:
@@ -117,52 +109,77 @@ def no_nodes_fix(facts: Facts, access: str) -> str:
     Args:
         access: how to give a container access to them.
     """
+    if facts.container in CONTAINER_ACCESS:
+        return CONTAINER_ACCESS[facts.container]
     # A container may show no sign of itself.
     return access if facts.container else f"{access}; outside of a container load the driver's nodes (modprobe, udev)"
 
 
+def leave_out(variable: str, foreign: Iterable[str], archs: tuple[str, ...]) -> str:
+    """Return what to do about GPUs that this torch has no kernels for.
+
+    Args:
+        variable: what chooses GPUs.
+        foreign: their architectures.
+        archs: the architecture of each GPU.
+    """
+    install = "install a torch build for that GPU"
+    return f"{install}, or leave it out with {variable}" if set(archs) - set(foreign) else install
+
+
 def judge(
     facts: Facts,
+    backend: Backend,
     *,
     chip: str,
     nodes: tuple[str, ...],
     where: str,
-    variables: tuple[str, ...],
-    device_type: str,
     claimed: bool,
     problem: Problem | None,
-    broken_fix: str,
+    broken_fix: Callable[[TorchDevice], str],
     present: int | None = None,
     counted: bool = True,
     driver: tuple[str, ...] = (),
-    companions: str = "",
     access: str = "",
+    windows_fix: str = "",
 ) -> Verdict:
     """Judge an accelerator family from installed packages, device nodes and, when tier 1 ran, torch's facts.
 
     Args:
+        backend: the family.
         chip: description of one device ("an NVIDIA GPU").
         nodes: the family's nodes under /dev.
         where: where they were looked for, for the message.
-        variables: visibility variables that the family obeys, in the order in which they are applied.
         claimed: the installed stack was built for this family.
         problem: problem found by the family's own rules; it decides.
         broken_fix: what to do when the stack is right, the device is there, and torch cannot use it.
         present: how many devices there are, where that is not the number of nodes.
         counted: whether `present` is their number, not a guess.
         driver: files by which the family's driver shows itself, nodes or not.
-        companions: pattern of nodes that the family's own are of no use without.
         access: how to give a container access to the nodes.
+        windows_fix: what to do under WSL, where Windows has the driver.
     """
     present = len(nodes) if present is None else present
+    library = facts.drivers(backend.wsl_files) if facts.wsl_gpu and not present else ()
+    companions = backend.companion_nodes
+    if library:  # Windows has the driver, and one node for all GPUs, which it does not count
+        nodes, present, counted, companions = ("dxg",), 1, False, ()
+        where = f"/dev/dxg, {library[0]}"
+        access = windows_fix
+    elif facts.wsl:
+        access = windows_fix or access
+    variables = visibility.in_order(facts, backend)
     withheld = claimed and not present and bool(driver)  # the kernel has devices that this process cannot access
     sign = f"{chip} is here ({where})" if present else f"the driver of {chip} is here ({', '.join(driver)})"
-    hidden = hidden_by(facts, variables) if present or claimed else None
+    hidden = visibility.hidden_by(facts, variables) if present or claimed else None
     hardware: Hardware = "hidden" if hidden else "present" if present or withheld else "none"
-    device = facts.torch.devices.get(device_type) if facts.torch else None
+    device = facts.torch.devices.get(backend.device_type) if facts.torch else None
+    signs = tuple(f"/dev/{node}" for node in nodes) + library if present else driver if withheld else ()
 
     def verdict(state: State, reason: str, fix: str = "", devices: int = 0, hardware: Hardware = hardware) -> Verdict:
-        return Verdict(state=state, reason=reason, fix=fix, devices=devices, claimed=claimed, hardware=hardware)
+        return Verdict(
+            state=state, reason=reason, fix=fix, devices=devices, claimed=claimed, hardware=hardware, signs=signs
+        )
 
     if problem:
         reason, fix = problem
@@ -174,35 +191,32 @@ def judge(
         names = ", ".join(dict.fromkeys(device.names)) or chip
         return verdict("ok", f"{device.count} x {names}", devices=device.count, hardware="present")
     if hidden:
-        return verdict("unusable", f"{hidden} hides every device", f"unset {hidden.partition('=')[0]} to use them")
+        return verdict("unusable", f"{hidden} hides every device", visibility.unhide(facts, hidden.partition("=")[0]))
     if withheld:
-        return verdict("unusable", f"{sign}, but there is no {where}", no_nodes_fix(facts, access))
+        missing = "/dev/dxg" if facts.wsl else where
+        fix = access if facts.wsl else no_nodes_fix(facts, access)
+        return verdict("unusable", f"{sign}, but there is no {missing}", fix)
     if not present:
         note = ", although the installed packages are for one" if claimed else ""
-        return verdict("unusable", f"no sign of {chip} ({where}) or of its driver{note}")
-    left = visible_count(facts, variables, present, counted)
-    given = [name for name in variables if name in facts.variables]
-    settings = " and ".join(f"{name}={facts.variables[name]!r}" for name in given)
-    if not left:
-        effect = f"{settings} {'leave' if len(given) > 1 else 'leaves'} none of {present} devices"
-        how = (
-            "each renumbers from 0 the devices that the previous one leaves"
-            if len(given) > 1
-            else f"numbered from 0 to {present - 1}"
-        )
-        return verdict("unusable", f"{effect}: {how}", f"unset {' '.join(given[:-1] or given)}")
-    for needed in (nodes, facts.nodes(companions)) if companions else (nodes,):
-        if not needed:
-            return verdict("unusable", f"{sign}, but there is no /dev/{companions}", no_nodes_fix(facts, access))
-        if set(needed) <= set(facts.no_access):
-            return verdict("unusable", f"this user may not open {', '.join(f'/dev/{node}' for node in needed)}", GROUPS)
+        return verdict("unusable", f"no sign of {chip} ({where}) or of its driver{note}", access if facts.wsl else "")
+    left = visibility.visible_count(facts, variables, present, counted)
+    if not left and (nothing := visibility.nothing_left(facts, variables, present, counted)):
+        return verdict("unusable", *nothing)
+    needed = [(nodes, where), *((facts.nodes(pattern), f"/dev/{pattern}") for pattern in companions)]
+    for some, pattern in needed:
+        if not some:
+            return verdict("unusable", f"{sign}, but there is no {pattern}", no_nodes_fix(facts, access))
+        if set(some) <= set(facts.no_access):
+            return verdict("unusable", f"this user may not open {', '.join(f'/dev/{node}' for node in some)}", GROUPS)
     closed = [node for node in nodes if node in facts.no_access]
     note = f"; this user may not open {', '.join(f'/dev/{node}' for node in closed)}" if closed else ""
     if device:
-        cause = device.problem or f"torch.{device_type}.is_available() is False"
-        fixes = [GROUPS] * bool(closed) + [f"unset {' '.join(given)}"] * bool(given) + [broken_fix]
-        note += f"; {settings}" if given else ""
+        cause = device.problem or f"torch.{backend.device_type}.is_available() is False"
+        settings = visibility.settings_of(facts, variables)
+        note += f"; {settings}" if settings else ""
+        fixes = [GROUPS] * bool(closed) + visibility.may_be_why(facts, variables)
+        fixes.append(windows_fix if library else broken_fix(device))
         return verdict("unusable", f"{sign}, but torch cannot use it: {cause}{note}", "; or ".join(fixes))
-    count = min(left, present - len(closed))
+    count = min(left, present - len(closed)) if counted else left
     reason = f"{count} x {chip.split(maxsplit=1)[1]} by {where}; not opened yet{note}"
     return verdict("unverified", reason, GROUPS if closed else "", devices=count)

@@ -175,8 +175,8 @@ def _is_patterns(value: Any) -> bool:
 FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     *((name, "a text", _is_text) for name in ("device_type", "comm", "torch_build")),
     *((name, "a text or None", lambda value: value is None or _is_text(value)) for name in ("plugin", "visible_env")),
-    *((name, "a tuple of texts", _is_texts) for name in ("conflicts", "device_nodes", "packages")),
-    *((name, "a tuple of texts", _is_texts) for name in ("companion_nodes", "driver_files")),
+    *((name, "a tuple of texts", _is_texts) for name in ("filters", "conflicts", "device_nodes", "packages")),
+    *((name, "a tuple of texts", _is_texts) for name in ("companion_nodes", "driver_files", "wsl_files")),
     *((name, "a tuple of texts", _is_texts) for name in ("kernels", "attention", "modules", "rollout")),
     ("attention_archs", "a mapping of texts to tuples of texts", _is_lists),
     *((n, "a mapping of names to EnvVar", _is_profile) for n in ("env_train", "env_rollout", "env_deterministic")),

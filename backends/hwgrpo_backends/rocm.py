@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.cuda import INTERFACE
 from hwgrpo_backends.peaks import AMD
-from hwgrpo_backends.probing import judge, torch_problem
+from hwgrpo_backends.probing import judge, leave_out, torch_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,12 @@ INSTALL = "a ROCm build of torch (see https://pytorch.org/get-started/locally) a
 RENDER_NODES = "dri/renderD*"
 DRIVER = ("sys/class/kfd/kfd",)
 ACCESS = "start the container with --device=/dev/kfd --device=/dev/dri --group-add video (Kubernetes: amd.com/gpu)"
+# Before ROCm 7.2 the library was a build of libhsa-runtime64 (roc4wsl). Source: AMD, Use ROCm on Radeon and Ryzen, WSL.
+WSL_FILES = ("opt/rocm/lib/librocdxg.so*", "opt/rocm/lib/libhsa-runtime64.so*")
+WINDOWS_FIX = (
+    "update the AMD driver of Windows to one for WSL, install ROCm with librocdxg in WSL (/opt/rocm/lib/librocdxg.so), "
+    "and set HSA_ENABLE_DXG_DETECTION=1, which ROCm needs before 7.13"
+)
 GENERIC = {
     "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
     "gfx9-4-generic": ("gfx940", "gfx941", "gfx942", "gfx950"),
@@ -108,19 +114,18 @@ def probe(facts: Facts) -> Verdict:
     present = (1 if facts.kfd_gpus is None else facts.kfd_gpus) if facts.nodes("kfd") else 0
     verdict = judge(
         facts,
+        BACKEND,
         chip="an AMD GPU",
         nodes=facts.nodes("kfd"),
         present=present,
         counted=facts.kfd_gpus is not None,
         where="/dev/kfd",
-        variables=_variables(facts),
-        device_type="cuda",
         claimed=claimed,
         problem=problem,
         driver=() if facts.kfd_gpus == 0 else facts.drivers(DRIVER),
-        companions=RENDER_NODES,
         access=ACCESS,
-        broken_fix="check rocminfo, the amdgpu driver, and that the container has /dev/kfd and /dev/dri",
+        windows_fix=WINDOWS_FIX,
+        broken_fix=lambda _: "check rocminfo, the amdgpu driver, and that the container has /dev/kfd and /dev/dri",
     )
     device = facts.torch.devices.get("cuda") if facts.torch else None
     if verdict.state == "ok" and device and device.built_for:
@@ -131,15 +136,9 @@ def probe(facts: Facts) -> Verdict:
                 state="unusable",
                 devices=0,
                 reason=f"torch {facts.torch_version} has no kernels for {', '.join(foreign)} ({verdict.reason})",
-                fix="leave that GPU out with HIP_VISIBLE_DEVICES, or install a torch build for it",
+                fix=leave_out("HIP_VISIBLE_DEVICES", foreign, device.archs),
             )
     return verdict
-
-
-def _variables(facts: Facts) -> tuple[str, ...]:
-    """Return the variables that choose GPUs, in their order: the driver's, then HIP's or its other name."""
-    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in facts.variables else "CUDA_VISIBLE_DEVICES"
-    return "ROCR_VISIBLE_DEVICES", hip
 
 
 def arch(index: int) -> str:
@@ -176,10 +175,12 @@ BACKEND = Backend(
     visible_env="HIP_VISIBLE_DEVICES",
     # ROCR filters and renumbers first, HIP (or its alias) then filters the rest: the same list in both can hide
     # every GPU.
-    conflicts=("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    filters=("ROCR_VISIBLE_DEVICES",),
+    conflicts=("CUDA_VISIBLE_DEVICES",),
     device_nodes=("kfd",),
     companion_nodes=(RENDER_NODES,),
     driver_files=DRIVER,
+    wsl_files=WSL_FILES,
     comm="nccl",  # the name under which torch has RCCL
     kernels=("triton", "torch"),
     # AITER's comes from the hub; ROCm's flash-attn package (Composable Kernel, or AITER's Triton) is flash_attention_2

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-from hwgrpo_backends import entry_points, registry, surroundings
+from hwgrpo_backends import entry_points, nvidia_driver, registry, surroundings, torch_build, unserved
 from hwgrpo_backends.backend import Backend
 from hwgrpo_backends.distributions import versions
 from hwgrpo_backends.facts import REQUEST_VARIABLE, SELECTED_VARIABLE, Facts
@@ -22,7 +22,8 @@ PACKAGES = (
 )  # fmt: skip
 VARIABLES = (
     REQUEST_VARIABLE, SELECTED_VARIABLE, "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH",
-    "HSA_OVERRIDE_GFX_VERSION", "RANK", "LOCAL_RANK", "WORLD_SIZE", *surroundings.VARIABLES,
+    "HSA_OVERRIDE_GFX_VERSION", "HSA_ENABLE_DXG_DETECTION", "RANK", "LOCAL_RANK", "WORLD_SIZE",
+    *surroundings.VARIABLES,
 )  # fmt: skip
 ENTRY_POINT_GROUPS = ("torch.backends", "hwgrpo.backends", "hwgrpo.kernels", "vllm.platform_plugins")
 """Groups through which other distributions reach into torch, this package and vLLM."""
@@ -48,7 +49,9 @@ def gather_tier0(
     path = list(sys.path if path is None else path)
     nodes = _matching(root / "dev", (p for b in backends for p in (*b.device_nodes, *b.companion_nodes)))
     packages = {*PACKAGES, *(package for backend in backends for package in backend.packages)}
-    watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.conflicts) if v)}
+    watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.filters, *b.conflicts) if v)}
+    wsl_gpu = surroundings.exists(root / "dev/dxg")
+    openable = (*nodes, "dxg") if wsl_gpu else nodes
     version, build, toolkit = _torch_on(path)
     points, unreadable = entry_points.find(path, ENTRY_POINT_GROUPS)
     return Facts(
@@ -56,9 +59,13 @@ def gather_tier0(
         machine=platform.machine(),
         python=platform.python_version(),
         device_nodes=nodes,
-        driver_files=tuple(f"/{file}" for file in _matching(root, (p for b in backends for p in b.driver_files))),
-        no_access=tuple(node for node in nodes if not os.access(root / "dev" / node, os.R_OK | os.W_OK)),
-        nvidia_driver=search(root / "proc/driver/nvidia/version", r"Module.*?\s(\d+\.[\d.]+)"),
+        driver_files=tuple(
+            f"/{file}" for file in _matching(root, (p for b in backends for p in (*b.driver_files, *b.wsl_files)))
+        ),
+        no_access=tuple(node for node in openable if not os.access(root / "dev" / node, os.R_OK | os.W_OK)),
+        nvidia_driver=_nvidia_driver(root),
+        tegra=_tegra(root),
+        mig_instances=_mig_instances(root / "proc/driver/nvidia/capabilities"),
         kfd_gpus=_kfd_gpus(root / "sys/class/kfd/kfd/topology/nodes"),
         cann=search(root / "etc/ascend_install.info", r"(?im)^\w*version=(\S+)") or environ.get("ASCEND_HOME_PATH"),
         cann_version=_cann_version(root, environ.get("ASCEND_HOME_PATH")),
@@ -79,8 +86,9 @@ def gather_tier0(
         variables={name: environ[name] for name in sorted(watched) if name in environ},
         container=surroundings.container(root, environ),
         wsl=surroundings.is_wsl(root),
-        wsl_gpu=surroundings.exists(root / "dev/dxg"),
+        wsl_gpu=wsl_gpu,
         scheduler=surroundings.scheduler(environ),
+        unserved={name: f"/{there[0]}" for name, paths in unserved.SIGNS.items() if (there := _matching(root, paths))},
     )
 
 
@@ -103,6 +111,23 @@ def _listdir(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:  # not there, or not for this user: nothing is known
         return []
+
+
+def _nvidia_driver(root: Path) -> str | None:
+    file = root / nvidia_driver.FILE
+    return nvidia_driver.version_in(surroundings.read(file)) or ("unknown" if surroundings.exists(file) else None)
+
+
+def _tegra(root: Path) -> str | None:
+    """Return the release of Jetson Linux; a container may have the nodes of the GPU alone."""
+    nodes = (root / "dev" / node for node in ("nvhost-gpu", "nvgpu/igpu0"))
+    shown = "unknown" if any(map(surroundings.exists, nodes)) else None
+    return search(root / "etc/nv_tegra_release", r"(R\d+)") or shown
+
+
+def _mig_instances(capabilities: Path) -> int | None:
+    gpus = [folder for name in _listdir(capabilities) if surroundings.exists(folder := capabilities / name / "mig")]
+    return sum(name.startswith("gi") for folder in gpus for name in _listdir(folder)) if gpus else None
 
 
 def _cann_version(root: Path, home: str | None) -> str | None:
@@ -166,8 +191,7 @@ def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:
                 for name in ("__version__", "cuda", "hip", "xpu")
                 if (match := re.search(rf"(?m)^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text))
             }
-            build = "rocm" if "hip" in says else "cuda" if "cuda" in says else "xpu" if "xpu" in says else "cpu"
+            build = torch_build.of_toolkits(says.get("cuda"), says.get("hip"), says.get("xpu"))
             return says.get("__version__", "unknown"), build, says.get("hip") or says.get("cuda")
     version = versions(path, ["torch"]).get("torch")
-    tag = re.match(r"[^+]*\+(cpu|cu|rocm|xpu)", version or "")
-    return version, {"cu": "cuda"}.get(tag[1], tag[1]) if tag else None, None
+    return version, torch_build.of_tag(version), None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo_backends import torch_build
 from hwgrpo_backends.facts import Facts, TorchFacts
 from hwgrpo_backends.tier0 import known_backends
 from hwgrpo_backends.torch_probe import MARKER
@@ -41,7 +42,8 @@ def gather_tier1(
     build = facts.torch_build
     if torch.version is not None:
         # xpu and cpu builds look alike here; keep the value of the version file.
-        build = "rocm" if torch.hip else "cuda" if torch.cuda else "cpu" if build in (None, "cuda", "rocm") else build
+        said = torch_build.of_toolkits(torch.cuda, torch.hip)
+        build = build if said == "cpu" and build == "xpu" else said
     return dataclasses.replace(
         facts,
         torch=torch,
@@ -69,7 +71,11 @@ def _run(targets: list[tuple[str, str]], environ: Mapping[str, str], timeout: fl
     env = {**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
     request = [[kind, plugin or None] for kind, plugin in targets]
     (output,) = child.run_children(SCRIPT, [request], timeout, env, marker=MARKER)
-    if output.lines:
-        return output.lines[-1]
     failure = output.failure or "it ended without output"
-    return {"imported": False, "errors": [f"ChildProcessError: torch was imported in a child process: {failure}"]}
+    if output.lines:
+        found = output.lines[-1]
+        problem = f"looking at the devices did not end well: {failure}"
+        unseen = {kind: {"available": False, "count": 0, "problem": problem} for kind, _ in targets}
+        return {**found, "devices": {**unseen, **found["devices"]}} if found["imported"] else found
+    error = f"ChildProcessError: torch was imported in a child process: {failure}"
+    return {"imported": False, "errors": [error], "timed_out": output.timed_out}

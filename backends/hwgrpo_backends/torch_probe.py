@@ -1,7 +1,8 @@
-"""Runs as a script in a child process: imports torch, looks at its devices, prints one line of JSON.
+"""Runs as a script in a child process: imports torch, looks at its devices, prints a line of JSON.
 
-It stands alone (it may not import its own package, nor anything that is not in the standard library or torch) and it
-catches every exception and reports it to the parent.
+It prints one before it looks at devices, too, for the case that this does not end. It stands alone (it may not import
+its own package, nor anything that is not in the standard library or torch) and it catches every exception and reports
+it to the parent.
 """
 
 import importlib
@@ -69,10 +70,15 @@ def main(targets: list) -> dict:
                 facts["plugins"][plugin] = []
             except (Exception, SystemExit) as error:
                 facts["plugins"][plugin] = chain(error)
-    facts["devices"] = {device_type: look_at(torch, device_type) for device_type, _ in targets}
+    print_line(facts)  # a driver may hang from here on
+    for device_type, _ in targets:
+        facts["devices"][device_type] = look_at(torch, device_type)
     return facts
 
 
+def print_line(facts: dict) -> None:
+    print("\n" + MARKER + json.dumps(facts), flush=True)
+
+
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    print("\n" + MARKER + json.dumps(result), flush=True)
+    print_line(main(json.loads(sys.argv[1])))

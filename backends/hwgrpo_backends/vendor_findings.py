@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hwgrpo_backends import cuda, npu, nvidia_driver, rocm
+from hwgrpo_backends.backend import Backend
 from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.finding import Finding, FindingState
 from hwgrpo_backends.probing import GROUPS, no_nodes_fix, npu_remedy
@@ -28,11 +29,13 @@ def vendor_findings(facts: Facts, asked: str | None = None) -> list[Finding]:
 
 
 def _cuda_sign(facts: Facts) -> bool:
-    return facts.torch_build == "cuda" or bool(facts.nvidia_driver or facts.nodes(cuda.NODES))
+    nodes = facts.nodes(*cuda.BACKEND.device_nodes)
+    return facts.torch_build == "cuda" or bool(facts.nvidia_driver or nodes or _reached_by_windows(facts, cuda.BACKEND))
 
 
 def _cuda(facts: Facts) -> Iterable[Finding]:
-    nodes, toolkit = facts.nodes(cuda.NODES), facts.torch_toolkit if facts.torch_build == "cuda" else None
+    nodes = facts.nodes(*cuda.BACKEND.device_nodes)
+    toolkit = facts.torch_toolkit if facts.torch_build == "cuda" else None
     needs = nvidia_driver.needed(toolkit)
     wants = f"torch's CUDA {toolkit} needs {needs} or newer" if needs else "what torch's build needs is not known"
     sees = _sees(facts, "cuda")
@@ -40,7 +43,10 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
     def driver(found: str, state: FindingState = "ok", fix: str = "") -> Finding:
         return Finding(what="NVIDIA driver", state=state, found=found, fix=fix, backends=("cuda",))
 
-    if facts.nvidia_driver:
+    if facts.tegra:
+        release = "" if facts.tegra == "unknown" else f" {facts.tegra}"
+        yield driver(f"that of Jetson Linux{release}")
+    elif facts.nvidia_driver:
         too_old = nvidia_driver.is_too_old(facts.nvidia_driver, toolkit)
         if toolkit is None:
             yield driver(facts.nvidia_driver)
@@ -53,12 +59,12 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
             yield driver(f"{facts.nvidia_driver} is too old: {wants}", "FAIL", fix)
         else:
             yield driver(f"{facts.nvidia_driver} ({wants}; newer is fine)")
+    elif facts.wsl and not facts.wsl_gpu:
+        yield driver("WSL without /dev/dxg: Windows offers no GPU to it", "warn", f"use WSL 2; {cuda.WINDOWS_FIX}")
+    elif _reached_by_windows(facts, cuda.BACKEND) or (facts.wsl and sees):
+        yield driver("that of Windows, reached through /dev/dxg (it reports no version here)")
     elif facts.wsl:
-        if facts.wsl_gpu:
-            yield driver("that of Windows, reached through /dev/dxg (it reports no version here)")
-        else:
-            fix = "use WSL 2, update the NVIDIA driver of Windows and run wsl --update; install no driver inside WSL"
-            yield driver("WSL without /dev/dxg: Windows offers no GPU to it", "warn", fix)
+        yield driver("WSL with /dev/dxg, and without NVIDIA's libcuda.so.1", "warn", cuda.WINDOWS_FIX)
     elif sees:
         yield driver("no record of one under /proc, but torch works with it")
     else:
@@ -70,11 +76,20 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
 
 
 def _rocm_sign(facts: Facts) -> bool:
-    return facts.torch_build == "rocm" or bool(facts.nodes("kfd") and facts.kfd_gpus != 0)
+    kfd = facts.nodes("kfd") and facts.kfd_gpus != 0
+    return facts.torch_build == "rocm" or bool(kfd or _reached_by_windows(facts, rocm.BACKEND))
 
 
 def _rocm(facts: Facts) -> Iterable[Finding]:
     nodes = facts.nodes("kfd")
+    if not nodes and facts.wsl_gpu:
+        if library := _reached_by_windows(facts, rocm.BACKEND):
+            found = f"that of Windows, reached through /dev/dxg ({library})"
+            yield Finding(what="AMD driver", found=found, backends=("rocm",))
+        else:
+            found = "WSL with /dev/dxg, and without ROCm's library for it"
+            yield Finding(what="AMD driver", state="warn", found=found, fix=rocm.WINDOWS_FIX, backends=("rocm",))
+        return
     driver = facts.kfd_gpus != 0 and bool(facts.kfd_gpus or facts.drivers(rocm.DRIVER))
     yield from _nodes(facts, "rocm", "AMD", nodes, "/dev/kfd", driver, rocm.ACCESS)
     if nodes and not _sees(facts, "cuda"):
@@ -186,6 +201,11 @@ def _foreign_vllm(facts: Facts) -> list[Finding]:
             fix="pip uninstall vllm-ascend, or set VLLM_PLUGINS= (empty) for vLLM's process",
         )
     ]  # fmt: skip
+
+
+def _reached_by_windows(facts: Facts, backend: Backend) -> str | None:
+    """Return the library by which WSL reaches the family's devices, or None."""
+    return next(iter(facts.drivers(backend.wsl_files)), None) if facts.wsl_gpu else None
 
 
 def _sees(facts: Facts, device_type: str) -> bool:

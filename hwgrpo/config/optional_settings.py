@@ -202,7 +202,8 @@ class RolloutServerConfig:
     starts one and stops it with the run."""
     python: str | None = setting(None, path=True, used_by=[_OWN_SERVER])
     """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's, or for vLLM
-    that of .venv-vllm or .venv-vllm-ascend, which `scripts/setup.sh --rollout` makes, if the trainer's has none."""
+    that of .venv-vllm or .venv-vllm-ascend, which `scripts/setup.sh --rollout` makes, if the trainer's has none for the
+    run's devices. These two are asked, and used only where they belong to you or root."""
     host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
     """Address that the server listens on; the default is reachable from this host only."""
     port: int = limited(0, at_least=0, at_most=65535, used_by=[_OWN_SERVER])

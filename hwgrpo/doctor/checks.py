@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from hwgrpo_backends import Backend, Decision, Facts, peaks
-from hwgrpo_backends.finding import Finding
-from hwgrpo_backends.probing import IMPORTED_BY_OTHERS, broken_plugins, hidden_by, plugin_fix, shadow_fix
+from hwgrpo_backends.finding import Finding, FindingState
+from hwgrpo_backends.probing import IMPORTED_BY_OTHERS, broken_plugins, import_problem, plugin_fix, shadow_fix
 from hwgrpo_backends.vendor_findings import vendor_findings
+from hwgrpo_backends.visibility import contradictions, hidden_by, in_order, settings_of, unhide
 
 from hwgrpo import __version__
 from hwgrpo.doctor.host_facts import HostFacts
@@ -118,17 +119,14 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
         yield Finding(what="import torch", found=f"works{note}")
     else:
         chain = " <- ".join(torch.errors) or "no message"
-        if torch.without_plugins:
-            broken = broken_plugins(subject.facts)
-            fix = plugin_fix(subject.facts, broken)
-            if set(broken) & set(IMPORTED_BY_OTHERS):
-                fix += f" ({AUTOLOAD}=0 does not help: transformers imports it all the same)"
-            elif broken:
-                fix += f"; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
-        elif shadows:
-            fix = shadow_fix(shadows.values())
-        else:
-            fix = f"bash scripts/setup.sh installs torch again ({AUTOLOAD}=0 does not help)"
+        _, fix = import_problem(subject.facts, torch)
+        broken = broken_plugins(subject.facts) if torch.without_plugins else []
+        if set(broken) & set(IMPORTED_BY_OTHERS):
+            fix += f" ({AUTOLOAD}=0 does not help: transformers imports it all the same)"
+        elif broken:
+            fix += f"; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
+        elif not torch.without_plugins:
+            fix += f" ({AUTOLOAD}=0 does not help)"
         yield Finding(what="import torch", state="FAIL", found=chain, fix=fix)
     for name, errors in torch.plugins.items():
         if errors and (torch.imported or errors[-1] not in torch.errors):
@@ -155,28 +153,24 @@ def vendors(subject: Subject) -> Iterable[Finding]:
 
 
 def visibility(subject: Subject) -> Iterable[Finding]:
-    """Report variables that hide every device, or several that filter each other."""
+    """Report variables that hide devices, or leave fewer than they name."""
     facts = subject.facts
     for name, backend in subject.backends.items():
-        watched = tuple(v for v in (backend.visible_env, *backend.conflicts) if v)
-        there = facts.nodes(*backend.device_nodes) or subject.decision.verdicts[name].claimed
-        hidden = hidden_by(facts, watched) if there and watched else None
-        if hidden:
-            fix = f"unset {hidden.partition('=')[0]} to use them"
-            yield Finding(what="visible devices", state="warn", found=f"{hidden} hides every {name} device", fix=fix,
-                          backends=(name,))  # fmt: skip
-        present = [variable for variable in watched if variable in facts.variables]
-        verdict = subject.decision.verdicts[name]
-        if not hidden and not verdict.usable and any(f"{variable}=" in verdict.reason for variable in present):
-            yield Finding(what="visible devices", state="FAIL", found=verdict.reason, fix=verdict.fix, backends=(name,))
+        verdict, watched = subject.decision.verdicts[name], in_order(facts, backend)
+        if not (verdict.signs or verdict.claimed):
             continue
-        if len(present) > 1 and there:
-            values = ", ".join(f"{variable}={facts.variables[variable]!r}" for variable in present)
-            yield Finding(what="visible devices", state="warn", found=f"{values} filter each other",
-                          fix=f"keep only {backend.visible_env}", backends=(name,))  # fmt: skip
-        elif len(present) == 1 and there and not hidden:
-            [variable] = present
-            yield Finding(what="visible devices", found=f"{variable}={facts.variables[variable]!r}", backends=(name,))
+
+        def finding(found: str, state: FindingState = "ok", fix: str = "", name: str = name) -> Finding:
+            return Finding(what="visible devices", state=state, found=found, fix=fix, backends=(name,))
+
+        if hidden := hidden_by(facts, watched):
+            yield finding(f"{hidden} hides every {name} device", "warn", unhide(facts, hidden.partition("=")[0]))
+        elif not verdict.usable and any(f"{variable}=" in verdict.reason for variable in watched):
+            yield finding(verdict.reason, "FAIL", verdict.fix)
+        elif problems := contradictions(facts, backend):
+            yield from (finding(found, "warn", fix) for found, fix in problems)
+        elif settings := settings_of(facts, watched):
+            yield finding(settings)
 
 
 def peak_rates(subject: Subject) -> Iterable[Finding]:

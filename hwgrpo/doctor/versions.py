@@ -12,6 +12,8 @@ from typing import Literal
 from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.finding import Finding
 
+from hwgrpo.rollout.vllm.installed_vllm import IN_PROCESS
+
 WHEEL = "the wheel's own metadata"
 ASCEND_POLICY = "vllm-ascend, versioning policy of v0.23.0"
 OWN = "hwgrpo's pyproject.toml"
@@ -41,7 +43,7 @@ def _ascend(versions: str, cann: str, torch: str, torch_npu: str, triton: str, v
 MATRIX = (
     Row("hwgrpo", "", {"torch": ">=2.10,<2.16", "transformers": ">=5.16.1,<6", "datasets": ">=4", "peft": ">=0.19"},
         OWN, True),
-    Row("hwgrpo", "", {"vllm": ">=0.32,<0.34", "deepspeed": ">=0.19.8", "triton": ">=3.6,<4"}, OWN),
+    Row("hwgrpo", "", {"vllm": IN_PROCESS, "deepspeed": ">=0.19.8", "triton": ">=3.6,<4"}, OWN),
     Row("torch-npu", "==2.10.*", {"torch": "==2.10.*"}, WHEEL),
     Row("torch-npu", "==2.11.*", {"torch": "==2.11.*"}, WHEEL),
     Row("torch-npu", "==2.12.*", {"torch": "==2.12.*"}, WHEEL),

@@ -22,9 +22,8 @@ from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.planning.engine_share import NO_ROOM, engine_room, why_too_little_elsewhere
 from hwgrpo.planning.model_shape import planned_settings
 from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
-from hwgrpo.rollout.engine_kind import check_engine, engine_kind
+from hwgrpo.rollout.engine_kind import ask_environment, check_engine, engine_kind
 from hwgrpo.rollout.shared_devices import shares_device, sleeps, split_arguments, visible_devices
-from hwgrpo.rollout.vllm.engine import check_build
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 
 
@@ -104,7 +103,7 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
     """Return the settings with the first engine that can be used, and notes: its place, and why not an earlier one."""
     names = ("vllm_server",) if config.rollout.server.url is not None else backend.rollout
     reasons: dict[str, str] = {}
-    chosen = _with_engine(config, names[-1])
+    chosen, said = _with_engine(config, names[-1]), ""
     options = itertools.chain(
         (_with_engine(config, *option) for option in _options(config, names[:-1], world_size)),
         _on_idle_devices(config, backend, world_size, device) if "vllm_server" in names[:-1] else (),
@@ -116,7 +115,7 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
         else:
             reason = _why_not(option, backend, world_size, device)
         if reason is None:
-            chosen = option
+            chosen, said = option, _ask(option, backend, device)
             break
         name = option.rollout.engine
         name += "" if option.rollout.server.env == config.rollout.server.env else " on devices of its own"
@@ -129,7 +128,11 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
     first = f"rollout.engine={r.engine} (auto){parallel}{_place(chosen, backend, device)}"
     if r.server.env != config.rollout.server.env:
         first += f", which no rank uses; not shared: {not_shared}"
-    notes = [first, *(f"not {other}: {reason}" for other, reason in reasons.items())]
+    notes = [
+        first,
+        *([f"asked: {said}"] if said else []),
+        *(f"not {other}: {reason}" for other, reason in reasons.items()),
+    ]
     devices, variable = local_world_size(world_size), backend.visible_env
     if r.engine == names[-1] and devices > 1 and variable and NO_ROOM in reasons.get("vllm_server", ""):
         notes.append(f"to split the devices of this host: hwgrpo launch --run {split_arguments(variable, devices)}")
@@ -200,7 +203,6 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
     checks: tuple[Callable[[], object], ...] = (
         *_checks_of_settings(config, world_size),
         lambda: check_engine(config),
-        lambda: check_build(config, on_host=on_host) if config.rollout.engine == "vllm" else None,
         lambda: check_head_size(config, settings, on_host=on_host),
         lambda: check_sleep(config, settings, backend),
     )
@@ -214,7 +216,18 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
             "servers that the run starts share the training devices of the first host, and there are several: start "
             "servers of your own (rollout.server.url)"
         )
-    return _why_no_room(config, backend, world_size, device)
+    if no_room := _why_no_room(config, backend, world_size, device):
+        return no_room
+    try:
+        _ask(config, backend, device)  # last: it takes the time of an import
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _ask(config: Config, backend: Backend, device: Device | None) -> str:
+    """Return what the engine's environment says of itself; empty where the run's devices are not here to be seen."""
+    return "" if device is None else ask_environment(config, backend)
 
 
 def _why_no_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> str | None:

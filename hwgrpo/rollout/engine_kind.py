@@ -11,6 +11,8 @@ from hwgrpo.config.schema import Config
 from hwgrpo.registry import import_target
 
 if TYPE_CHECKING:
+    from hwgrpo_backends import Backend
+
     from hwgrpo.rollout.engine import Engine
     from hwgrpo.rollout.engine_parts import EngineParts
 
@@ -28,6 +30,9 @@ class EngineKind:
     """Raises ConfigError for settings that it does not support."""
     check_host: str | None = None
     """`module:function` of the settings that raises ConfigError where this machine lacks a requirement."""
+    ask_environment: str | None = None
+    """`module:function` of settings and backend that asks the engine's environment, in a process of its own, whether it
+    computes on the run's devices: returns what it said, or raises ConfigError. Called before `auto` uses an engine."""
     check_server: str | None = None
     """`module:function` of the settings that raises ConfigError where the server at `rollout.server.url` is not of this
     kind or rejects the token. None: the engine uses no server."""
@@ -84,6 +89,16 @@ def check_engine(config: Config) -> None:
     kind = engine_kind(config)
     if kind.check_host is not None:
         import_target(kind.check_host)(config)
+
+
+def ask_environment(config: Config, backend: Backend) -> str:
+    """Return what the engine's environment says of itself; empty where it is not asked.
+
+    Raises:
+        ConfigError: it cannot be used on these devices.
+    """
+    kind = engine_kind(config)
+    return import_target(kind.ask_environment)(config, backend) if kind.ask_environment is not None else ""
 
 
 def check_running_server(config: Config) -> None:

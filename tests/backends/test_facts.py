@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hwgrpo_backends import registry, tier1
+from hwgrpo_backends import nvidia_driver, registry, tier1
 from hwgrpo_backends.facts import Facts, TorchFacts
 from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
+
+from tests.support.devices.nvidia_version_files import VERSION_FILES
 
 BACKENDS = tuple(registry.get(name) for name in registry.BUILTIN)
 
@@ -76,12 +78,13 @@ def test_nodes_this_user_may_not_open_are_named(tmp_path, monkeypatch):
     assert tier0(tmp_path, tmp_path / "site").no_access == ("kfd",)
 
 
-def test_the_version_of_the_open_driver_is_not_that_of_the_processor(tmp_path):
-    write(
-        tmp_path / "proc/driver/nvidia/version",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@host)\n",
-    )
-    assert tier0(tmp_path, tmp_path / "site").nvidia_driver == "580.159.04"
+@pytest.mark.parametrize("name", VERSION_FILES)
+def test_the_version_of_the_driver_is_read_and_no_other_number(tmp_path, name):
+    file = VERSION_FILES[name]
+    write(tmp_path / "proc/driver/nvidia/version", file.text)
+    driver = tier0(tmp_path, tmp_path / "site").nvidia_driver
+    assert driver == (file.driver or "unknown")
+    assert nvidia_driver.is_too_old(driver, "13.0") is file.is_too_old
 
 
 def test_drivers_and_toolkits_are_read_from_their_records(tmp_path):
@@ -214,6 +217,7 @@ def test_tier_1_gives_up_on_a_torch_that_hangs_and_leaves_no_process_behind(tmp_
     facts = ask(child_environ(fake_torch(tmp_path, text), TORCH_DEVICE_BACKEND_AUTOLOAD="0"), timeout=2.0).torch
     assert facts is not None
     assert "more than 2 seconds" in facts.errors[0]
+    assert facts.timed_out
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
         try:
@@ -222,6 +226,18 @@ def test_tier_1_gives_up_on_a_torch_that_hangs_and_leaves_no_process_behind(tmp_
             return
         time.sleep(0.05)
     pytest.fail("the hanging child is still there")
+
+
+def test_a_driver_that_hangs_is_told_from_a_torch_that_does_not_import(tmp_path):
+    text = (
+        "import time, types\n__version__ = '2.13.0'\nversion = types.SimpleNamespace(cuda='13.0', hip=None)\n"
+        "def get_device_module(name):\n    time.sleep(600)\n"
+    )
+    facts = ask(child_environ(fake_torch(tmp_path, text)), timeout=4.0)
+    assert facts.torch is not None
+    assert (facts.torch.imported, facts.torch_build, facts.torch.timed_out) == (True, "cuda", False)
+    problem = facts.torch.devices["cuda"].problem
+    assert problem == "looking at the devices did not end well: it took more than 4 seconds"
 
 
 def test_tier_1_reports_an_is_available_that_raises_and_a_warning_that_explains(tmp_path):

@@ -25,6 +25,8 @@ from hwgrpo_kernels.tiles import table_key
 from transformers import Qwen3Config
 
 from hwgrpo.doctor.diagnosis_text import show
+from hwgrpo.rollout.vllm import vllm_probe
+from hwgrpo.rollout.vllm.installed_vllm import IN_PROCESS, InstalledVllm
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype
@@ -298,6 +300,17 @@ def test_weights_go_to_a_server_by_rccl_and_never_to_one_that_has_nccl(host, mon
     host(MI300X, hip=None)
     monkeypatch.setattr(group.importlib, "import_module", lambda name: version)
     assert group.communication_library(ROCM.comm) == "nccl 2.27.3"
+
+
+@pytest.mark.parametrize(("hip", "fits"), [("7.1.52802", (True, False)), (None, (False, True))])
+def test_a_vllm_says_whether_its_torch_is_built_with_hip_and_serves_no_other_gpus(host, monkeypatch, hip, fits):
+    host(MI300X, hip=hip)
+    platform = SimpleNamespace(device_type="cuda")
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0", LLM=object))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    found = InstalledVllm("python", **vllm_probe.main())
+    assert (found.version, found.device_type, found.problem) == ("0.33.0", "cuda", None)
+    assert tuple(found.why_unfit(backend, IN_PROCESS) is None for backend in (ROCM, CUDA)) == fits
 
 
 def test_both_sides_of_every_condition_on_hip_were_taken_here():

@@ -158,10 +158,19 @@ TRAPS = {
         ("cuda: 2 x NVIDIA H100", "chip: 1 x Chip", "HWGRPO_BACKEND=")),
     "a plug-in that does not import, beside a GPU": Trap(
         lambda h: chip(h.nodes("nvidia0").torch(CUDA, {"cuda": H100}), "raise OSError('libchip.so')"), "cuda"),
-    "two variables that filter each other": Trap(
+    "two variables of which one names what the other leaves out": Trap(
         lambda h: hidden(
-            h.nodes("kfd").torch(ROCM, {"cuda": MI300}), HIP_VISIBLE_DEVICES="0", ROCR_VISIBLE_DEVICES="1"), "rocm",
-        ("keep only HIP_VISIBLE_DEVICES",)),
+            h.nodes("kfd").torch(ROCM, {"cuda": MI300}), HIP_VISIBLE_DEVICES="0,4", ROCR_VISIBLE_DEVICES="4,5"), "rocm",
+        ("unset HIP_VISIBLE_DEVICES",)),
+    "two names of one variable": Trap(
+        lambda h: hidden(
+            h.nodes("kfd").torch(ROCM, {"cuda": MI300}), HIP_VISIBLE_DEVICES="0", CUDA_VISIBLE_DEVICES="1"), "rocm",
+        ("unset CUDA_VISIBLE_DEVICES",)),
+    "an AMD GPU under WSL": Trap(
+        lambda h: h.nodes("dxg").file("opt/rocm/lib/librocdxg.so").torch(ROCM, {"cuda": MI300}), "rocm"),
+    "a GPU under WSL that torch cannot use": Trap(
+        lambda h: h.nodes("dxg").file("usr/lib/wsl/lib/libcuda.so.1").torch(CUDA), None,
+        ("/dev/dxg", "update the NVIDIA driver of Windows")),
 }  # fmt: skip
 
 
@@ -278,7 +287,6 @@ def rename(host: FakeHost, file: str) -> None:
 
 COMMANDS = {
     r"\bunset ([A-Z_]{4,})": unset,
-    r"\bkeep only (HIP_VISIBLE_DEVICES)": lambda host, name: unset(host, "ROCR_VISIBLE_DEVICES"),
     r"\bsource (/\S+\.sh)": source,
     r"pip uninstall (?:-y )?([a-z]+(?:-[a-z]+)*(?: triton-ascend)?)": uninstall,
     r"pip install --force-reinstall (\w+)": install_anew,
@@ -289,7 +297,7 @@ COMMANDS = {
 }
 """What a fix may say to type, and what typing it does to a host."""
 BY_HAND = (
-    r"^(start the container|check |update the driver|install |see that|add this user|repair or uninstall|"
+    r"^(start the container|check |update the (NVIDIA )?driver|install |see that|add this user|repair or uninstall|"
     "source the set_env.sh|pip install 'transformers|where the host has some|more than one accelerator|unset it where)"
 )
 

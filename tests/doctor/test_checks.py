@@ -71,10 +71,13 @@ HOSTS = {
             ("warn", "AMD nodes", ["no /dev/kfd in this container (kubernetes)", "--device=/dev/kfd"])], False),
     "ROCm, pretending another chip": (hosts.rocm(variables={"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}), "rocm", [
         ("warn", "HSA_OVERRIDE_GFX_VERSION", ["11.0.0", "unset it"])], False),
-    "ROCm, two variables": (
+    "ROCm, two variables that are rightly nested": (
         hosts.rocm(variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}), "rocm", [
-            ("warn", "visible devices", ["HIP_VISIBLE_DEVICES='0', ROCR_VISIBLE_DEVICES='1' filter each other"])],
-        False),
+            ("ok", "visible devices", ["ROCR_VISIBLE_DEVICES='1' and HIP_VISIBLE_DEVICES='0'"])], False),
+    "ROCm, two variables of which one names devices that the other leaves out": (
+        hosts.rocm(variables={"HIP_VISIBLE_DEVICES": "0,4", "ROCR_VISIBLE_DEVICES": "4,5"}), "rocm", [
+            ("warn", "visible devices", ["leave 1 of the 2 devices that HIP_VISIBLE_DEVICES names",
+                                         "unset HIP_VISIBLE_DEVICES, or name numbers from 0 to 1"])], False),
     "Ascend": (hosts.npu(), "npu", [
         ("ok", "Ascend nodes", ["8: /dev/davinci0", "..."]), ("ok", "Ascend driver", ["25.2.0"]),
         ("ok", "CANN", ["9.1.0 in /usr/local/Ascend/cann"]),
@@ -147,7 +150,7 @@ def test_a_sound_host_has_nothing_to_repair(facts):
 @pytest.mark.parametrize(
     "facts",
     [
-        hosts.rocm(variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}),
+        hosts.rocm(variables={"HIP_VISIBLE_DEVICES": "0,4", "ROCR_VISIBLE_DEVICES": "4,5"}),
         hosts.cpu(device_nodes=("nvidia0",), nvidia_driver="580.95"),
     ],
     ids=["two variables", "a GPU under a CPU build"],

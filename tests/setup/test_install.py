@@ -47,7 +47,8 @@ class Machine:
 
     def __init__(self, folder):
         self.repo = folder / "my repo"
-        shutil.copytree(REPO / "scripts", self.repo / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        for part in ("scripts", "backends"):
+            shutil.copytree(REPO / part, self.repo / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(REPO / "pyproject.toml", self.repo)
         self.venv = self.repo / ".venv"
         self.log = folder / "log"

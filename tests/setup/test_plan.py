@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from hwgrpo.doctor.checks import LEAST_PYTHON
+
 REPO = Path(__file__).parents[2]
 sys.path.insert(0, str(REPO / "scripts"))
-from setup_plan import resolved_build  # noqa: E402
+from setup_plan import SetupError, choose, cuda_tags, detect, gather, refuse_jetson, resolved_build  # noqa: E402
+
+from tests.support.devices.fake_hosts import FakeHost  # noqa: E402
+from tests.support.devices.nvidia_version_files import VERSION_FILES  # noqa: E402
 
 NODES = {"cuda": ["nvidia0", "nvidia1"], "rocm": ["kfd"], "npu": ["davinci0"]}
 NOT_DEVICES = ["nvidiactl", "nvidia-uvm", "davinci_manager", "null"]
@@ -51,13 +56,99 @@ def commands(result):
 def test_the_hardware_found_is_installed_for_torch_first(machine, backend):
     root = machine(backend)
     result = setup(root=root)
-    nodes = ", ".join(str(root / "dev" / node) for node in NODES[backend])
+    nodes = ", ".join(f"/dev/{node}" for node in NODES[backend])
     assert result.stdout.startswith(f"hwgrpo set-up: backend {backend}: found {nodes}\n")
     pins = f"scripts/constraints/{backend}.txt"
     assert commands(result) == [
         f"install --progress-bar off -c {pins} torch==2.13.0",
         f"install --progress-bar off -c {pins} -e '.[{backend},dev]'",
     ]
+
+
+WSL_KERNEL = ("proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n")
+
+
+def wsl(host, *files):
+    host.nodes("dxg").file(*WSL_KERNEL)
+    for file in files:
+        host.file(file)
+    return host
+
+
+MACHINES = {
+    "NVIDIA under WSL": (
+        lambda h: wsl(h, "usr/lib/wsl/lib/libcuda.so.1"), {"cuda": ("/dev/dxg", "/usr/lib/wsl/lib/libcuda.so.1")}),
+    "AMD under WSL": (
+        lambda h: wsl(h, "opt/rocm/lib/librocdxg.so.1"), {"rocm": ("/dev/dxg", "/opt/rocm/lib/librocdxg.so.1")}),
+    "AMD under WSL, ROCm before 7.2": (
+        lambda h: wsl(h, "opt/rocm/lib/libhsa-runtime64.so"),
+        {"rocm": ("/dev/dxg", "/opt/rocm/lib/libhsa-runtime64.so")}),
+    "WSL whose Windows has another GPU": (lambda h: wsl(h, "usr/lib/wsl/lib/libdxcore.so"), {}),
+    "WSL without a GPU": (lambda h: h.file(*WSL_KERNEL).file("usr/lib/wsl/lib/libcuda.so.1"), {}),
+    "GPUs in a virtual machine of Windows": (
+        lambda h: h.nodes("dxg").file("usr/lib64/libcuda.so.1"), {"cuda": ("/dev/dxg", "/usr/lib64/libcuda.so.1")}),
+    "AMD's driver without a GPU": (lambda h: h.nodes("kfd").file(f"{KFD}/0/gpu_id", "0\n"), {}),
+    "AMD": (lambda h: h.nodes("kfd").file(f"{KFD}/1/gpu_id", "51234\n"), {"rocm": ("/dev/kfd",)}),
+    "a Jetson of JetPack 5": (lambda h: h.nodes("nvhost-gpu"), {"cuda": ("/dev/nvhost-gpu",)}),
+    "a Jetson of JetPack 6": (lambda h: h.nodes("nvgpu/igpu0/ctrl"), {"cuda": ("/dev/nvgpu/igpu0",)}),
+    "NVIDIA and AMD": (lambda h: h.nodes("nvidia0", "kfd"), {"cuda": ("/dev/nvidia0",), "rocm": ("/dev/kfd",)}),
+    "the driver without devices": (lambda h: h.nvidia_driver("580.95.05").nodes("nvidiactl"), {}),
+}  # fmt: skip
+KFD = "sys/class/kfd/kfd/topology/nodes"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_set_up_finds_what_detection_finds(tmp_path, name):
+    make, found = MACHINES[name]
+    assert detect(gather(make(FakeHost(tmp_path)).root)) == found
+
+
+@pytest.mark.parametrize("name", VERSION_FILES)
+def test_the_build_of_torch_is_that_for_the_driver(tmp_path, name):
+    file = VERSION_FILES[name]
+    facts = gather(FakeHost(tmp_path).file("proc/driver/nvidia/version", file.text).root)
+    assert facts.nvidia_driver == (file.driver or "unknown")
+    if file.driver in ("384.81", "390.157"):
+        with pytest.raises(SetupError, match=f"driver {file.driver} is too old .* update it to 525 or newer"):
+            cuda_tags(facts.nvidia_driver)
+    else:
+        is_default = cuda_tags(facts.nvidia_driver) == ("",)
+        assert is_default == (not file.is_too_old), "PyPI's build needs the driver of CUDA 13"
+
+
+@pytest.mark.parametrize(
+    ("release", "refused"),
+    [("# R35 (release), REVISION: 3.1, GCID: 1", True), ("# R36 (release), REVISION: 4.0", True),
+     ("# R38 (release), REVISION: 2.0", False), ("", True), (None, False)],
+)  # fmt: skip
+def test_a_jetson_that_no_wheel_is_for_is_refused_with_what_to_name(tmp_path, release, refused):
+    host = FakeHost(tmp_path).nodes("nvidia0")
+    if release is not None:
+        host.file("etc/nv_tegra_release", release)
+    facts = gather(host.root)
+    if refused:
+        with pytest.raises(SetupError, match=r"this is a Jetson .*HWGRPO_TORCH_INDEX=URL.*--backend cpu"):
+            refuse_jetson(facts)
+    else:
+        refuse_jetson(facts)
+
+
+@pytest.mark.parametrize("node", ["accel/accel_controlD0", "hl_controlD0"])
+def test_an_accelerator_without_a_backend_is_named(tmp_path, node):
+    facts = gather(FakeHost(tmp_path).nodes(node, "accel/accel0").root)
+    choice = choose(None, detect(facts), None, force=False, unserved=facts.unserved)
+    assert (choice.backend, choice.why) == (
+        "cpu",
+        f"no device node of an accelerator found; there is no backend for Intel Gaudi (hpu) (/dev/{node})",
+    )
+
+
+def test_under_wsl_a_healthy_machine_gets_the_build_for_its_gpu(tmp_path):
+    result = setup(root=wsl(FakeHost(tmp_path), "usr/lib/wsl/lib/libcuda.so.1").root)
+    assert result.stdout.startswith("hwgrpo set-up: backend cuda: found /dev/dxg, /usr/lib/wsl/lib/libcuda.so.1\n"), (
+        result.stderr
+    )
+    assert commands(result)[0].endswith("torch==2.13.0")
 
 
 def test_a_machine_without_accelerator_gets_the_cpu_environment(machine):
@@ -165,9 +256,9 @@ SMALL = ["Collecting filelock (from torch)", "  Downloading filelock-4.2-py3.whl
         ([*WITH_METADATA, *SMALL, "Collecting nvidia-cublas==13.0 (from torch)", "never read"], 5, (True, "cuda")),
         ([*WITHOUT, *SMALL, "Collecting cuda-bindings<14 (from torch)", "never read"], 5, (True, "cuda")),
         ([*WITH_METADATA, *SMALL, "Downloading torch-2.13.0-cp311.whl (190.1 MB)", "never read"], 5, (True, None)),
-        (["Processing /wheels/torch-2.13.0+cpu-cp311.whl", "never read"], 1, (True, "none")),
-        (["  Downloading https://there/torch-2.13.0%2Brocm7.2-cp311.whl.metadata (29 kB)"], 1, (True, "hip")),
-        ([*WITH_METADATA, "Collecting triton-rocm==3.7 (from torch)"], 3, (True, "hip")),
+        (["Processing /wheels/torch-2.13.0+cpu-cp311.whl", "never read"], 1, (True, "cpu")),
+        (["  Downloading https://there/torch-2.13.0%2Brocm7.2-cp311.whl.metadata (29 kB)"], 1, (True, "rocm")),
+        ([*WITH_METADATA, "Collecting triton-rocm==3.7 (from torch)"], 3, (True, "rocm")),
         (["ERROR: No matching distribution found for torch==2.13.0+cu128"], 1, (False, None)),
         ([*WITHOUT, *SMALL, "Would install filelock-4.2 torch-2.13.0"], 5, (False, None)),
     ],
@@ -209,6 +300,12 @@ def test_vllm_where_its_wheels_do_not_run_is_refused_with_the_way_out(machine, b
     result = setup("--rollout", "vllm", root=machine(backend))
     assert result.returncode == 1
     assert remedy in result.stderr
+
+
+def test_set_up_the_diagnosis_and_the_package_need_the_same_python():
+    least = ".".join(map(str, LEAST_PYTHON))
+    assert tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["requires-python"] == f">={least}"
+    assert f"sys.version_info < ({', '.join(map(str, LEAST_PYTHON))})" in (REPO / "scripts" / "setup.sh").read_text()
 
 
 def pins(name):

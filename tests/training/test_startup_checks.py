@@ -95,7 +95,7 @@ def test_what_this_machine_lacks_is_said_beside_the_plan_and_refused_by_the_run(
             monkeypatch.setenv(name, "1")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("hwgrpo.rollout.vllm.engine._installed", lambda: iter(()))
-    monkeypatch.setattr("hwgrpo.rollout.server.server_process.SOURCES", folder)  # without rollout environments
+    monkeypatch.setattr("hwgrpo.rollout.server.server_environment.SOURCES", folder)  # without rollout environments
     monkeypatch.chdir(folder)
     config = config_of(folder, LACKING[what])
     plan = make_plan(config, BACKEND, 1)

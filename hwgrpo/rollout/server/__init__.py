@@ -7,6 +7,7 @@ rollout_server.py     one server: whether it takes requests, and its repair
 server_api.py         the protocol of a kind of server, and code that the kinds share
 vllm.py, sglang.py    the kinds
 server_connection.py  connect to the servers or start one
+server_environment.py the environment of a server that the run starts
 server_process.py     a server process that the run starts and ends
 http_client.py        HTTP requests with a token and limits on time and size
 server_owner.py       the run whose weights a server has
@@ -39,6 +40,7 @@ VLLM_SERVER = EngineKind(
     maker="hwgrpo.rollout.server.vllm:vllm_server",
     refuse=refuse_adapters,
     check_host="hwgrpo.rollout.server.server_connection:check_vllm_server",
+    ask_environment="hwgrpo.rollout.server.server_connection:ask_vllm_server",
     check_server="hwgrpo.rollout.server.vllm:check_running",
     runs_vllm=True,
     receives_in_group=True,

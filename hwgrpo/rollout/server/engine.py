@@ -108,7 +108,7 @@ class ServerEngine:
         places = []
         for server in self._servers:
             process = server.connection.process
-            origin = f"started here, its log is {process.log}" if process else "already running"
+            origin = f"started here by {process.program}, its log is {process.log}" if process else "already running"
             places.append(f"rollout by the {self._api.name} server at {server.url} ({origin}); {memory}{caveat}")
         way = (f"weights go to the rollout server through {self._transfer.description}",) if self._transfer else ()
         return (*places, *way)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hwgrpo_backends import Backend
 from torch import distributed as dist
 
 from hwgrpo.config.optional_settings import RolloutServerConfig
@@ -21,16 +22,9 @@ from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerInUse, ServerProblem
 from hwgrpo.rollout.server.server_api import MODEL, ServerApi
+from hwgrpo.rollout.server.server_environment import server_python
 from hwgrpo.rollout.server.server_owner import Owner, new_owner
-from hwgrpo.rollout.server.server_process import (
-    BELOW,
-    OLDEST,
-    ServerProcess,
-    free_ports,
-    is_supported,
-    server_python,
-    vllm_version,
-)
+from hwgrpo.rollout.server.server_process import ServerProcess, free_ports
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, WeightTransfer
 from hwgrpo.rollout.shared_devices import server_devices, shares_device
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
@@ -118,16 +112,37 @@ def _check_server(config: Config, package: str) -> None:
             f"rollout.server.python={settings.python!r} cannot be run: there is no such program; name the Python of an "
             "environment that has the server"
         )
-    if server_python(settings, package) is None:
-        installed = vllm_version() if package == "vllm" else None
-        missing = f"the package {package} is not installed in this environment"
-        if not is_supported(installed):
-            missing = f"this environment has vLLM {installed}, and a server needs >={OLDEST},<{BELOW}"
+    python_of(config, package)
+
+
+def python_of(config: Config, package: str, backend: Backend | None = None) -> tuple[str, str]:
+    """Return the Python for a server that the run starts, and what its vLLM said.
+
+    Args:
+        config: the run's settings.
+        package: what the server needs: vllm or sglang.
+        backend: the device family; None: it is judged by records alone.
+
+    Raises:
+        ConfigError: no environment has a fitting one.
+    """
+    found = server_python(config.rollout.server, package, backend)
+    if found.python is None:
         make = "; `bash scripts/setup.sh --rollout vllm` makes one, on Ascend `--rollout vllm-ascend`"
         raise ConfigError(
-            f"rollout.engine={config.rollout.engine!r}: {missing}; "
+            f"rollout.engine={config.rollout.engine!r}: {'; '.join(found.reasons)}; "
             f"name the Python of one that has it as rollout.server.python{make if package == 'vllm' else ''}"
         )
+    return found.python, found.said
+
+
+def ask_vllm_server(config: Config, backend: Backend) -> str:
+    """Return what the vLLM of the server to start says of itself; empty where it is not asked.
+
+    Raises:
+        ConfigError: none fits the run's devices.
+    """
+    return "" if config.rollout.server.url is not None else python_of(config, "vllm", backend)[1]
 
 
 def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnections:

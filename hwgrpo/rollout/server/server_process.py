@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from packaging.version import Version
-
-import hwgrpo
-from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerProblem
-from hwgrpo.rollout.vllm import VLLM
 from hwgrpo.text import hide_secrets
 from hwgrpo.waits import Wait
 
@@ -31,11 +23,6 @@ LOG_LINES = 15
 PAUSE = 0.5
 REFUSAL_TIMEOUT = 30.0
 """Seconds for which a starting server may reject the token or its own paths."""
-SOURCES = Path(hwgrpo.__file__).parents[1]
-OLDEST, BELOW = Version("0.23"), Version("0.34")
-"""Versions of vLLM that the plugin supports: OLDEST <= version < BELOW."""
-ENVIRONMENTS = (".venv-vllm", ".venv-vllm-ascend")
-"""Rollout environments of `scripts/setup.sh --rollout`, in its folder or the current one."""
 
 
 class ServerProcess:
@@ -76,6 +63,11 @@ class ServerProcess:
                     f"rollout.server.python={self._command[0]!r} cannot be run: {error.strerror}; name the Python of "
                     "an environment that has the server"
                 ) from error
+
+    @property
+    def program(self) -> str:
+        """The program that runs."""
+        return self._command[0]
 
     @property
     def alive(self) -> bool:
@@ -145,38 +137,6 @@ def free_ports(host: str, count: int) -> list[int]:
             probe.bind((host, 0))
             ports.append(int(probe.getsockname()[1]))
         return ports
-
-
-def server_python(settings: RolloutServerConfig, package: str) -> str | None:
-    """Return the Python for the server: the named one, this one, or that of a rollout environment; None: there is none.
-
-    Of the last two it is the first whose vLLM is supported, or has no version; the user may name any.
-
-    Args:
-        settings: the run's settings of the server.
-        package: what the server needs: vllm or sglang.
-    """
-    if settings.python:
-        return str(Path(settings.python).expanduser())
-    if "PYTHONPATH" in settings.env:
-        return sys.executable
-    if importlib.util.find_spec(package) is not None and (package != "vllm" or is_supported(vllm_version())):
-        return sys.executable
-    folders = [folder / name for folder in (SOURCES, Path.cwd()) for name in ENVIRONMENTS if package == "vllm"]
-    pythons = [folder / "bin" / "python" for folder in folders if is_supported(vllm_version(folder))]
-    return next((str(python) for python in pythons if python.is_file()), None)
-
-
-def vllm_version(environment: Path | None = None) -> str | None:
-    """Return the version of vLLM in an environment's folder, or in this environment; None: it has none."""
-    folders = sys.path if environment is None else [*map(str, environment.glob("lib/python*/site-packages"))]
-    found = (each for name in VLLM.packages for each in importlib.metadata.distributions(name=name, path=folders))
-    return next((each.version for each in found), None)
-
-
-def is_supported(version: str | None) -> bool:
-    """Return whether servers may have a version of vLLM; one without a version may be anything."""
-    return version is None or OLDEST <= Version(version) < BELOW
 
 
 def _signal(group: int, number: int) -> None:

@@ -6,7 +6,6 @@ routes and fields in use are checked against its wheel (tests/vllm/rollout_uses.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from hwgrpo.rollout.requests import Sample
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse, ServerInUse
 from hwgrpo.rollout.server.server_api import MODEL, GroupSupport, ServerRequest, inherited_environment
-from hwgrpo.rollout.server.server_connection import check_running_server
+from hwgrpo.rollout.server.server_connection import check_running_server, python_of
 from hwgrpo.rollout.server.server_owner import Owner, check_owner, parse_owner
-from hwgrpo.rollout.server.server_process import server_python
 from hwgrpo.rollout.sglang_plugin import hwgrpo_sglang
 from hwgrpo.rollout.shared_devices import memory_share
 
@@ -95,7 +93,7 @@ class SglangServer:
             "host": host,
             "port": port,
         }
-        start = [server_python(rollout.server, "sglang") or sys.executable, str(Path(hwgrpo_sglang.__file__))]
+        start = [python_of(parts.config, "sglang")[0], str(Path(hwgrpo_sglang.__file__))]
         return [*start, *_flags(arguments | dict(rollout.engine_kwargs))]
 
     def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:

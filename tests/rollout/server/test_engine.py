@@ -620,6 +620,7 @@ def test_a_server_of_ours_gets_the_token_by_its_environment_and_not_the_trainers
     assert variables["PYTHONPATH"].endswith("vllm_plugin")
     assert variables["ONE_MORE"] == "1"
     assert "RANK" not in variables
+    engine._parts.config.rollout.server.python = sys.executable
     assert not any("secret" in word for word in VllmServer().command(engine._parts, None, "127.0.0.1", 1))
 
 
