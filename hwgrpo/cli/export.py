@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwgrpo.cli.import_settings import write_output
+from hwgrpo.config.schema import FINAL_DTYPES
 from hwgrpo.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--merge", action="store_true", help="LoRA: write the model with the adapter merged (default)")
     what.add_argument("--adapter", action="store_true", help="LoRA: write the adapter alone")
+    parser.add_argument(
+        "--dtype",
+        choices=FINAL_DTYPES,
+        help="dtype of the weights (default: the run's trainer.final_dtype; auto is that of the weights in model.path, "
+        "and float32 for an adapter)",
+    )
     parser.add_argument(
         "--max-shard-size", metavar="SIZE", help="maximum size of a file, e.g. 5GB (default: transformers')"
     )
@@ -89,7 +96,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         source = source_folder(config.model)
-        save_model(model, tokenizer, partial, merge=not args.adapter, max_shard_size=args.max_shard_size, source=source)
+        save_model(
+            model,
+            tokenizer,
+            partial,
+            merge=not args.adapter,
+            max_shard_size=args.max_shard_size,
+            source=source,
+            dtype=args.dtype or config.trainer.final_dtype,
+        )
         if out.is_dir():
             out.rmdir()
         os.replace(partial, out)
@@ -107,8 +122,8 @@ def _export_settings(args: argparse.Namespace) -> int:
     from hwgrpo.exports.trl_export import export_trl
     from hwgrpo.exports.verl_export import export_verl
 
-    if args.merge or args.adapter or args.max_shard_size is not None:
-        raise ConfigError("--merge, --adapter and --max-shard-size are of a checkpoint; leave them out beside --to")
+    if args.merge or args.adapter or args.dtype is not None or args.max_shard_size is not None:
+        raise ConfigError("--merge, --adapter, --dtype and --max-shard-size are of a checkpoint; leave them out beside --to")
     if args.devices is not None and (args.to != "verl" or args.devices < 1):
         raise ConfigError(f"--devices {args.devices}: it is a number of at least 1, of --to verl")
     config = load_config(args.source, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)

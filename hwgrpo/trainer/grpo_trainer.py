@@ -235,7 +235,8 @@ class Trainer:
             )
         model = full_model(run)
         if run.strategy.rank == 0:
-            save_model(model, run.tokenizer, folder, merge=merge, source=source_folder(run.config.model))
+            source, dtype = source_folder(run.config.model), run.config.trainer.final_dtype
+            save_model(model, run.tokenizer, folder, merge=merge, source=source, dtype=dtype)
         if self.is_open:
             run.strategy.barrier()
         return Path(folder)

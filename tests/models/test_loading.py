@@ -378,13 +378,12 @@ def test_files_of_the_source_that_loaders_need_stand_beside_the_saved_model_and_
     (source / "parts" / "own.py").write_text("y = 2\n")
     config = ModelConfig(path=str(source))
     model, tokenizer = load_model(config, attention="sdpa"), load_tokenizer(config)
-    (source / "generation_config.json").write_text("{}")
-    model.generation_config.max_length = 77  # what is saved wins over the source's
+    (source / "generation_config.json").write_text('{"temperature": 0.6}')
     save_model(model, tokenizer, out, merge=True, source=source_folder(config))
     assert {name: (out / name).read_text() for name in beside} == beside
     assert (out / "parts" / "own.py").is_file()
     assert not {"pytorch_model.bin", "config.json.bak", "notes.txt"} & {file.name for file in out.iterdir()}
-    assert json.loads((out / "generation_config.json").read_text())["max_length"] == 77
+    assert (out / "generation_config.json").read_text() == '{"temperature": 0.6}'
     adapter = apply_lora(load_model(config, attention="sdpa"), LoraConfig(rank=4))
     save_model(adapter, tokenizer, tmp_path / "adapter", merge=False, source=source_folder(config))
     shutil.rmtree(source)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hwgrpo_backends.cpu import BACKEND
 
+from hwgrpo import file_systems
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training import finish, loop, model_setup, resume, setup
@@ -110,7 +111,7 @@ def test_a_lock_file_that_was_taken_away_before_it_was_locked_is_not_taken_for_t
         calls.append(operation)
         plain(file, operation)
 
-    monkeypatch.setattr(output.fcntl, "flock", taken_away)
+    monkeypatch.setattr(file_systems.fcntl, "flock", taken_away)
     held = lock_folder(tmp_path / "run")
     with pytest.raises(ConfigError, match="in use by another run"):
         lock_folder(tmp_path / "run")
@@ -341,13 +342,13 @@ def test_a_file_in_the_place_of_something_half_written_is_removed(tmp_path: Path
 def test_a_final_model_that_cannot_be_written_ends_the_run_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def full(model, tokenizer, folder: Path, merge: bool, source: object) -> None:
+    def full(model, tokenizer, folder: Path, **_: object) -> None:
         (folder / "model.safetensors").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(finish, "save_model", full)
-        with pytest.raises(RunError, match=r"final model could not be written to .*No space left.*start again"):
+        with pytest.raises(RunError, match=r"could not be written to .*No space left.*start again.*hwgrpo export .*step-"):
             runs.run(tmp_path / "run", "trainer.max_steps=1")
     assert not (tmp_path / "run/.final.partial").exists()
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
