@@ -1,4 +1,4 @@
-"""Locks, durable writes and copies, also on file systems that refuse them (Lustre and NFS without locks, CIFS, FUSE)."""
+"""Locks, durable writes and copies, also on file systems that refuse them (Lustre, NFS, CIFS, FUSE)."""
 
 from __future__ import annotations
 

@@ -123,7 +123,9 @@ def _export_settings(args: argparse.Namespace) -> int:
     from hwgrpo.exports.verl_export import export_verl
 
     if args.merge or args.adapter or args.dtype is not None or args.max_shard_size is not None:
-        raise ConfigError("--merge, --adapter, --dtype and --max-shard-size are of a checkpoint; leave them out beside --to")
+        raise ConfigError(
+            "--merge, --adapter, --dtype and --max-shard-size are of a checkpoint; leave them out beside --to"
+        )
     if args.devices is not None and (args.to != "verl" or args.devices < 1):
         raise ConfigError(f"--devices {args.devices}: it is a number of at least 1, of --to verl")
     config = load_config(args.source, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)

@@ -24,7 +24,7 @@ def cast_weights(folder: Path, dtype: str, source: Path | None) -> None:
 
     Args:
         folder: a model or adapter in safetensors files.
-        dtype: a value of `trainer.final_dtype`; auto: that of each weight in `source`, else the one of its configuration.
+        dtype: a value of `trainer.final_dtype`; auto: that of each weight in `source`, else of its configuration.
         source: folder of the base model; None: auto is fp32.
     """
     usual = published_dtype(source) if dtype == "auto" else getattr(torch, dtype)
@@ -62,10 +62,7 @@ def _stored_dtypes(source: Path) -> dict[str, torch.dtype]:
     dtypes = {name: dtype for dtype, name in NAMES.items()}
     headers = [read_header(file) for file in sorted(source.glob("*.safetensors"))]
     return {
-        name: dtypes[entry["dtype"]]
-        for header in headers
-        for name, entry in header.items()
-        if entry["dtype"] in dtypes
+        name: dtypes[entry["dtype"]] for header in headers for name, entry in header.items() if entry["dtype"] in dtypes
     }
 
 

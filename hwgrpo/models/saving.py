@@ -59,8 +59,8 @@ def save_model(
         merge: with LoRA, write the full model with the trained adapter merged in, instead of the adapter alone.
         max_shard_size: largest weight file of a full model, as transformers writes it ("5GB"); None: its default.
         source: folder of the base model, from which a full model gets its processor's files and code.
-        dtype: of the written weights: float32, bfloat16, float16, or auto: that of each weight in `source`, and fp32 for
-            an adapter.
+        dtype: of the written weights: float32, bfloat16, float16, or auto: that of each weight in `source`, and
+            fp32 for an adapter.
     """
     folder = Path(folder)
     full = merge or not has_adapters(model)

@@ -84,7 +84,8 @@ def make_plan(
     settings, shipped = planned_settings(config.model)
     device = Device(backend) if no_device is None else None
     if device is not None:
-        problems += filter(None, (*missing_requirements(config, device), reason_against_folder(Path(t.output_dir), final_folders(config))))
+        in_the_way = reason_against_folder(Path(t.output_dir), final_folders(config))
+        problems += filter(None, (*missing_requirements(config, device), in_the_way))
     data, tried = _open_data(config, problems, from_hub=shipped is not None)
     start = check_start(config, backend, settings, device=device, data=data)
     dtype, attention, layout = start.dtype, start.attention, start.layout

@@ -112,9 +112,10 @@ def _save(run: TrainingRun, folder: Path, write: Callable[[Path], None], remedy:
             shutil.rmtree(partial, ignore_errors=True)  # frees space on a full disk
         if run.device.is_oom(error):
             raise
+        reason = str(error) or type(error).__name__
         raise RunError(
             moved
-            or f"the final model could not be written to {folder}: {error or type(error).__name__}; make room or restore "
+            or f"the final model could not be written to {folder}: {reason}; make room or restore "
             f"access there, then start again: the run's steps are finished and saved{remedy}"
         ) from error
     return folder

@@ -143,7 +143,11 @@ def build_score_model(config: Config, device: Device, strategy: Strategy, data: 
         layout_reason=None,
     )
     dequantized = filter(None, (dequantization_note(settings),))
-    return models, [*dequantized, fused.attention.line, f"reward_model.loss={config.reward_model.loss}; the head is {head}"]
+    return models, [
+        *dequantized,
+        fused.attention.line,
+        f"reward_model.loss={config.reward_model.loss}; the head is {head}",
+    ]
 
 
 REWARD_MODEL = Training(
