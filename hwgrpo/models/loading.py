@@ -23,7 +23,12 @@ from hwgrpo.models import builtin
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.stored_dtype import cached_folder, is_loaded_unrounded
-from hwgrpo.models.stored_quantization import check_stored, finish_dequantization, loading_options
+from hwgrpo.models.stored_quantization import (
+    check_stored,
+    finish_dequantization,
+    loading_options,
+    record_difference,
+)
 from hwgrpo.paths import did_you_mean, find_model
 
 if TYPE_CHECKING:
@@ -150,6 +155,7 @@ def record_untied_head(model: PreTrainedModel) -> None:
     for each in (model.config, model.config.get_text_config()):
         if getattr(each, "tie_word_embeddings", False):
             each.tie_word_embeddings = False
+            record_difference(model, tie_word_embeddings=False)
 
 
 def turn_dropout_off(model_config: PreTrainedConfig) -> None:

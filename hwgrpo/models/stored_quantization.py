@@ -60,6 +60,12 @@ def finish_dequantization(model: Any, dtype: torch.dtype) -> None:
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     model._weight_conversions = None  # transformers would reverse the dequantization when it saves
+    record_difference(model, quantization_config=None)
+
+
+def record_difference(model: Any, **values: Any) -> None:
+    """Record values of a model's configuration that differ from those in its folder, which some engines read."""
+    model.differs_from_folder = getattr(model, "differs_from_folder", {}) | values
 
 
 def dequantization_note(settings: PreTrainedConfig) -> str | None:

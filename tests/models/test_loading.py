@@ -4,6 +4,7 @@ import json
 import shutil
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -352,6 +353,22 @@ def test_adapters_go_on_what_text_passes_and_all_of_them_get_a_gradient(kind, ta
     assert len(trainable) == 2 * 2 * (7 if targets == ["all-linear"] else 2)
     assert not [name for name, p in trainable.items() if p.grad is None or not p.grad.any()]
     assert all(".language_model." in name for name in trainable)
+
+
+@pytest.mark.parametrize("targets", [["lm_head"], ["q_proj", "lm_head"], ["re:lm_.*"]])
+def test_adapters_on_the_lm_head_are_refused_by_name(folder, tmp_path, targets):
+    def model():
+        return load_model(ModelConfig(path=str(folder)), attention="sdpa")
+
+    with pytest.raises(ConfigError, match=r"target_modules=.*'(re:lm_\.\*|lm_head)' is the LM head"):
+        apply_lora(model(), LoraConfig(rank=2, target_modules=targets))
+    by_peft = targets[0].removeprefix("re:") if targets[0].startswith("re:") else targets
+    settings = peft.LoraConfig(r=2, target_modules=by_peft, task_type="CAUSAL_LM")
+    peft.get_peft_model(model(), settings).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="adapts the LM head.*merge it into its model"):
+        apply_lora(model(), LoraConfig(adapter=str(tmp_path / "adapter")))
+    everywhere = apply_lora(model(), LoraConfig(rank=2, target_modules=["re:.*"]))
+    assert not hasattr(everywhere.get_base_model().get_output_embeddings(), "base_layer")
 
 
 def test_layers_that_text_does_not_pass_are_refused_by_name():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ from hwgrpo.models.stored_quantization import stored_method
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.planning.model_shape import model_shape
+from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.server.sglang import SglangServer
+from hwgrpo.rollout.vllm.vllm_settings import engine_arguments
 from hwgrpo.trainer.given_model import write_model
 from hwgrpo.training.setup import build_run
+from tests.rollout.served import parts_for
 from tests.support.models.tiny import tiny_qwen3
 from tests.support.runs import reward_model_runs, runs, supervised_runs
 
@@ -219,6 +224,25 @@ def test_an_untied_head_of_a_tied_configuration_is_saved_as_untied(tmp_path):
         assert torch.equal(again.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
     tied = load_model(ModelConfig(path=TINY), attention="sdpa")
     assert tied.config.tie_word_embeddings is True
+
+
+def test_engines_that_read_the_folder_are_told_what_differs_in_the_loaded_model(base, tmp_path):
+    in_fp8(base)
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    model = load_model(ModelConfig(path=str(base)), attention="sdpa")
+    parts = replace(parts_for(None, tmp_path, f"model.path={base}"), model=model)
+    different = {"quantization_config": None, "tie_word_embeddings": False}
+    assert engine_arguments(parts, None)["hf_overrides"] == different
+    command = SglangServer().command(parts, None, "127.0.0.1", 1)
+    assert json.loads(command[command.index("--json-model-override-args") + 1]) == different
+    adapted = replace(parts, model=apply_lora(model, LoraConfig(rank=2)))
+    adapter = AdapterWeights({"r": 2}, {})
+    assert engine_arguments(adapted, adapter)["hf_overrides"] == {"tie_word_embeddings": False}
+    plain = replace(parts, model=load_model(ModelConfig(path=TINY), attention="sdpa"))
+    assert "hf_overrides" not in engine_arguments(plain, None)
+    assert "--json-model-override-args" not in SglangServer().command(plain, None, "127.0.0.1", 1)
 
 
 def in_bf16(folder: Path) -> Path:

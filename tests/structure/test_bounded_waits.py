@@ -44,8 +44,8 @@ def _waits_for_ever(call: ast.Call) -> bool:
 
 
 def test_the_search_finds_waits_without_limit():
-    source = "a.wait()\nb.join()\nc.result(3)\nd.wait_for(f)\ne.wait_for(f, 3)\n','.join(x)\ng.wait(timeout=2)\nflock(1)"
-    source += "\nh(1, wait=True)"
+    source = "a.wait()\nb.join()\nc.result(3)\nd.wait_for(f)\ne.wait_for(f, 3)\n','.join(x)\ng.wait(timeout=2)"
+    source += "\nflock(1)\nh(1, wait=True)"
     assert without_limit(source) == ["a.wait()", "b.join()", "d.wait_for(f)", "h(1, wait=True)"]
 
 

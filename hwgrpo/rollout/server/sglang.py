@@ -6,6 +6,7 @@ routes and fields in use are checked against its wheel (tests/vllm/rollout_uses.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,6 +96,8 @@ class SglangServer:
             "host": host,
             "port": port,
         }
+        if different := parts.different_settings(adapted=False):
+            arguments["json_model_override_args"] = json.dumps(different)
         start = [server_python(rollout.server, "sglang") or sys.executable, str(Path(hwgrpo_sglang.__file__))]
         return [*start, *_flags(arguments | dict(rollout.engine_kwargs))]
 
