@@ -16,6 +16,16 @@ from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
 
 
+def with_home(value: Any) -> Any:
+    """Return a path, or each of a list of paths, with the home folder for a leading `~`; anything else unchanged.
+
+    A shell does so itself at the start of a word, but not in `trainer.output_dir=~/runs`, and not in quotes.
+    """
+    if isinstance(value, list):
+        return [with_home(each) for each in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
+
+
 def check_path(path: str | None, key: str) -> None:
     """Check that the operating system accepts a path, whether it exists or not.
 

@@ -18,6 +18,7 @@ from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError, nearest
+from hwgrpo.paths import with_home
 from hwgrpo.text import terminal_lines
 
 COMMANDS = (
@@ -120,6 +121,8 @@ def _run(argv: Sequence[str] | None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.overrides += rest  # argparse stops collecting at an option: `train RECIPE --dry-run key=value`
+    for name, value in vars(args).items():
+        setattr(args, name, with_home(value))
     try:
         return args.run(args)
     except SystemExit as error:  # no command calls sys.exit; user code may

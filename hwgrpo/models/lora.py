@@ -199,7 +199,7 @@ def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
             continue
         if _is_head(model, target):
             raise ConfigError(
-                f"model.lora.target_modules={targets}: {target!r} is the LM head, which gets no adapter here; leave it out"
+                f"model.lora.target_modules={targets}: {target!r} is the LM head, which gets no adapter; leave it out"
             )
         short = sorted({name.rsplit(".", 1)[-1] for name in adapted_layers(model, ALL_LINEAR)})
         near = nearest(target, short)
@@ -228,8 +228,8 @@ def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     named = [f"{PATTERN}{targets}"] if isinstance(targets, str) else targets
     if targets != "all-linear" and any(_is_head(model, target) for target in named):
         raise ConfigError(
-            f"model.lora.adapter={config.adapter!r} adapts the LM head, which is not trained further here; merge it into "
-            "its model (peft's merge_and_unload) and set model.path to that"
+            f"model.lora.adapter={config.adapter!r} adapts the LM head, which is not trained further here; merge it "
+            "into its model (peft's merge_and_unload) and set model.path to that"
         )
     try:
         wrapped = PeftModel.from_pretrained(model, str(folder), adapter_name=TRAINED_ADAPTER, is_trainable=True)

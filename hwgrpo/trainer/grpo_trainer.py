@@ -232,13 +232,13 @@ class Trainer:
             raise RunError(
                 f"the shards of an ended run cannot be gathered; its model is in {run.config.trainer.output_dir}/final"
             )
-        model = full_model(run)
+        model, folder = full_model(run), Path(folder).expanduser()
         if run.strategy.rank == 0:
             source, dtype = source_folder(run.config.model), run.config.trainer.final_dtype
             save_model(model, run.tokenizer, folder, merge=merge, source=source, dtype=dtype)
         if self.is_open:
             run.strategy.barrier()
-        return Path(folder)
+        return folder
 
     @property
     def is_open(self) -> bool:

@@ -56,7 +56,7 @@ class ScriptMethods(TrainerParts):
             with trl_names():
                 trainer.save_model(folder, merge=False)
         elif self.is_world_process_zero():  # the ranks of an ended run have no common model; this is its last one
-            copy_files(written, Path(folder))
+            copy_files(written, Path(folder).expanduser())
 
     def save_state(self) -> None:
         """Write the state as trainer_state.json."""
