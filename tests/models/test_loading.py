@@ -124,6 +124,16 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
         load_model(ModelConfig(path=str(file)), attention="sdpa")
 
 
+def test_gguf_weights_are_refused_by_name(folder, tmp_path):
+    (folder / "model.safetensors").rename(folder / "model-Q4_K_M.gguf")
+    for path in (folder, folder / "model-Q4_K_M.gguf"):
+        with pytest.raises(ConfigError, match=r"has weights in GGUF.*set model.path to the original model"):
+            load_model(ModelConfig(path=str(path)), attention="sdpa")
+    (folder / "model-Q4_K_M.gguf").rename(folder / "model.safetensors")
+    (folder / "beside.gguf").touch()
+    load_model(ModelConfig(path=str(folder)), attention="sdpa")
+
+
 def test_models_that_cannot_generate_are_refused_by_their_kind(tmp_path):
     small: dict[str, Any] = {
         "hidden_size": 16,
@@ -365,7 +375,7 @@ def test_adapters_on_the_lm_head_are_refused_by_name(folder, tmp_path, targets):
     by_peft = targets[0].removeprefix("re:") if targets[0].startswith("re:") else targets
     settings = peft.LoraConfig(r=2, target_modules=by_peft, task_type="CAUSAL_LM")
     peft.get_peft_model(model(), settings).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ConfigError, match="adapts the LM head.*merge it into its model"):
+    with pytest.raises(ConfigError, match=r"adapts the LM head.*merge it into its model"):
         apply_lora(model(), LoraConfig(adapter=str(tmp_path / "adapter")))
     everywhere = apply_lora(model(), LoraConfig(rank=2, target_modules=["re:.*"]))
     assert not hasattr(everywhere.get_base_model().get_output_embeddings(), "base_layer")
