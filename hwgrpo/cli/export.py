@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hwgrpo.catalog import FINAL_DTYPES
 from hwgrpo.cli.import_settings import write_output
-from hwgrpo.config.schema import FINAL_DTYPES
 from hwgrpo.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists; use another folder, or remove it")
 
+    from safetensors import SafetensorError
+
     from hwgrpo.models.loading import load_tokenizer
     from hwgrpo.models.lora import uses_lora
     from hwgrpo.models.saving import save_model, source_folder
@@ -108,9 +110,10 @@ def run(args: argparse.Namespace) -> int:
         if out.is_dir():
             out.rmdir()
         os.replace(partial, out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(f"{out} cannot be written: {error.strerror or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{out} cannot be written: {reason}") from error
     print(f"step {checkpoint.step} of {checkpoint.folder} is in {out}")
     return 0
 

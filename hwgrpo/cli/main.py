@@ -108,8 +108,8 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"hwgrpo {hwgrpo.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = _command(argv)
-    for name in [command] if command in COMMANDS else COMMANDS:  # import one command alone
+    first = _command(argv)
+    for name in [first] if first in COMMANDS else COMMANDS:  # import one command alone
         module = importlib.import_module(f"hwgrpo.cli.{MODULES.get(name, name.replace('-', '_'))}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, epilog=EXIT_CODES)
         module.add_arguments(command)

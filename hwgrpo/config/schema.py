@@ -45,7 +45,6 @@ from hwgrpo.config.optional_settings import (
 from hwgrpo.config.shipped_files import preset_names
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
-FINAL_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 # Conditions under which settings have an effect, for `used_by`.
 _NOT_BUILT_IN = (Use("model.path", (), " to a folder or a hub name", lambda path: not path.startswith("builtin://")),)
@@ -476,7 +475,7 @@ class TrainerConfig:
     validation_sampling: ValidationSamplingConfig = setting(ValidationSamplingConfig, used_by=[_VALIDATION])
     save_final_model: bool = True
     """Write the trained model to output_dir/final in Hugging Face format."""
-    final_dtype: str = choice("auto", FINAL_DTYPES)
+    final_dtype: str = choice("auto", catalog.FINAL_DTYPES)
     """dtype of the weights in output_dir/final: auto (that of the weights in model.path), float32, bfloat16 or float16.
     The fp32 weights that are trained stay in the checkpoint. An adapter is fp32 with auto, since rounding it would lose
     small updates when it is trained further."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.final_dtype import cast_weights
@@ -63,18 +64,18 @@ def save_model(
             fp32 for an adapter.
     """
     folder = Path(folder)
-    full = merge or not has_adapters(model)
-    if full:
-        sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-        merged = _merged(_fp32_copy(model)) if has_adapters(model) else model
-        write_pretrained(merged, folder, source, **sizes)
-    else:
+    if has_adapters(model) and not merge:
         with _original_base(model):
             model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
+        source = None
+    else:
+        sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
+        full = _merged(_fp32_copy(model)) if has_adapters(model) else model
+        write_pretrained(full, folder, source, **sizes)
     tokenizer.save_pretrained(folder)
-    if full and source is not None:
+    if source is not None:
         _copy_missing_files(source, folder)
-    cast_weights(folder, dtype, source if full else None)
+    cast_weights(folder, dtype, source)
     follow_umask(folder)
 
 
@@ -119,24 +120,43 @@ def check_saving(model: Any, config: ModelConfig, tokenizer: PreTrainedTokenizer
     Raises:
         ConfigError: the final model could not be written.
     """
-    with tempfile.TemporaryDirectory(prefix="hwgrpo-saving-") as scratch:
-        folder = Path(scratch)
-        source = source_folder(config)
-        try:
+    source = source_folder(config)
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-saving-")
+    except OSError:
+        return  # no temporary files here, which says nothing on the folder of the final model
+    try:
+        with scratch as name:
+            folder = Path(name)
             if model is not None:
                 with without_weights():
                     full = _merged(model) if has_adapters(model) else model
-                write_pretrained(full, folder, source, state_dict={})
+                with _without_progress_bar():
+                    write_pretrained(full, folder, source, state_dict={})
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
             if source is not None:
                 _copy_missing_files(source, folder)
-        except Exception as error:
-            reason = str(error).strip() or type(error).__name__
-            raise ConfigError(
-                f"model.path={config.path!r}: the trained model could not be saved ({type(error).__name__}: {reason}); "
-                "correct the named file of the model, or use another model"
-            ) from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return  # as above
+        reason = str(error).strip() or type(error).__name__
+        raise ConfigError(
+            f"model.path={config.path!r}: the trained model could not be saved ({type(error).__name__}: {reason}); "
+            "correct the named file of the model, or use another model"
+        ) from error
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """Let transformers show no bar of no weights."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _merged(model: PeftModel) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import FineGrainedFP8Config, Mxfp4Config, PreTrainedConfig
+from transformers import PreTrainedConfig
+from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
 from hwgrpo.errors import ConfigError
 

@@ -192,7 +192,12 @@ def lock_folder(folder: Path, models: Iterable[str] = ()) -> FolderLock:
     lock.truncate()
     lock.write(str(os.getpid()))
     lock.flush()
-    return FolderLock(folder, lock, made, _missing_operations(folder, without_locks))
+    try:
+        note = _missing_operations(folder, without_locks)
+    except OSError as error:
+        lock.close()
+        raise ConfigError(_cannot_be_written(folder, error.strerror)) from error
+    return FolderLock(folder, lock, made, note)
 
 
 def _missing_operations(folder: Path, without_locks: str | None) -> str | None:

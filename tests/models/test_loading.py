@@ -377,7 +377,7 @@ def test_adapters_on_the_lm_head_are_refused_by_name(folder, tmp_path, targets):
     peft.get_peft_model(model(), settings).save_pretrained(tmp_path / "adapter")
     with pytest.raises(ConfigError, match=r"adapts the LM head.*merge it into its model"):
         apply_lora(model(), LoraConfig(adapter=str(tmp_path / "adapter")))
-    everywhere = apply_lora(model(), LoraConfig(rank=2, target_modules=["re:.*"]))
+    everywhere: Any = apply_lora(model(), LoraConfig(rank=2, target_modules=["re:.*"]))
     assert not hasattr(everywhere.get_base_model().get_output_embeddings(), "base_layer")
 
 

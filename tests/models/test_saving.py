@@ -1,5 +1,6 @@
 """What a trained model's folder has: the base model's files, its dtype, and weights that transformers reads again."""
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -107,6 +108,16 @@ def test_what_could_not_be_saved_at_the_end_is_refused_before_the_first_step(bas
     assert "could not be saved" in refused(runs.small(tmp_path / "run", *LORA))
 
 
+def test_a_full_folder_for_temporary_files_refuses_no_run(base, tmp_path, monkeypatch):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for place in ("hwgrpo.models.saving.tempfile.TemporaryDirectory", "hwgrpo.models.saving.shutil.copyfile"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, full)
+            make_plan(runs.small(tmp_path / "run", f"model.path={base}"), BACKEND, 1)
+
+
 QUANTIZED: dict[str, dict[str, Any]] = {
     "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "quant_method": "bitsandbytes"},
     "bitsandbytes, of old files": {"load_in_8bit": True},
@@ -199,7 +210,7 @@ def test_mxfp4_experts_are_dequantized_and_saved_under_their_own_names(tmp_path)
     config = ModelConfig(path=str(tmp_path / "base"))
     model = load_model(config, attention="eager")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    experts = model.get_submodule("model.layers.0.mlp.experts").get_parameter("down_proj")
+    experts: Any = model.get_submodule("model.layers.0.mlp.experts").get_parameter("down_proj")
     assert experts.abs().max() > 0
     save_model(model, character_tokenizer(""), tmp_path / "out", merge=True, source=source_folder(config), dtype="auto")
     assert dtypes(tmp_path / "out") == {torch.bfloat16}
@@ -219,7 +230,7 @@ def test_an_untied_head_of_a_tied_configuration_is_saved_as_untied(tmp_path):
     given, _ = write_model(AutoModelForCausalLM.from_pretrained(folder), tmp_path, 0, 1.0)
     for each in (tmp_path / "out", given):
         assert json.loads((each / "config.json").read_text())["tie_word_embeddings"] is False
-        again = AutoModelForCausalLM.from_pretrained(each)
+        again: Any = AutoModelForCausalLM.from_pretrained(each)
         assert torch.equal(again.lm_head.weight, weights["lm_head.weight"])
         assert torch.equal(again.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
     tied = load_model(ModelConfig(path=TINY), attention="sdpa")
