@@ -418,7 +418,7 @@ class OptimConfig:
 
 @dataclass
 class TrainerConfig:
-    output_dir: str = setting("runs/default", path=True)
+    output_dir: str = setting("runs/default", path=True, home=True)
     """Folder for checkpoints, logs, the resolved config and the final model."""
     prompts_per_step: int = limited(32, at_least=1)
     """Prompts per step over all ranks; each is sampled `rollout.n` times."""
@@ -454,7 +454,7 @@ class TrainerConfig:
     gradients: these too; each backward pass adds to them. With fsdp2, sync_every is then `micro_batch`."""
     fsdp2: Fsdp2Config = setting(Fsdp2Config, used_by=[one_of("trainer.strategy", "fsdp2")])
     deepspeed: DeepspeedConfig = setting(DeepspeedConfig, used_by=[one_of("trainer.strategy", "deepspeed")])
-    resume: str = setting("auto", path=True)
+    resume: str = setting("auto", path=True, home=True)
     """`auto`: from the newest checkpoint in output_dir; `never`: from step 0 (a used folder is refused); or the folder
     of a checkpoint."""
     save_every: int = limited(0, at_least=0)

@@ -117,7 +117,7 @@ def _build_section(section: type, values: Any, key: str) -> Any:
     for field in dataclasses.fields(section):
         if field.name in values:
             value = build(hints[field.name], values[field.name], prefix + field.name, field.default)
-            arguments[field.name] = with_home(value) if field.metadata.get("path") else value
+            arguments[field.name] = with_home(value) if field.metadata.get("home") else value
         elif field.default == MISSING:
             raise ConfigError(
                 f"{prefix}{field.name} is required and has no default; set it in the recipe or as "

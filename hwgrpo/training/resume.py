@@ -27,7 +27,6 @@ from hwgrpo.errors import CheckpointError, ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
-from hwgrpo.paths import with_home
 from hwgrpo.training.checkpoint import checkpoint_files, manifest, rng_state
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.code_files import checksums
@@ -291,7 +290,7 @@ def changed_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> dict
     # A setting newer than the checkpoint has its default there.
     trees = _with_defaults(stored_tree(checkpoint.manifest["state"]["config"]), Config), to_tree(config)
     then, now = map(_flat, trees)
-    changed = sorted(key for key in then.keys() | now.keys() if with_home(then.get(key)) != with_home(now.get(key)))
+    changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
     shown = [_flat(shown_settings(tree, Config)) for tree in trees]
     return {key: (repr(shown[0].get(key)), repr(shown[1].get(key))) for key in changed}
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
-from hwgrpo.training.checkpoint import checkpoint_files, restore
+from hwgrpo.training.checkpoint import restore
 from tests.support.processes import ranks
 from tests.support.runs import runs
 
@@ -148,18 +148,3 @@ def test_a_leading_tilde_is_the_home_folder_in_settings_and_arguments(tmp_path, 
     assert list((tmp_path / "work").iterdir()) == []
     with pytest.raises(ConfigError, match="there is no such user's home"):
         runs.small(tmp_path / "run", "model.path=~nobody-of-this-name/model")
-
-
-def test_a_checkpoint_whose_settings_name_the_home_folder_by_a_tilde_is_continued(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    shutil.copytree(builtin.resolve(runs.SMALL[0].partition("=")[2]), tmp_path / "base")
-    words = ("model.path=~/base", "trainer.validate_at_start=false")
-    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=1") == "completed"
-    file = tmp_path / "run/checkpoints/step-00000001/manifest.json"
-    before = file.read_text()
-    assert f"path: {tmp_path}/base" in before
-    file.write_text(before.replace(f"path: {tmp_path}/base", "path: ~/base"))  # as earlier versions wrote it
-    checksum = file.with_name("manifest.sha256")
-    checksum.write_text(checkpoint_files.checksum_line(file.read_bytes()))
-    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=2") == "completed"
-    assert (tmp_path / "run/checkpoints/step-00000002").is_dir()

@@ -118,7 +118,7 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
     (tmp_path / "config.json").write_text("{ not json")
     with pytest.raises(ConfigError, match=r"the folder has no readable model"):
         load_model(config, attention="sdpa")
-    file = tmp_path / "weights.gguf"
+    file = tmp_path / "weights.bin"
     file.write_text("")
     with pytest.raises(ConfigError, match=r"is a file; use its folder"):
         load_model(ModelConfig(path=str(file)), attention="sdpa")

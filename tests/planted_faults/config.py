@@ -6,7 +6,7 @@ FAULTS = (
     Fault(
         "a folder named by a tilde",
         "config/typed.py",
-        'with_home(value) if field.metadata.get("path") else value',
+        'with_home(value) if field.metadata.get("home") else value',
         "value",
         "cli/test_export.py -k tilde",
     ),
