@@ -217,7 +217,7 @@ def _wrong_place(folder: Path, models: Iterable[str]) -> str | None:
     places += [(folder / name, "a file", Path.is_file) for name in FILES]
     for path, kind, is_kind in places:
         setting = f"trainer.output_dir={str(folder)!r}"
-        if path.name in models and path.is_symlink():
+        if path.name in models and os.path.islink(path):
             return (
                 f"{setting}: {path} is a symbolic link, and the run replaces this folder: remove the link, or set "
                 "trainer.output_dir to a folder on that disk"
