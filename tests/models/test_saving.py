@@ -2,6 +2,7 @@
 
 import errno
 import json
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hwgrpo.cli.main import main
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
+from hwgrpo.models.final_dtype import cast_weights
 from hwgrpo.models.loading import load_model, load_model_config, load_tokenizer
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.saving import save_model, source_folder
@@ -305,3 +307,21 @@ def test_an_adapter_stays_fp32_unless_a_dtype_is_set_and_shards_have_the_size_of
     merged = model.merge_and_unload()
     for (name, weight), other in zip(merged.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(weight.bfloat16().float(), other), name
+
+
+def test_the_cast_holds_one_weight_at_a_time(tmp_path):
+    count, size = 16, 2**20
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({f"weight.{number}": torch.zeros(size) for number in range(count)}, folder / "model.safetensors")
+    written = count * size * torch.bfloat16.itemsize
+
+    def cast() -> None:
+        status = Path("/proc/self/status").read_text()
+        held = int(next(line for line in status.splitlines() if line.startswith("VmData")).split()[1]) * 1024
+        mapped = (folder / "model.safetensors").stat().st_size  # counted as data, since it may be written
+        resource.setrlimit(resource.RLIMIT_DATA, (held + mapped + written // 2, resource.RLIM_INFINITY))
+        cast_weights(folder, "bfloat16", None)
+
+    assert runs.forked(cast) == 0
+    assert (folder / "model.safetensors").stat().st_size < written + 10_000
