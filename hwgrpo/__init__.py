@@ -20,7 +20,8 @@ errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host
 user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects
 http_exchange.py   HTTP requests with limits on time and size
-paths.py, text.py, jsonlines.py, permissions.py, scratch.py, terminal_width.py, waits.py, closing.py   small helpers
+file_systems.py   locks, durable writes and copies; permissions.py; scratch.py   folders that end with their process
+paths.py, text.py, jsonlines.py, terminal_width.py, waits.py, closing.py   small helpers
 """
 
 import importlib

@@ -200,3 +200,5 @@ REWARD_MODEL_LOSSES = ("classification", "mse", "bradley_terry")
 
 OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
 """Values of `data.overlong`, for prompts that are too long."""
+FINAL_DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""Dtypes of a saved model's weights."""

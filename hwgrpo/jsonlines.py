@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hwgrpo.errors import DataError
+from hwgrpo.file_systems import sync
 
 _BLOCK = 1 << 16
 
@@ -102,7 +103,7 @@ class StepLines:
         with temporary.open("wb") as file:
             file.writelines(line for line, record in _complete_lines(self.path) if record["step"] <= step)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         temporary.replace(self.path)
 
     def close(self) -> None:

@@ -16,6 +16,16 @@ from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
 
 
+def with_home(value: Any) -> Any:
+    """Return a path, or each of a list of paths, with the home folder for a leading `~`; anything else unchanged.
+
+    A shell does so itself at the start of a word, but not in `trainer.output_dir=~/runs`, and not in quotes.
+    """
+    if isinstance(value, list):
+        return [with_home(each) for each in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
+
+
 def check_path(path: str | None, key: str) -> None:
     """Check that the operating system accepts a path, whether it exists or not.
 
@@ -79,8 +89,14 @@ def find_model(path: str, key: str) -> Path | None:
         ConfigError: it looks like a folder and is none, or is not in Hugging Face format.
     """
     folder = Path(path).expanduser()
+    is_model = key == "model.path"
+    in_gguf = folder.suffix == ".gguf" if folder.is_file() else any(folder.glob("*.gguf"))
+    if is_model and in_gguf and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"{key}={path!r} has weights in GGUF, made for llama.cpp: set model.path to the original model "
+            "in safetensors, with model.quantize=nf4 and model.lora.rank=16 if its weights are to take as little memory"
+        )
     if folder.is_dir():
-        is_model = key == "model.path"
         if is_model and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
             raise ConfigError(
                 f"{key}={path!r} contains a LoRA adapter, not a model: "

@@ -8,13 +8,14 @@ other hosts may be invisible on a shared disk, so names carry the id of the runn
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import shutil
 import tempfile
 import weakref
 from pathlib import Path
+
+from hwgrpo.file_systems import lock as lock_file
 
 
 class ScratchFolder:
@@ -33,8 +34,8 @@ class ScratchFolder:
             with contextlib.suppress(FileNotFoundError):  # another start removed it before it was locked
                 lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 weakref.finalize(self, os.close, lock)
-                with contextlib.suppress(OSError):  # a file system without locks: no other start gets one either
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                with contextlib.suppress(OSError):  # NFS locks no folders
+                    lock_file(lock, wait=True)  # without locks, no other start removes it either
                 if os.path.samestat(os.fstat(lock), self.path.stat()):
                     return
             self._folder.cleanup()
@@ -58,9 +59,9 @@ def remove_stale(prefix: str, root: str | Path | None = None) -> list[Path]:
                 continue
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-                removed.append(path)
+                if lock_file(lock) is None:
+                    shutil.rmtree(path)
+                    removed.append(path)
             finally:
                 os.close(lock)
     return removed

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -47,6 +48,8 @@ REPO = Path(__file__).resolve().parent.parent
 STAMP = "hwgrpo-setup.json"  # in the environment: its backend, ...; the key "inputs" marks a completed installation
 INDEX_TIMEOUT_S = 4
 LOCK_TIMEOUT_S, LOCK_POLL_S = 3600, 10.0
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of a file system without locks (`hwgrpo/file_systems.py`, which cannot be imported before the set-up)."""
 LARGE_DOWNLOAD = re.compile(
     r"Downloading (\S+\.(?:whl|tar\.gz)) \((\d{2,}\.\d+ MB|[\d.]+ GB)\)"
 )  # pip's lines, from 10 MB
@@ -303,6 +306,9 @@ def _locked(folder: int) -> bool:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
     return True
 
 

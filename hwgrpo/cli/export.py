@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hwgrpo.catalog import FINAL_DTYPES
 from hwgrpo.cli.import_settings import write_output
 from hwgrpo.errors import CheckpointError, ConfigError
 
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--merge", action="store_true", help="LoRA: write the model with the adapter merged (default)")
     what.add_argument("--adapter", action="store_true", help="LoRA: write the adapter alone")
     parser.add_argument(
+        "--dtype",
+        choices=FINAL_DTYPES,
+        help="dtype of the weights (default: the run's trainer.final_dtype; auto is that of the weights in model.path, "
+        "and float32 for an adapter)",
+    )
+    parser.add_argument(
         "--max-shard-size", metavar="SIZE", help="maximum size of a file, e.g. 5GB (default: transformers')"
     )
 
@@ -65,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.overrides[0])
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists; use another folder, or remove it")
+
+    from safetensors import SafetensorError
 
     from hwgrpo.models.loading import load_tokenizer
     from hwgrpo.models.lora import uses_lora
@@ -89,13 +98,22 @@ def run(args: argparse.Namespace) -> int:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         source = source_folder(config.model)
-        save_model(model, tokenizer, partial, merge=not args.adapter, max_shard_size=args.max_shard_size, source=source)
+        save_model(
+            model,
+            tokenizer,
+            partial,
+            merge=not args.adapter,
+            max_shard_size=args.max_shard_size,
+            source=source,
+            dtype=args.dtype or config.trainer.final_dtype,
+        )
         if out.is_dir():
             out.rmdir()
         os.replace(partial, out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(f"{out} cannot be written: {error.strerror or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{out} cannot be written: {reason}") from error
     print(f"step {checkpoint.step} of {checkpoint.folder} is in {out}")
     return 0
 
@@ -107,8 +125,10 @@ def _export_settings(args: argparse.Namespace) -> int:
     from hwgrpo.exports.trl_export import export_trl
     from hwgrpo.exports.verl_export import export_verl
 
-    if args.merge or args.adapter or args.max_shard_size is not None:
-        raise ConfigError("--merge, --adapter and --max-shard-size are of a checkpoint; leave them out beside --to")
+    if args.merge or args.adapter or args.dtype is not None or args.max_shard_size is not None:
+        raise ConfigError(
+            "--merge, --adapter, --dtype and --max-shard-size are of a checkpoint; leave them out beside --to"
+        )
     if args.devices is not None and (args.to != "verl" or args.devices < 1):
         raise ConfigError(f"--devices {args.devices}: it is a number of at least 1, of --to verl")
     config = load_config(args.source, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)

@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError, nearest
+from hwgrpo.paths import with_home
 from hwgrpo.text import terminal_lines
 
 COMMANDS = (
@@ -39,6 +40,8 @@ COMMANDS = (
     "env",
 )
 """Commands: each is a module of this package with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
+TRAINING = ("train", "sft", "reward-model")
+"""Commands whose results are in a folder; standard output shows their progress."""
 MODULES = {"import": "import_settings"}
 """Commands whose module has another name."""
 
@@ -64,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if sys.stdout is None:  # a process can be started without one
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+    code: int | None = None
     try:
         try:
             code = _run(argv)
@@ -83,6 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _drop_output()
         return OUTPUT_CLOSED
+    except OSError as error:
+        if not _output_fails():
+            raise
+        _drop_output()
+        try:
+            print(f"hwgrpo: standard output could not be written: {error.strerror}", file=sys.stderr, flush=True)
+        except OSError:  # the same file
+            _drop_output(sys.stderr)
+        # what training leaves is in its folder, and complete; the results of other commands are lost
+        return code if code is not None and _command(argv) in TRAINING else 1
     return code
 
 
@@ -94,8 +108,8 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"hwgrpo {hwgrpo.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    arguments = sys.argv[1:] if argv is None else argv
-    for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:  # import one command alone
+    first = _command(argv)
+    for name in [first] if first in COMMANDS else COMMANDS:  # import one command alone
         module = importlib.import_module(f"hwgrpo.cli.{MODULES.get(name, name.replace('-', '_'))}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, epilog=EXIT_CODES)
         module.add_arguments(command)
@@ -107,12 +121,19 @@ def _run(argv: Sequence[str] | None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.overrides += rest  # argparse stops collecting at an option: `train RECIPE --dry-run key=value`
+    for name, value in vars(args).items():
+        setattr(args, name, with_home(value))
     try:
         return args.run(args)
     except SystemExit as error:  # no command calls sys.exit; user code may
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = f"sys.exit({error.code!r}) was called at {place.filename}:{place.lineno}, before the end"
         raise RunError(message) from error
+
+
+def _command(argv: Sequence[str] | None) -> str | None:
+    """Return the first argument; None if there is none."""
+    return next(iter(sys.argv[1:] if argv is None else argv), None)
 
 
 def _as_setting(text: str) -> str:
@@ -155,10 +176,20 @@ def _output_is_closed() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _drop_output() -> None:
-    """Discard the buffer of standard output, so that flushing does not fail again at exit."""
+def _output_fails() -> bool:
+    """Return whether standard output cannot be written, as on a full disk, which need not be so for other files."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output(stream: TextIO | None = None) -> None:
+    """Discard the buffer of standard output, or another stream, so that flushing does not fail again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, (stream or sys.stdout).fileno())
     os.close(nowhere)
 
 

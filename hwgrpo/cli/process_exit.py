@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -24,9 +25,9 @@ def ended_as_rank() -> Iterator[None]:
 
     def leave() -> None:
         if code and "RANK" in os.environ:
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for flush in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+                with contextlib.suppress(OSError):  # a full disk
+                    flush()
             os._exit(code[0])
 
     atexit.register(leave)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hwgrpo.cli.backend_selection import Host
 from hwgrpo.config import Config
+from hwgrpo.errors import RunFinished
+from hwgrpo.text import hide_secrets
 
 if TYPE_CHECKING:
     from hwgrpo.training.run_parts import Run
@@ -44,3 +47,9 @@ def start_run(config: Config, host: Host, *, allow_finished: bool = False, notes
         notes=[*notes, *more],
         engine_share=share,
     )
+
+
+def print_finished(finished: RunFinished) -> None:
+    """Print that nothing is left to train, which is no failure where standard output cannot be written."""
+    with suppress(OSError):
+        print(hide_secrets(str(finished)))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from hwgrpo.cli import train as train_command
 from hwgrpo.errors import ConfigError
-from hwgrpo.text import hide_secrets
 
 if TYPE_CHECKING:
     from hwgrpo_backends.device import Device
@@ -105,6 +104,7 @@ def train_on_examples(args: argparse.Namespace, config: Config, parts: Callable[
     host = prepare_host(planned)
     from hwgrpo_backends.device import Device
 
+    from hwgrpo.cli.run_start import print_finished
     from hwgrpo.errors import RunFinished
     from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
@@ -125,7 +125,7 @@ def train_on_examples(args: argparse.Namespace, config: Config, parts: Callable[
         )
     except RunFinished as finished:
         if host.rank == 0:
-            print(hide_secrets(str(finished)))
+            print_finished(finished)
         return 0
     try:
         finish(run, run_steps(run, training.step, training.validate))

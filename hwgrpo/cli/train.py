@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from hwgrpo.cli.import_settings import add_import_options, use_imported
-from hwgrpo.text import hide_secrets
 
 HELP = "train a language model with GRPO from a recipe"
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         return print_plan(config, allow_finished=args.allow_finished)
 
     from hwgrpo.cli.backend_selection import prepare_host
-    from hwgrpo.cli.run_start import start_run
+    from hwgrpo.cli.run_start import print_finished, start_run
 
     host = prepare_host(config)
     from hwgrpo.errors import RunFinished
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         run = start_run(config, host, allow_finished=args.allow_finished)
     except RunFinished as finished:
         if host.rank == 0:
-            print(hide_secrets(str(finished)))
+            print_finished(finished)
         return 0
     try:
         finish(run, train(run))

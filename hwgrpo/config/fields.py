@@ -121,17 +121,24 @@ def holds(key: str, *values: str) -> AnyOf:
 
 
 def setting(
-    default: Any, *, path: bool = False, used_by: Sequence[AnyOf] = (), accepted_unused: Sequence[Any] = ()
+    default: Any,
+    *,
+    path: bool = False,
+    home: bool = False,
+    used_by: Sequence[AnyOf] = (),
+    accepted_unused: Sequence[Any] = (),
 ) -> Any:
     """Return a dataclass field for text, a bool, a list or a mapping.
 
     Args:
         default: its default; a function makes a new one for every configuration.
         path: it names a file or folder.
+        home: a leading `~` is replaced when the settings are loaded. Files that are read keep it, since settings may
+            be exported for another host, and their readers replace it.
         used_by: conditions under which it has an effect; all must be fulfilled.
         accepted_unused: values besides the default that are no error where it has no effect.
     """
-    return _field(default, path=path, used_by=used_by, accepted_unused=accepted_unused)
+    return _field(default, path=path, home=home, used_by=used_by, accepted_unused=accepted_unused)
 
 
 def _bound(value: float | None) -> str:

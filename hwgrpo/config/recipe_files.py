@@ -12,7 +12,7 @@ from hwgrpo.config.schema import Config
 from hwgrpo.config.shipped_files import recipe_folders
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
-from hwgrpo.paths import check_path
+from hwgrpo.paths import check_path, with_home
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -52,7 +52,7 @@ def find_recipe(recipe: str | Path) -> Path:
     Raises:
         ConfigError: there is no such file; the message lists the recipes that exist.
     """
-    path = Path(recipe)
+    path = Path(with_home(str(recipe)))
     check_path(str(recipe), "recipe")
     shipped = {p.stem: p for folder in recipe_folders() for p in sorted(folder.glob("*.yaml"))}
     for file in (path, *(path.with_suffix(other) for other in _SUFFIXES if path.suffix in _SUFFIXES)):

@@ -419,7 +419,7 @@ class OptimConfig:
 
 @dataclass
 class TrainerConfig:
-    output_dir: str = setting("runs/default", path=True)
+    output_dir: str = setting("runs/default", path=True, home=True)
     """Folder for checkpoints, logs, the resolved config and the final model."""
     prompts_per_step: int = limited(32, at_least=1)
     """Prompts per step over all ranks; each is sampled `rollout.n` times."""
@@ -455,7 +455,7 @@ class TrainerConfig:
     gradients: these too; each backward pass adds to them. With fsdp2, sync_every is then `micro_batch`."""
     fsdp2: Fsdp2Config = setting(Fsdp2Config, used_by=[one_of("trainer.strategy", "fsdp2")])
     deepspeed: DeepspeedConfig = setting(DeepspeedConfig, used_by=[one_of("trainer.strategy", "deepspeed")])
-    resume: str = setting("auto", path=True)
+    resume: str = setting("auto", path=True, home=True)
     """`auto`: from the newest checkpoint in output_dir; `never`: from step 0 (a used folder is refused); or the folder
     of a checkpoint."""
     save_every: int = limited(0, at_least=0)
@@ -476,6 +476,10 @@ class TrainerConfig:
     validation_sampling: ValidationSamplingConfig = setting(ValidationSamplingConfig, used_by=[_VALIDATION])
     save_final_model: bool = True
     """Write the trained model to output_dir/final in Hugging Face format."""
+    final_dtype: str = choice("auto", catalog.FINAL_DTYPES)
+    """dtype of the weights in output_dir/final: auto (that of the weights in model.path), float32, bfloat16 or float16.
+    The fp32 weights that are trained stay in the checkpoint. An adapter is fp32 with auto, since rounding it would lose
+    small updates when it is trained further."""
     deterministic: bool = False
     """Use deterministic algorithms of torch and the backend's libraries (slower on accelerators); an operation without
     one is an error. `hwgrpo env --deterministic` shows the variables."""

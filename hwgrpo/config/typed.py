@@ -16,6 +16,7 @@ import yaml
 from omegaconf import MISSING
 
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.paths import with_home
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
@@ -115,7 +116,8 @@ def _build_section(section: type, values: Any, key: str) -> Any:
     arguments = {}
     for field in dataclasses.fields(section):
         if field.name in values:
-            arguments[field.name] = build(hints[field.name], values[field.name], prefix + field.name, field.default)
+            value = build(hints[field.name], values[field.name], prefix + field.name, field.default)
+            arguments[field.name] = with_home(value) if field.metadata.get("home") else value
         elif field.default == MISSING:
             raise ConfigError(
                 f"{prefix}{field.name} is required and has no default; set it in the recipe or as "

@@ -15,6 +15,7 @@ from hwgrpo.data.published import Conversion
 from hwgrpo.data.raw_rows import Example
 from hwgrpo.data.row_schema import Message, check_text, identity, missing_column
 from hwgrpo.errors import DataError
+from hwgrpo.file_systems import sync
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def write(files: Mapping[str, Path], converted: Mapping[str, Converted]) -> None
             with partial[file].open("wb") as out:
                 pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(converted[split].rows), schema), out)
                 out.flush()
-                os.fsync(out.fileno())
+                sync(out)
         for file, written in partial.items():
             os.replace(written, file)
     except OSError as error:

@@ -15,6 +15,8 @@ quantization.py                frozen linear layers and stacked experts in 4 or 
 experts.py                     products of stacked experts, in the compute dtype or of quantized weights
 adapted_experts.py             adapters of stacked experts as low-rank products
 stored_dtype.py                the dtype of a model's files
+stored_quantization.py         quantized files: formats that are dequantized, and those that are refused
+final_dtype.py                 the dtype of a saved model
 router.py                      load-balancing loss of mixture-of-experts models
 layers.py                      decoder layers; running a model on a device one layer at a time
 windows.py                     sliding windows; a model with shortened windows for checks

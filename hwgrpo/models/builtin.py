@@ -133,7 +133,7 @@ def resolve(address: str) -> Path:
         ConfigError: see `parse`.
     """
     spec = parse(address)
-    root = Path(os.environ.get("HWGRPO_CACHE") or Path.home() / ".cache" / "hwgrpo") / "builtin"
+    root = Path(os.environ.get("HWGRPO_CACHE") or "~/.cache/hwgrpo").expanduser() / "builtin"
     folder = root / _fingerprint(spec)
     remove_stale(UNFINISHED, root)
     if not folder.is_dir():

@@ -23,6 +23,12 @@ from hwgrpo.models import builtin
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.stored_dtype import cached_folder, is_loaded_unrounded
+from hwgrpo.models.stored_quantization import (
+    check_stored,
+    finish_dequantization,
+    loading_options,
+    record_difference,
+)
 from hwgrpo.paths import did_you_mean, find_model
 
 if TYPE_CHECKING:
@@ -98,12 +104,15 @@ def load_model(
         on_meta_device: create the model on the meta device, without reading weights.
 
     Raises:
-        ConfigError: the model cannot be found or read, is not a causal language model, or lacks weights.
+        ConfigError: the model cannot be found or read, is not a causal language model, lacks weights, or has quantized
+            ones that cannot be dequantized.
     """
     source = resolve_model_path(config.path)
     model_config = load_model_config(config)
+    check_stored(config.path, model_config)
+    options = loading_options(model_config)
     turn_dropout_off(model_config)
-    dtype = dtype if model_config.dtype == dtype and not on_meta_device else torch.float32
+    dtype = dtype if model_config.dtype == dtype and not (on_meta_device or options) else torch.float32
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -114,10 +123,14 @@ def load_model(
             revision=config.revision,
             trust_remote_code=config.trust_remote_code,
             device_map=META if on_meta_device else None,
+            **options,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise unreadable("model.path", source, "model", error) from error
     model, report = loaded
+    if options:
+        finish_dequantization(model, dtype)
+    record_untied_head(model)
     if dtype != torch.float32 and not is_loaded_unrounded(model, dtype, cached_folder(source, config.revision)):
         return load_model(config, attention=attention)
     if report["missing_keys"]:
@@ -128,6 +141,21 @@ def load_model(
         )
     set_experts_forward(model)
     return model
+
+
+def record_untied_head(model: PreTrainedModel) -> None:
+    """Set `tie_word_embeddings` to false in the configuration of a model whose LM head is not its embedding.
+
+    Files of a tied configuration may have two different tables; transformers loads both, but would save one.
+    """
+    head: Any = model.get_output_embeddings()
+    table: Any = model.get_input_embeddings()
+    if head is None or getattr(head, "weight", None) is getattr(table, "weight", None):
+        return
+    for each in (model.config, model.config.get_text_config()):
+        if getattr(each, "tie_word_embeddings", False):
+            each.tie_word_embeddings = False
+            record_difference(model, tie_word_embeddings=False)
 
 
 def turn_dropout_off(model_config: PreTrainedConfig) -> None:

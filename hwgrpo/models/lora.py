@@ -195,8 +195,12 @@ def _is_target(name: str, target: str) -> bool:
 
 def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
     for target in targets:
-        if adapted_layers(model, [target]) or _is_head(model, target):
+        if adapted_layers(model, [target]):
             continue
+        if _is_head(model, target):
+            raise ConfigError(
+                f"model.lora.target_modules={targets}: {target!r} is the LM head, which gets no adapter; leave it out"
+            )
         short = sorted({name.rsplit(".", 1)[-1] for name in adapted_layers(model, ALL_LINEAR)})
         near = nearest(target, short)
         hint = f" Did you mean {near!r}?" if near else ""
@@ -208,7 +212,7 @@ def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
 
 
 def _is_head(model: PreTrainedModel, target: str) -> bool:
-    """Return whether a target is the LM head, which is refused where logits are read."""
+    """Return whether a target is the LM head."""
     head = model.get_output_embeddings()
     return any(module is head and _is_named(name, [target]) for name, module in model.named_modules())
 
@@ -219,6 +223,14 @@ def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     assert config.adapter is not None
     folder = Path(config.adapter).expanduser()
     rank_of(config)  # refuses a folder without an adapter and a rank that contradicts it
+    targets = (adapter_settings(config.adapter) or {}).get("target_modules") or []
+    # peft's own: a list of names, all-linear, or a regular expression
+    named = [f"{PATTERN}{targets}"] if isinstance(targets, str) else targets
+    if targets != "all-linear" and any(_is_head(model, target) for target in named):
+        raise ConfigError(
+            f"model.lora.adapter={config.adapter!r} adapts the LM head, which is not trained further here; merge it "
+            "into its model (peft's merge_and_unload) and set model.path to that"
+        )
     try:
         wrapped = PeftModel.from_pretrained(model, str(folder), adapter_name=TRAINED_ADAPTER, is_trainable=True)
         wrapped.load_adapter(str(folder), adapter_name=REFERENCE_ADAPTER, is_trainable=False)

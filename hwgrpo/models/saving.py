@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import resolve_model_path
-from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters
+from hwgrpo.models.final_dtype import cast_weights
+from hwgrpo.models.loading import record_untied_head, resolve_model_path
+from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters, without_weights
 from hwgrpo.models.quantization import dequantize
 from hwgrpo.models.stored_dtype import cached_folder
 from hwgrpo.permissions import follow_umask
@@ -45,6 +49,7 @@ def save_model(
     merge: bool,
     max_shard_size: str | None = None,
     source: Path | None = None,
+    dtype: str = "float32",
 ) -> None:
     """Write a model and its tokenizer in Hugging Face format.
 
@@ -55,19 +60,108 @@ def save_model(
         merge: with LoRA, write the full model with the trained adapter merged in, instead of the adapter alone.
         max_shard_size: largest weight file of a full model, as transformers writes it ("5GB"); None: its default.
         source: folder of the base model, from which a full model gets its processor's files and code.
+        dtype: of the written weights: float32, bfloat16, float16, or auto: that of each weight in `source`, and
+            fp32 for an adapter.
     """
-    sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    if has_adapters(model) and merge:
-        _fp32_copy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
-    elif has_adapters(model):
+    folder = Path(folder)
+    if has_adapters(model) and not merge:
         with _original_base(model):
             model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
+        source = None
     else:
-        model.save_pretrained(folder, **sizes)
+        sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
+        full = _merged(_fp32_copy(model)) if has_adapters(model) else model
+        write_pretrained(full, folder, source, **sizes)
     tokenizer.save_pretrained(folder)
-    if source is not None and (merge or not has_adapters(model)):
-        _copy_missing_files(source, Path(folder))
-    follow_umask(Path(folder))
+    if source is not None:
+        _copy_missing_files(source, folder)
+    cast_weights(folder, dtype, source)
+    follow_umask(folder)
+
+
+def write_pretrained(model: Any, folder: Path, source: Path | None = None, **options: Any) -> None:
+    """Write a full model by transformers, with the generation configuration of its base model as it is.
+
+    transformers loads a generation configuration whose values do not fit together (a temperature without `do_sample`),
+    and refuses to write it.
+
+    Args:
+        model: a transformers model without adapters.
+        folder: created if it is missing.
+        source: folder of the base model.
+        options: further arguments of `save_pretrained`.
+    """
+    own = getattr(model, "generation_config", None)
+    record_untied_head(model)
+    if own is not None:
+        model.generation_config = GenerationConfig()
+    try:
+        model.save_pretrained(folder, **options)
+    finally:
+        if own is not None:
+            model.generation_config = own
+    file = folder / GENERATION_CONFIG_NAME
+    if source is not None and (source / GENERATION_CONFIG_NAME).is_file():
+        shutil.copyfile(source / GENERATION_CONFIG_NAME, file)
+    elif own is not None and file.is_file():
+        own.to_json_file(file, use_diff=True, keys_to_pop=["compile_config"])
+
+
+def check_saving(model: Any, config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Merge the adapters of a model without weights, and write all that a trained model's folder has besides weights.
+
+    So what would fail after the last step fails before the first.
+
+    Args:
+        model: the run's model on the meta device, which is used up; None: it cannot be made there.
+        config: the run's `model` settings.
+        tokenizer: the run's tokenizer; None: it is not here.
+
+    Raises:
+        ConfigError: the final model could not be written.
+    """
+    source = source_folder(config)
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-saving-")
+    except OSError:
+        return  # no temporary files here, which says nothing on the folder of the final model
+    try:
+        with scratch as name:
+            folder = Path(name)
+            if model is not None:
+                with without_weights():
+                    full = _merged(model) if has_adapters(model) else model
+                with _without_progress_bar():
+                    write_pretrained(full, folder, source, state_dict={})
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+            if source is not None:
+                _copy_missing_files(source, folder)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return  # as above
+        reason = str(error).strip() or type(error).__name__
+        raise ConfigError(
+            f"model.path={config.path!r}: the trained model could not be saved ({type(error).__name__}: {reason}); "
+            "correct the named file of the model, or use another model"
+        ) from error
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """Let transformers show no bar of no weights."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _merged(model: PeftModel) -> Any:
+    """Return the base model with the trained adapter merged in; the model itself is used up."""
+    return model.merge_and_unload(adapter_names=[TRAINED_ADAPTER])
 
 
 @contextmanager

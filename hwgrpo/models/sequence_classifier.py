@@ -17,6 +17,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.loading import resolve_model_path, turn_dropout_off, unreadable
 from hwgrpo.models.meta_device import META
+from hwgrpo.models.stored_quantization import check_stored, finish_dequantization, loading_options
 from hwgrpo.rewards.models.score_head import draw_head, is_classifier, missing_weights, without_load_report
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def classifier_config(config: ModelConfig, pad_token_id: Any) -> PreTrainedConfi
         pad_token_id: the tokenizer's, for a model whose configuration names none.
 
     Raises:
-        ConfigError: the model cannot be found or read, has no sequence-classification form, or several labels.
+        ConfigError: the model cannot be found or read, has no sequence-classification form, several labels, or
+            quantized weights that cannot be dequantized.
     """
     source = resolve_model_path(config.path)
     options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
@@ -52,6 +54,7 @@ def classifier_config(config: ModelConfig, pad_token_id: Any) -> PreTrainedConfi
             f"model.path={config.path!r} is a classifier with {settings.num_labels} labels, and a reward model has one "
             "score: use a model with one label, or a language model, which gets a new head"
         )
+    check_stored(config.path, settings)
     turn_dropout_off(settings)
     text = settings.get_text_config()
     if text.pad_token_id is None:  # a batch's scores are read at the last token that is not padding
@@ -77,6 +80,7 @@ def load_classifier(
         ConfigError: the model cannot be read, or lacks weights besides a new head.
     """
     source = resolve_model_path(config.path)
+    dequantizing = loading_options(settings)
     try:
         with without_load_report():
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
@@ -88,10 +92,13 @@ def load_classifier(
                 revision=config.revision,
                 trust_remote_code=config.trust_remote_code,
                 device_map=META if on_meta_device else None,
+                **dequantizing,
             )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise unreadable("model.path", source, "model", error) from error
     model, report = loaded
+    if dequantizing:
+        finish_dequantization(model, torch.float32)
     head, missing = missing_weights(model, report, new_head=not is_classifier(settings))
     if missing:
         raise ConfigError(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.models.meta_device import non_parameters
 
-NAMES = {torch.bfloat16: "BF16"}
-"""Names of dtypes in safetensors files."""
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Names of the dtypes of weights in safetensors files."""
 
 
 def cached_folder(path: str, revision: str | None) -> Path | None:
@@ -42,9 +43,13 @@ def is_loaded_unrounded(model: nn.Module, dtype: torch.dtype, folder: Path | Non
     if folder is None or any(tensor.dtype == dtype for _, _, tensor in non_parameters(model)):
         return False
     files = sorted(folder.glob("*.safetensors"))
-    return bool(files) and all(_dtypes(file) == {NAMES[dtype]} for file in files)
+    stored = {entry["dtype"] for file in files for entry in read_header(file).values()}
+    return stored == {NAMES[dtype]}
 
 
-def _dtypes(file: Path) -> set[str]:
-    with safe_open(file, "pt") as tensors:
-        return {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118  (not a mapping)
+def read_header(file: Path) -> dict[str, Any]:
+    """Return the tensors of a safetensors file: name -> {dtype, shape, data_offsets}."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    header.pop("__metadata__", None)
+    return header

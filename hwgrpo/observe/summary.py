@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.file_systems import sync
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.shown_fields import LOSS, MISSING, decimals, duration, percent
@@ -114,7 +114,7 @@ def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(jsonable(summary), file, indent=2, allow_nan=False)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     temporary.replace(path)
     return path
 

@@ -36,6 +36,7 @@ from hwgrpo.rollout.shared_devices import shares_device, sleeps
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.online_rewards import final_folders
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
@@ -83,7 +84,8 @@ def make_plan(
     settings, shipped = planned_settings(config.model)
     device = Device(backend) if no_device is None else None
     if device is not None:
-        problems += filter(None, (*missing_requirements(config, device), reason_against_folder(Path(t.output_dir))))
+        in_the_way = reason_against_folder(Path(t.output_dir), final_folders(config))
+        problems += filter(None, (*missing_requirements(config, device), in_the_way))
     data, tried = _open_data(config, problems, from_hub=shipped is not None)
     start = check_start(config, backend, settings, device=device, data=data)
     dtype, attention, layout = start.dtype, start.attention, start.layout
@@ -111,6 +113,7 @@ def make_plan(
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
         *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
+        *_item("", start.notes),
         *_item("data", _data_lines(config, training, validation)),
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),

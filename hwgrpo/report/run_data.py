@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +13,7 @@ import yaml
 from hwgrpo.config.derived import largest_kl
 from hwgrpo.config.schema import KlConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.file_systems import lock as lock_file
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe import completions, summary, warnings
 from hwgrpo.observe.history import RunHistory
@@ -149,9 +149,9 @@ def _is_held(lock: Path) -> bool:
         return False
     try:
         with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_file(file, shared=True)
     except BlockingIOError:
         return True
     except OSError:
-        return False  # a file system without locks, or an unreadable file: unknown
+        return False  # an unreadable file: unknown, as on a file system without locks
     return False

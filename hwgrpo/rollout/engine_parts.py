@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from hwgrpo_backends.device import Device
 
+from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import PolicyWeights
 
@@ -36,3 +37,12 @@ class EngineParts:
     """Id of the run on rank 0, kept when it resumes; None for a run that cannot resume."""
     gate: Gate | None = None
     """Gate at which an engine that generates in a thread of its own pauses for new weights."""
+
+    def different_settings(self, *, adapted: bool) -> dict[str, Any]:
+        """Return the values of the model's configuration that an engine must not take from the model's folder.
+
+        Args:
+            adapted: the engine reads the frozen weights below an adapter from the folder, in the format that they have.
+        """
+        found: dict[str, Any] = getattr(causal_lm(self.model), "differs_from_folder", {})
+        return {key: value for key, value in found.items() if not (adapted and key == "quantization_config")}

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.lora import has_adapters
-from hwgrpo.models.saving import ORIGINAL_NAME
+from hwgrpo.models.saving import ORIGINAL_NAME, write_pretrained
 from hwgrpo.permissions import follow_umask
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.training.checkpoint.checkpoint_files import discard
@@ -86,7 +86,7 @@ def write_model(model: PreTrainedModel, output: Path, rank: int, timeout: float)
     folder = output / FOLDER / f"model-{fingerprint(model)}"
 
     def write(partial: Path) -> None:
-        model.save_pretrained(partial)
+        write_pretrained(model, partial)
         if model.name_or_path:
             (partial / ORIGINAL_NAME).write_text(model.name_or_path, encoding="utf-8")
 

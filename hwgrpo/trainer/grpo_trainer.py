@@ -15,7 +15,6 @@ from hwgrpo.cli.backend_selection import prepare_host
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError, RunFinished
 from hwgrpo.given_objects import given
-from hwgrpo.text import hide_secrets
 from hwgrpo.trainer.given_settings import EVALUATION, MODEL, TOKENIZER, check_prompts, load_given
 from hwgrpo.trainer.process_state import RestoredEnvironment, restored_process
 from hwgrpo.trainer.step_record import Step, StepRecorder
@@ -234,12 +233,13 @@ class Trainer:
             raise RunError(
                 f"the shards of an ended run cannot be gathered; its model is in {run.config.trainer.output_dir}/final"
             )
-        model = full_model(run)
+        model, folder = full_model(run), Path(folder).expanduser()
         if run.strategy.rank == 0:
-            save_model(model, run.tokenizer, folder, merge=merge, source=source_folder(run.config.model))
+            source, dtype = source_folder(run.config.model), run.config.trainer.final_dtype
+            save_model(model, run.tokenizer, folder, merge=merge, source=source, dtype=dtype)
         if self.is_open:
             run.strategy.barrier()
-        return Path(folder)
+        return folder
 
     @property
     def is_open(self) -> bool:
@@ -264,8 +264,10 @@ class Trainer:
             try:
                 run = self._opened(training=True)
             except RunFinished as finished:
+                from hwgrpo.cli.run_start import print_finished
+
                 if self._host.rank == 0:
-                    print(hide_secrets(str(finished)))
+                    print_finished(finished)
                 self._status = "completed"
                 return
             assert self._recorder is not None

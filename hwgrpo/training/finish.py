@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from hwgrpo.errors import RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.saving import save_model, source_folder
-from hwgrpo.training.checkpoint.checkpoint_files import discard
+from hwgrpo.training.checkpoint.checkpoint_files import discard, folder_of
+from hwgrpo.training.checkpoint.restore import newest_step
+from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.loop import Status
 from hwgrpo.training.online_rewards import final_models
 from hwgrpo.training.out_of_memory import SAVING, explain_out_of_memory
@@ -27,20 +28,22 @@ def finish(run: TrainingRun, status: Status) -> None:
     """Save the final model of a completed run, and show the summary.
 
     With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone; a reward model that was trained is
-    `final-NAME/`. Each folder appears complete or not at all.
+    `final-NAME/`. Each folder appears complete or not at all. A signal that ends the run after its last step waits for
+    model and summary; a second one does not.
 
     Raises:
         RunError: memory ran out, the final model cannot be written, or the run's folder was moved.
     """
     output = Path(run.config.trainer.output_dir)
-    raise_if_moved(run.lock, run.strategy)
-    paths: dict[str, Path] = {}
-    with name_lost_ranks(), explain_out_of_memory(run.config, run.device, lambda: SAVING):
-        paths |= _save_models(run, status, output)
-    if run.strategy.rank == 0 and (output / "checkpoints").is_dir():
-        paths["checkpoint"] = output / "checkpoints"
-    run.observer.finish(status, **paths)
-    run.strategy.barrier()
+    with Interrupt():
+        raise_if_moved(run.lock, run.strategy)
+        paths: dict[str, Path] = {}
+        with name_lost_ranks(), explain_out_of_memory(run.config, run.device, lambda: SAVING):
+            paths |= _save_models(run, status, output)
+        if run.strategy.rank == 0 and (output / "checkpoints").is_dir():
+            paths["checkpoint"] = output / "checkpoints"
+        run.observer.finish(status, **paths)
+        run.strategy.barrier()
 
 
 def _save_models(run: TrainingRun, status: Status, output: Path) -> dict[str, Path]:
@@ -73,10 +76,29 @@ def full_model(run: TrainingRun) -> Any:
 
 def _save_policy(run: TrainingRun, model: Any, folder: Path, *, merge: bool) -> Path:
     source = source_folder(run.config.model)
-    return _save(run, folder, lambda partial: save_model(model, run.tokenizer, partial, merge=merge, source=source))
+    dtype = run.config.trainer.final_dtype
+
+    def write(partial: Path) -> None:
+        save_model(model, run.tokenizer, partial, merge=merge, source=source, dtype=dtype)
+
+    checkpoints = folder.parent / "checkpoints"
+    newest = newest_step(checkpoints)
+    if newest is None:
+        return _save(run, folder, write)
+    options = "" if merge else " --adapter"
+    remedy = f"; or write it elsewhere: hwgrpo export {folder_of(checkpoints, newest)} OUT{options}"
+    return _save(run, folder, write, remedy)
 
 
-def _save(run: TrainingRun, folder: Path, write: Callable[[Path], None]) -> Path:
+def _save(run: TrainingRun, folder: Path, write: Callable[[Path], None], remedy: str = "") -> Path:
+    """Write a folder that appears complete or not at all.
+
+    Args:
+        run: the run.
+        folder: the folder, which is replaced.
+        write: writes it at another path.
+        remedy: how to get the model in another way, for the message of a failure.
+    """
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         discard(partial)
@@ -85,13 +107,16 @@ def _save(run: TrainingRun, folder: Path, write: Callable[[Path], None]) -> Path
         if folder.is_dir():  # nothing else is replaced: it is not the run's
             shutil.rmtree(folder)
         os.replace(partial, folder)
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
         moved = run.lock.moved() if run.lock is not None else None
         if moved is None and partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)  # frees space on a full disk
+        if run.device.is_oom(error):
+            raise
+        reason = str(error) or type(error).__name__
         raise RunError(
             moved
-            or f"the final model could not be written to {folder}: {error}; make room or restore access there, then "
-            "start again: the run's steps are finished and saved"
+            or f"the final model could not be written to {folder}: {reason}; make room or restore "
+            f"access there, then start again: the run's steps are finished and saved{remedy}"
         ) from error
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
 from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
-from hwgrpo.models.meta_device import META
 from hwgrpo.rollout.engine_kind import check_running_server
 from hwgrpo.training.policy.auto_settings import AttentionSelection
 from hwgrpo.training.strategies.strategy import Strategy
@@ -52,19 +52,28 @@ def check_estimator(config: Config) -> None:
         check_greedy_baseline(config)
 
 
-def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:
-    """Check on a model without weights that the configured adapters can be applied to it.
+def make_without_weights(
+    config: ModelConfig, settings: PreTrainedConfig, auto_class: Any = AutoModelForCausalLM
+) -> Any:
+    """Return the run's model with its adapters on the meta device; None for code that cannot be run there.
+
+    Args:
+        config: the run's `model` settings.
+        settings: the model's transformers configuration.
+        auto_class: transformers' class that makes the model.
 
     Raises:
         ConfigError: as `apply_lora` does.
     """
-    if not uses_lora(config.lora):
-        return
-    with torch.random.fork_rng(devices=[]):  # keeps the run's random numbers
-        with META:
-            model: Any = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
-        with without_weights():
-            apply_lora(model, config.lora)
+    lora = uses_lora(config.lora)
+    with torch.random.fork_rng(devices=[]), without_weights():  # keeps the run's random numbers
+        try:
+            model = auto_class.from_config(copy.deepcopy(settings), trust_remote_code=config.trust_remote_code)
+        except Exception:  # code of the model's own, which reads values of tensors
+            if lora:
+                raise
+            return None
+        return apply_lora(model, config.lora) if lora else model
 
 
 def assumed_selections(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionSelection]:

@@ -54,7 +54,7 @@ IRRELEVANT_TO_WEIGHTS = (
     *("trainer.sequence_parallel_size", "trainer.tensor_parallel_size", "trainer.tokens_per_micro_batch"),
     *("trainer.save_every", "trainer.save_async", "trainer.keep_checkpoints", "trainer.save_final_model"),
     *("trainer.validate_every", "trainer.validate_at_start", "trainer.validation_n", "trainer.validation_sampling"),
-    *("trainer.deterministic", "trainer.threads", "trainer.max_skipped_updates"),
+    *("trainer.deterministic", "trainer.threads", "trainer.max_skipped_updates", "trainer.final_dtype"),
 )
 """Settings for where and how a run computes, reports and saves: a finished run with others is still this run."""
 
@@ -393,7 +393,7 @@ def open_folder(
         ConfigError: the checkpoint is one of another command.
         RunFinished: nothing is left to do.
     """
-    lock = lock_folder_on_rank_0(path, strategy)
+    lock = lock_folder_on_rank_0(path, strategy, final_folders(written))
     if lock is not None:
         undo.callback(lock.close)
     raise_on_all_ranks(strategy, lambda: None if strategy.rank else check_command(written, path, command))
@@ -401,6 +401,8 @@ def open_folder(
     checkpoint, notes = find_checkpoint(written, path, strategy)
     if lock is not None and checkpoint is not None:
         lock.keep()
+    if lock is not None and lock.note is not None:
+        notes = [lock.note, *notes]
     return LockedFolder(path, lock, checkpoint, list(notes))
 
 

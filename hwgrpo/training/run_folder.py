@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.file_systems import lock as lock_file
+from hwgrpo.file_systems import sync_folder
 from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
@@ -31,7 +32,9 @@ START_FILES = (
     *("wandb", "wandb.json", "trackio.json", "swanlog", "swanlab.json"),
 )
 """Files and folders that a run may write before its first step is finished."""
-FOLDERS = ("checkpoints", "final", "final-adapter", "tensorboard", "code")
+MODELS = ("final", "final-adapter")
+"""Folders that are replaced at the end of a run."""
+FOLDERS = ("checkpoints", "tensorboard", "code")
 FILES = (*(name for name in START_FILES if "." in name), "kernels.json", "summary.json", "micro_batch.json")
 """Folders and files that a run writes; checked at the start, since a conflict would otherwise appear after hours."""
 
@@ -43,9 +46,12 @@ class FolderLock:
         folder: the folder.
         lock: its locked file.
         made: files and folders made by this start, the innermost first.
+        note: what the folder's file system lacks; None: nothing.
     """
 
-    def __init__(self, folder: Path, lock: IO[str], made: Iterable[Path]) -> None:
+    def __init__(self, folder: Path, lock: IO[str], made: Iterable[Path], note: str | None = None) -> None:
+        self.note = note
+        """What the folder's file system lacks, for the user; None: nothing."""
         self._folder, self._lock, self._made = folder, lock, tuple(made)
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # finds the folder after a rename
         weakref.finalize(self, os.close, self._descriptor)
@@ -105,8 +111,12 @@ class FolderLock:
                     path.unlink()
 
 
-def lock_folder_on_rank_0(folder: Path, strategy: Strategy) -> FolderLock | None:
+def lock_folder_on_rank_0(folder: Path, strategy: Strategy, models: Iterable[str] = ()) -> FolderLock | None:
     """Lock the run's folder on rank 0; every rank calls this before reading the folder.
+
+    Args:
+        folder, models: as for `lock_folder`.
+        strategy: connects the ranks.
 
     Returns:
         The lock; None on ranks other than rank 0.
@@ -117,7 +127,7 @@ def lock_folder_on_rank_0(folder: Path, strategy: Strategy) -> FolderLock | None
     lock, problem = None, None
     if strategy.rank == 0:
         try:
-            lock = lock_folder(folder)
+            lock = lock_folder(folder, models)
         except ConfigError as error:
             problem = str(error)
     problem = strategy.gather_objects(problem)[0]
@@ -141,11 +151,12 @@ def raise_if_moved(lock: FolderLock | None, strategy: Strategy) -> None:
         raise RunError(moved)
 
 
-def lock_folder(folder: Path) -> FolderLock:
+def lock_folder(folder: Path, models: Iterable[str] = ()) -> FolderLock:
     """Make the folder and lock it until the process ends or the lock is closed.
 
     Args:
         folder: `trainer.output_dir`.
+        models: names of the folders of models that the run writes at its end, besides `MODELS`.
 
     Returns:
         The lock; the lock file `.lock` names the process that holds it.
@@ -154,7 +165,8 @@ def lock_folder(folder: Path) -> FolderLock:
         ConfigError: the folder cannot be written, has a file where a run makes a folder or the other way round, or is
             locked by another run.
     """
-    _check_places(folder)
+    if (problem := _wrong_place(folder, models)) is not None:
+        raise ConfigError(problem)
     path = folder / LOCK
     while True:
         made = [each for each in (path, *path.parents) if not each.exists()]
@@ -164,12 +176,15 @@ def lock_folder(folder: Path) -> FolderLock:
         except OSError as error:
             raise ConfigError(_cannot_be_written(folder, error.strerror)) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            without_locks = lock_file(lock)
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read()
             lock.close()
             raise ConfigError(_in_use(folder, holder)) from None
+        except OSError as error:
+            lock.close()
+            raise ConfigError(_cannot_be_written(folder, error.strerror)) from error
         if _is(lock, path):
             break
         lock.close()  # a failed start removed its lock file between our open and our lock
@@ -177,22 +192,45 @@ def lock_folder(folder: Path) -> FolderLock:
     lock.truncate()
     lock.write(str(os.getpid()))
     lock.flush()
-    return FolderLock(folder, lock, made)
+    try:
+        note = _missing_operations(folder, without_locks)
+    except OSError as error:
+        lock.close()
+        raise ConfigError(_cannot_be_written(folder, error.strerror)) from error
+    return FolderLock(folder, lock, made, note)
 
 
-def _check_places(folder: Path) -> None:
-    places = [(folder / name, "a folder", Path.is_dir) for name in FOLDERS]
+def _missing_operations(folder: Path, without_locks: str | None) -> str | None:
+    """Return a note on what a folder's file system lacks, or None; runs go on without."""
+    without_sync = sync_folder(folder)
+    lacks = [
+        *([f"no locks ({without_locks}): do not start a second run in this folder"] if without_locks else []),
+        *([f"no fsync of folders ({without_sync}): a crash of the host may lose a checkpoint"] if without_sync else []),
+    ]
+    return f"the file system of {folder} has {' and '.join(lacks)}" if lacks else None
+
+
+def _wrong_place(folder: Path, models: Iterable[str]) -> str | None:
+    """Return what is in the way of a file or folder that a run writes, or None."""
+    models = (*MODELS, *models)
+    places = [(folder / name, "a folder", Path.is_dir) for name in (*FOLDERS, *models)]
     places += [(folder / name, "a file", Path.is_file) for name in FILES]
     for path, kind, is_kind in places:
-        if os.path.lexists(path) and not is_kind(path):
-            raise ConfigError(
-                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, but {path} is not {kind}: "
-                f"move {path} away"
+        setting = f"trainer.output_dir={str(folder)!r}"
+        if path.name in models and os.path.islink(path):
+            return (
+                f"{setting}: {path} is a symbolic link, and the run replaces this folder: remove the link, or set "
+                "trainer.output_dir to a folder on that disk"
             )
+        if os.path.lexists(path) and not is_kind(path):
+            return f"{setting}: the run writes {kind} {path.name}, but {path} is not {kind}: move {path} away"
+    return None
 
 
-def reason_against_folder(folder: Path) -> str | None:
+def reason_against_folder(folder: Path, models: Iterable[str] = ()) -> str | None:
     """Return why `lock_folder` would fail now, or None; nothing is created."""
+    if (problem := _wrong_place(folder, models)) is not None:
+        return problem
     nearest = next(each for each in (folder, *folder.parents) if each.exists())
     if not nearest.is_dir():
         return _cannot_be_written(folder, os.strerror(errno.ENOTDIR))
@@ -203,7 +241,7 @@ def reason_against_folder(folder: Path) -> str | None:
     try:
         with (folder / LOCK).open(encoding="utf-8") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock_file(lock, shared=True)
             except BlockingIOError:
                 return _in_use(folder, lock.read())
     except OSError as error:

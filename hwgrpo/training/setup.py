@@ -128,7 +128,7 @@ def _build(
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
     resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
     require_running_server(config, strategy)
-    notes += filter(None, (dtype_note(config, device),))
+    notes += (*resolved.notes, *filter(None, (dtype_note(config, device),)))
     planned = planned_steps(config, len(data.training))
     if start >= planned:
         notes.append(f"{folder.path} has all its {start} steps; its missing outputs (model, summary) are written now")

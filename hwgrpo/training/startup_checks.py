@@ -19,12 +19,14 @@ from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_embeddings
 from hwgrpo.models.router import check_router_loss
+from hwgrpo.models.saving import check_saving
+from hwgrpo.models.stored_quantization import check_stored, dequantization_note
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine_kind import check_engine
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import choose_modules
-from hwgrpo.training.optional_checks import assumed_selections, check_adapters, check_estimator
+from hwgrpo.training.optional_checks import assumed_selections, check_estimator, make_without_weights
 from hwgrpo.training.policy.auto_settings import (
     AttentionSelection,
     choose_attention,
@@ -65,6 +67,8 @@ class ResolvedSettings:
     layout: Layout
     layout_note: str | None
     """Why rows are padded, if that is a fallback."""
+    notes: tuple[str, ...]
+    """Further notes for the user."""
 
 
 def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0, device: Device | None = None) -> Data:
@@ -103,7 +107,10 @@ def check_start(
     choose_kernels(config, backend)
     choose_modules(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)
-    check_adapters(config.model, settings)
+    check_stored(config.model.path, settings)
+    model = make_without_weights(config.model, settings)
+    if config.trainer.save_final_model:
+        check_saving(model, config.model, data.tokenizer if data is not None else None)
     if device is None:
         dtype, attention = assumed_selections(config, backend, settings)
     else:
@@ -116,7 +123,8 @@ def check_start(
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)
         check_embeddings(getattr(settings.get_text_config(), "vocab_size", None), data.tokenizer)
-    return ResolvedSettings(dtype, attention, layout, layout_note(config, settings, attention.loaded_as))
+    notes = tuple(filter(None, (dequantization_note(settings),)))
+    return ResolvedSettings(dtype, attention, layout, layout_note(config, settings, attention.loaded_as), notes)
 
 
 def missing_requirements(config: Config, device: Device) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.file_systems import copy_files
 from hwgrpo.trl.model_card import model_card
 from hwgrpo.trl.script_accelerator import ScriptAccelerator
 from hwgrpo.trl.trainer_callbacks import Callbacks
@@ -56,7 +56,7 @@ class ScriptMethods(TrainerParts):
             with trl_names():
                 trainer.save_model(folder, merge=False)
         elif self.is_world_process_zero():  # the ranks of an ended run have no common model; this is its last one
-            shutil.copytree(written, folder, dirs_exist_ok=True)
+            copy_files(written, Path(folder).expanduser())
 
     def save_state(self) -> None:
         """Write the state as trainer_state.json."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers import TrainerState
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.paths import with_home
 from hwgrpo.trl.grpo_config import note
 
 STATE = "trainer_state.json"
@@ -54,6 +55,7 @@ def resolve(checkpoint: str) -> str:
     Raises:
         ConfigError: it is no folder.
     """
+    checkpoint = with_home(checkpoint)
     if not Path(checkpoint).is_dir():
         beside = sorted(each.name for each in Path(checkpoint).absolute().parent.glob("checkpoint-*"))
         there = f"there are: {', '.join(beside)}" if beside else "True is the newest checkpoint of output_dir"

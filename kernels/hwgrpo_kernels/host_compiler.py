@@ -76,7 +76,7 @@ def _tuned() -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("HWGRPO_CACHE") or Path.home() / ".cache" / "hwgrpo") / "compiled"
+    return Path(os.environ.get("HWGRPO_CACHE") or "~/.cache/hwgrpo").expanduser() / "compiled"
 
 
 def _run(command: list[str]) -> bytes:

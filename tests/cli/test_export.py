@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hwgrpo.cli.main import main
+from hwgrpo.errors import ConfigError
+from hwgrpo.models import builtin
 from hwgrpo.training.checkpoint import restore
 from tests.support.processes import ranks
 from tests.support.runs import runs
@@ -120,3 +123,28 @@ def test_of_a_run_the_newest_checkpoint_that_is_good_is_taken(tmp_path: Path, do
     assert restore.newest(run / "checkpoints")[0] is None
     assert main(["export", str(run), str(tmp_path / "again")]) == 1
     assert "has no readable checkpoint" in capsys.readouterr().err
+
+
+def test_a_leading_tilde_is_the_home_folder_in_settings_and_arguments(tmp_path, monkeypatch, capsys):
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    shutil.copytree(builtin.resolve(runs.SMALL[0].partition("=")[2]), tmp_path / "home/base")
+    shutil.copyfile(runs.__file__.replace("runs.py", "dense_reward.py"), tmp_path / "home/own.py")
+    (tmp_path / "home/rows.jsonl").write_text('{"prompt": "sort 21=", "answer": "12"}\n' * 8)
+    named = ("model.path", "data.train", "reward", *runs.VALIDATING)
+    kept = [word for word in runs.SMALL if not word.startswith(named)]
+    words = ("model.path=~/base", "data.train=[~/rows.jsonl]", "reward.functions=['~/own.py:share_right']")
+    words = (*kept, *words, "trainer.max_steps=1", "trainer.output_dir=~/run")
+    OmegaConf.save(OmegaConf.from_dotlist(list(words)), tmp_path / "home/recipe.yaml")
+    assert main(["train", "~/recipe.yaml"]) == 0
+    assert main(["export", "~/run", "~/out"]) == 0
+    assert main(["report", "~/run", "--output", "~/page.html"]) == 0
+    resumed = "trainer.max_steps=2", "trainer.resume=~/run/checkpoints/step-00000001"
+    assert main(["train", "~/recipe.yaml", *resumed]) == 0
+    assert "changed since the checkpoint" not in capsys.readouterr().out
+    for name in ("run/final", "out/model.safetensors", "page.html", "run/checkpoints/step-00000002"):
+        assert (tmp_path / "home" / name).exists(), name
+    assert list((tmp_path / "work").iterdir()) == []
+    with pytest.raises(ConfigError, match="there is no such user's home"):
+        runs.small(tmp_path / "run", "model.path=~nobody-of-this-name/model")

@@ -60,6 +60,32 @@ def test_a_reader_that_has_left_ends_the_command_quietly(keys: tuple[str, ...]):
     assert running.returncode == main.OUTPUT_CLOSED == 141
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+@pytest.mark.parametrize(
+    ("command", "unbuffered", "code"), [("config", "", 1), ("config", "1", 1), ("train", "", 0), ("sft", "", 3)]
+)
+def test_a_full_standard_output_is_said_in_one_line_and_a_finished_training_has_its_own_code(
+    command: str, unbuffered: str, code: int
+):
+    program = f"{RUN}from hwgrpo.cli import sft, train\n"
+    program += "train.run = lambda args: print('shown') or 0\nsft.run = lambda args: print('shown') or 3\nrun()"
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": unbuffered}
+    for errors in (subprocess.PIPE, subprocess.STDOUT):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-c", program, command, *(["tiny_sort"] if command != "config" else [])],
+                env=environment,
+                stdout=full,
+                stderr=errors,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert done.returncode == code, done.stderr
+        if done.stderr is not None:
+            assert done.stderr == "hwgrpo: standard output could not be written: No space left on device\n"
+
+
 def test_a_process_without_standard_output_does_its_work():
     running = process("import os, sys; sys.stdout = None")
     assert (running.communicate(timeout=60)[1], running.returncode) == ("", 0)

@@ -1,6 +1,8 @@
 """With a sharding strategy only rank 0 reads the policy, no device holds it in full, and ranks get the right shards."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bytes").write_text(str(large))
     (root / "rank-0").symlink_to(root / "tied")
     (root / "rank-1").symlink_to(root / "untied")
+    shutil.copytree(root / "tied", root / "lacking-0")
+    (root / "lacking-0/model.safetensors").unlink()
+    (root / "lacking-1").symlink_to(root / "tied")
     config = settings(f"model.path={root}/tied", "model.lora.rank=2")
     adapted = apply_lora(load_model(config.model, attention="sdpa"), config.model.lora)
     for name, parameter in adapted.named_parameters():
@@ -57,7 +62,7 @@ def cases(root: Path, strategy: list[str]) -> dict[str, list[str]]:
 
 NAMES = list(cases(Path(), []))
 REFUSED = {
-    "LoRA on the head": ["model.path=ROOT/tied", "model.lora.rank=2", "model.lora.target_modules=[lm_head]"],
+    "no weights on rank 0": ["model.path=ROOT/lacking-RANK"],
     "other files on rank 1": ["model.path=ROOT/rank-RANK"],
 }
 
@@ -95,8 +100,8 @@ def test_a_rank_beside_the_first_never_has_the_whole_model_in_memory(sharded, fo
 
 
 def test_what_rank_0_finds_wrong_ends_all_ranks_with_its_words(sharded):
-    first, second = (rank["error"] for rank in sharded["LoRA on the head"])
-    assert first.startswith("ConfigError: Qwen3ForCausalLM: LoRA on the LM head")
+    first, second = (rank["error"] for rank in sharded["no weights on rank 0"])
+    assert re.match(r"ConfigError: model.path='.*/lacking-0': the folder has no readable model", first)
     assert second == first.replace("ConfigError", "RunError")
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -117,10 +118,20 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
     (tmp_path / "config.json").write_text("{ not json")
     with pytest.raises(ConfigError, match=r"the folder has no readable model"):
         load_model(config, attention="sdpa")
-    file = tmp_path / "weights.gguf"
+    file = tmp_path / "weights.bin"
     file.write_text("")
     with pytest.raises(ConfigError, match=r"is a file; use its folder"):
         load_model(ModelConfig(path=str(file)), attention="sdpa")
+
+
+def test_gguf_weights_are_refused_by_name(folder, tmp_path):
+    (folder / "model.safetensors").rename(folder / "model-Q4_K_M.gguf")
+    for path in (folder, folder / "model-Q4_K_M.gguf"):
+        with pytest.raises(ConfigError, match=r"has weights in GGUF.*set model.path to the original model"):
+            load_model(ModelConfig(path=str(path)), attention="sdpa")
+    (folder / "model-Q4_K_M.gguf").rename(folder / "model.safetensors")
+    (folder / "beside.gguf").touch()
+    load_model(ModelConfig(path=str(folder)), attention="sdpa")
 
 
 def test_models_that_cannot_generate_are_refused_by_their_kind(tmp_path):
@@ -354,6 +365,22 @@ def test_adapters_go_on_what_text_passes_and_all_of_them_get_a_gradient(kind, ta
     assert all(".language_model." in name for name in trainable)
 
 
+@pytest.mark.parametrize("targets", [["lm_head"], ["q_proj", "lm_head"], ["re:lm_.*"]])
+def test_adapters_on_the_lm_head_are_refused_by_name(folder, tmp_path, targets):
+    def model():
+        return load_model(ModelConfig(path=str(folder)), attention="sdpa")
+
+    with pytest.raises(ConfigError, match=r"target_modules=.*'(re:lm_\.\*|lm_head)' is the LM head"):
+        apply_lora(model(), LoraConfig(rank=2, target_modules=targets))
+    by_peft = targets[0].removeprefix("re:") if targets[0].startswith("re:") else targets
+    settings = peft.LoraConfig(r=2, target_modules=by_peft, task_type="CAUSAL_LM")
+    peft.get_peft_model(model(), settings).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"adapts the LM head.*merge it into its model"):
+        apply_lora(model(), LoraConfig(adapter=str(tmp_path / "adapter")))
+    everywhere: Any = apply_lora(model(), LoraConfig(rank=2, target_modules=["re:.*"]))
+    assert not hasattr(everywhere.get_base_model().get_output_embeddings(), "base_layer")
+
+
 def test_layers_that_text_does_not_pass_are_refused_by_name():
     config = transformers.Gemma3Config(**WITH_IMAGES["Gemma3"])
     with pytest.raises(ConfigError, match=r"text passes no linear layer 'out_proj'; it has .*o_proj"):
@@ -378,13 +405,12 @@ def test_files_of_the_source_that_loaders_need_stand_beside_the_saved_model_and_
     (source / "parts" / "own.py").write_text("y = 2\n")
     config = ModelConfig(path=str(source))
     model, tokenizer = load_model(config, attention="sdpa"), load_tokenizer(config)
-    (source / "generation_config.json").write_text("{}")
-    model.generation_config.max_length = 77  # what is saved wins over the source's
+    (source / "generation_config.json").write_text('{"temperature": 0.6}')
     save_model(model, tokenizer, out, merge=True, source=source_folder(config))
     assert {name: (out / name).read_text() for name in beside} == beside
     assert (out / "parts" / "own.py").is_file()
     assert not {"pytorch_model.bin", "config.json.bak", "notes.txt"} & {file.name for file in out.iterdir()}
-    assert json.loads((out / "generation_config.json").read_text())["max_length"] == 77
+    assert (out / "generation_config.json").read_text() == '{"temperature": 0.6}'
     adapter = apply_lora(load_model(config, attention="sdpa"), LoraConfig(rank=4))
     save_model(adapter, tokenizer, tmp_path / "adapter", merge=False, source=source_folder(config))
     shutil.rmtree(source)

@@ -47,16 +47,17 @@ def models_made_once():
     def once(function):
         known = {}
 
-        def remembered(config, settings):
-            key = repr((config, settings))
+        def remembered(*arguments):
+            key = repr(arguments[-2:])
             if key not in known:
-                known[key] = function(config, settings)
+                known[key] = function(*arguments)
             return known[key]
 
         return remembered
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(startup_checks, "check_adapters", once(startup_checks.check_adapters))
+        for name in ("make_without_weights", "check_saving"):
+            patch.setattr(startup_checks, name, once(getattr(startup_checks, name)))
         yield
 
 

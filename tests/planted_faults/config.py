@@ -4,6 +4,13 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "a folder named by a tilde",
+        "config/typed.py",
+        'with_home(value) if field.metadata.get("home") else value',
+        "value",
+        "cli/test_export.py -k tilde",
+    ),
+    Fault(
         "a deadline longer than a hang",
         "config/rollout_rules.py",
         "2 * r.group_timeout >= hung",

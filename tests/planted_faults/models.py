@@ -41,9 +41,30 @@ FAULTS = (
     Fault(
         "files of mixed dtypes loaded in one",
         "models/stored_dtype.py",
-        "_dtypes(file) == {NAMES[dtype]}",
-        "_dtypes(file) >= {NAMES[dtype]}",
+        "return stored == {NAMES[dtype]}",
+        "return stored >= {NAMES[dtype]}",
         "models/test_frozen_dtype.py",
+    ),
+    Fault(
+        "a generation config checked when it is saved",
+        "models/saving.py",
+        "        model.generation_config = GenerationConfig()\n",
+        "        pass\n",
+        "models/test_saving.py -k generation_config",
+    ),
+    Fault(
+        "a dequantization reversed when it is saved",
+        "models/stored_quantization.py",
+        "    model._weight_conversions = None",
+        "    assert True",
+        "models/test_saving.py -k mxfp4",
+    ),
+    Fault(
+        "one dtype for all weights of the final model",
+        "models/final_dtype.py",
+        "dtypes.get(name, usual)",
+        "usual",
+        "models/test_saving.py -k final_model_has",
     ),
     Fault(
         "adapters drawn in bf16",

@@ -4,6 +4,20 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "a file system without locks that ends a run",
+        "file_systems.py",
+        "if error.errno not in UNSUPPORTED:",
+        "if error.errno:",
+        "training/test_run_folder.py -k file_system",
+    ),
+    Fault(
+        "a signal that ends the last save",
+        "training/finish.py",
+        "    with Interrupt():\n",
+        "    if True:\n",
+        "training/test_run_folder.py -k signal_while",
+    ),
+    Fault(
         "greedy responses sampled while a source uses the engine",
         "training/greedy_baseline.py",
         "with run.responses.exclusive_engine():",

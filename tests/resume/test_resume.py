@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training import loop
-from hwgrpo.training.checkpoint import checkpoint_files, restore
+from hwgrpo.training.checkpoint import checkpoint_files, restore, writer
 from hwgrpo.training.resume import _compare_settings, already_finished
 from hwgrpo.training.strategies import held_adamw
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -75,9 +76,9 @@ def kill_in_step(number: int) -> None:
     PolicyUpdate.accumulate_gradients = deadly
 
 
-def kill_before(name: str, occurrence: int) -> None:
+def kill_before(name: str, occurrence: int, module: Any = checkpoint_files) -> None:
     """Die before the given call of a function that writes checkpoints."""
-    plain = getattr(checkpoint_files, name)
+    plain = getattr(module, name)
     calls = [0]
 
     def deadly(*arguments):
@@ -86,7 +87,7 @@ def kill_before(name: str, occurrence: int) -> None:
             die()
         return plain(*arguments)
 
-    setattr(checkpoint_files, name, deadly)
+    setattr(module, name, deadly)
 
 
 def kill_amid_a_file(occurrence: int) -> None:
@@ -124,8 +125,8 @@ POINTS: dict[str, Callable[[], None]] = {
     "amid the second checkpoint's model": lambda: kill_amid_a_file(5),
     "before its manifest": lambda: kill_before("write_text", 5),
     "before its manifest's checksum": lambda: kill_before("write_text", 6),
-    "before its rename": lambda: kill_before("sync_folder", 3),
-    "after its rename": lambda: kill_before("sync_folder", 4),
+    "before its rename": lambda: kill_before("sync_folder", 3, writer),
+    "after its rename": lambda: kill_before("sync_folder", 4, writer),
     "before the first one is removed": lambda: kill_before("remove", 1),
     "between log and checkpoint": kill_between_log_and_checkpoint,
 }

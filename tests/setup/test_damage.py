@@ -1,5 +1,7 @@
 """An environment that was damaged after set-up is repaired by running set-up again; only pip is played here."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -161,3 +163,11 @@ def test_a_dry_run_of_set_up_shows_a_repair_and_changes_nothing(environment, cap
     assert setup_env.main(["--root", str(environment.root), "--dry-run"]) == 0
     assert "damaged      torch: ModuleNotFoundError" in capsys.readouterr().out
     assert sorted(path for path in environment.venv.rglob("*")) == before
+
+
+def test_set_up_goes_on_where_the_file_system_has_no_locks(environment, monkeypatch):
+    def without(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert environment.setup() == []

@@ -15,7 +15,7 @@ BOUNDED = {
     "thread.submit(asyncio.run, coroutine).result()": "a reward function; reward.functions.timeout ends its process",
     "wait_for(self.start(calls[0], extras))": "our own function: a reward function, as above",
     "wait_for(function.start(arguments, extras))": "as above",
-    "fcntl.flock(lock, fcntl.LOCK_EX)": "a folder made just now; another start holds it while it looks",
+    "lock_file(lock, wait=True)": "a folder made just now; another start holds it while it looks",
 }
 
 
@@ -30,7 +30,8 @@ def without_limit(source: str) -> list[str]:
 
 def _waits_for_ever(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Name):
-        return call.func.id == "wait_for"
+        locks = any(keyword.arg == "wait" and ast.unparse(keyword.value) == "True" for keyword in call.keywords)
+        return locks or call.func.id == "wait_for"
     if not isinstance(call.func, ast.Attribute):
         return False
     name = call.func.attr
@@ -43,10 +44,9 @@ def _waits_for_ever(call: ast.Call) -> bool:
 
 
 def test_the_search_finds_waits_without_limit():
-    source = (
-        "a.wait()\nb.join()\nc.result(3)\nd.wait_for(f)\ne.wait_for(f, 3)\n','.join(x)\ng.wait(timeout=2)\nflock(1)"
-    )
-    assert without_limit(source) == ["a.wait()", "b.join()", "d.wait_for(f)"]
+    source = "a.wait()\nb.join()\nc.result(3)\nd.wait_for(f)\ne.wait_for(f, 3)\n','.join(x)\ng.wait(timeout=2)"
+    source += "\nflock(1)\nh(1, wait=True)"
+    assert without_limit(source) == ["a.wait()", "b.join()", "d.wait_for(f)", "h(1, wait=True)"]
 
 
 def test_every_wait_of_the_packages_and_scripts_has_a_limit():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hwgrpo import scratch
+from hwgrpo import file_systems, scratch
 from hwgrpo.models.builtin import resolve
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.server import weight_transfer
@@ -87,7 +87,7 @@ def test_where_folders_cannot_be_locked_none_is_removed(tmp_path: Path, monkeypa
         raise OSError(95, "Operation not supported")
 
     left = left_by_a_killed_process(tmp_path)
-    monkeypatch.setattr(scratch.fcntl, "flock", no_locks)
+    monkeypatch.setattr(file_systems.fcntl, "flock", no_locks)
     ScratchFolder("mine-", tmp_path).remove()
     assert left.is_dir()
 

@@ -7,13 +7,16 @@ import os
 import re
 import shutil
 import signal
+import stat
 from pathlib import Path
 
 import pytest
 from hwgrpo_backends.cpu import BACKEND
 
+from hwgrpo import file_systems
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.report.run_data import read_run
 from hwgrpo.training import finish, loop, model_setup, resume, setup
 from hwgrpo.training import run_folder as output
 from hwgrpo.training.interrupt import Interrupt
@@ -110,7 +113,7 @@ def test_a_lock_file_that_was_taken_away_before_it_was_locked_is_not_taken_for_t
         calls.append(operation)
         plain(file, operation)
 
-    monkeypatch.setattr(output.fcntl, "flock", taken_away)
+    monkeypatch.setattr(file_systems.fcntl, "flock", taken_away)
     held = lock_folder(tmp_path / "run")
     with pytest.raises(ConfigError, match="in use by another run"):
         lock_folder(tmp_path / "run")
@@ -324,6 +327,41 @@ def test_something_in_the_place_of_what_a_run_writes_is_named_before_it_starts(t
     lock_folder(tmp_path).close()
 
 
+@pytest.mark.parametrize("name", ["final", "final-adapter", "final-online_reward_model"])
+def test_a_link_in_the_place_of_the_final_model_is_refused_before_the_first_step_and_by_the_dry_run(
+    tmp_path: Path, name: str
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    words = ()
+    if "online" in name:
+        verifier = "verifier: exact_match, warmup_steps: 1"
+        words = (f"reward.functions=[{{name: online_reward_model, kwargs: {{{verifier}}}}}]",)
+    config = runs.small(tmp_path / "run", *words)
+    (problem,) = make_plan(config, BACKEND, 1).problems
+    assert f"{tmp_path}/run/{name} is a symbolic link" in problem
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        setup.build_run(config, BACKEND, 0, 1)
+
+
+def test_a_signal_while_the_final_model_is_written_still_leaves_model_and_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plain = finish.save_model
+
+    def asked_to_end(*arguments, **named) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        plain(*arguments, **named)
+
+    monkeypatch.setattr(finish, "save_model", asked_to_end)
+    before = signal.getsignal(signal.SIGTERM)
+    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
+    assert (tmp_path / "run/final/model.safetensors").is_file()
+
+
 def test_a_file_in_the_place_of_something_half_written_is_removed(tmp_path: Path):
     words = ("trainer.save_every=1", "trainer.keep_checkpoints=1")
     assert runs.run(tmp_path / "run", *words, "trainer.max_steps=1") == "completed"
@@ -341,13 +379,15 @@ def test_a_file_in_the_place_of_something_half_written_is_removed(tmp_path: Path
 def test_a_final_model_that_cannot_be_written_ends_the_run_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def full(model, tokenizer, folder: Path, merge: bool, source: object) -> None:
+    def full(model, tokenizer, folder: Path, **_: object) -> None:
         (folder / "model.safetensors").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(finish, "save_model", full)
-        with pytest.raises(RunError, match=r"final model could not be written to .*No space left.*start again"):
+        with pytest.raises(
+            RunError, match=r"could not be written to .*No space left.*start again.*hwgrpo export .*step-"
+        ):
             runs.run(tmp_path / "run", "trainer.max_steps=1")
     assert not (tmp_path / "run/.final.partial").exists()
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
@@ -389,3 +429,61 @@ def test_what_a_resumed_start_has_written_stays_though_it_did_no_step(tmp_path: 
     (tmp_path / "run/warnings.jsonl").write_text("")
     parts.close()
     assert (tmp_path / "run/warnings.jsonl").exists()
+
+
+WITHOUT = {
+    "flock": ("no locks (Function not implemented)", errno.ENOSYS),
+    "flock of NFS": ("no locks (No locks available)", errno.ENOLCK),
+    "flock of FUSE": ("no locks (Operation not supported)", errno.EOPNOTSUPP),
+    "fsync": ("no fsync of folders (Invalid argument)", errno.EINVAL),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_a_file_system_without_locks_or_fsync_of_folders_is_noted_once_and_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+):
+    said, number = WITHOUT[what]
+    name = what.partition(" ")[0]
+    module = {"flock": fcntl, "fsync": os}[name]
+    plain = getattr(module, name)
+
+    def refused(file, *arguments) -> None:
+        if name == "flock" or stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+        plain(file, *arguments)
+
+    monkeypatch.setattr(module, name, refused)
+    words = ("trainer.max_steps=2", "trainer.save_every=1", "observe.progress=plain")
+    assert make_plan(runs.small(tmp_path / "run", *words), BACKEND, 1).problems == ()
+    assert runs.run(tmp_path / "run", *words) == "completed"
+    assert capsys.readouterr().out.count(f"has {said}") == 1
+    assert (tmp_path / "run/checkpoints/step-00000002/manifest.json").is_file()
+    assert read_run(tmp_path / "run").status == "completed"
+
+
+@pytest.mark.parametrize("name", ["flock", "fsync"])
+def test_other_errors_of_a_file_system_are_no_missing_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    def broken(*_) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr({"flock": fcntl, "fsync": os}[name], name, broken)
+    with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="Input/output error"):
+        file_systems.lock(file) if name == "flock" else file_systems.sync(file)
+    if name == "flock":
+        with pytest.raises(ConfigError, match="cannot be written: Input/output error"):
+            lock_folder(tmp_path / "run")
+
+
+def test_files_are_copied_where_permissions_cannot_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_, **__) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    (tmp_path / "from/inner").mkdir(parents=True)
+    (tmp_path / "from/inner/file").write_text("text")
+    for name in ("chmod", "utime"):
+        monkeypatch.setattr(os, name, refused)
+    file_systems.copy_files(tmp_path / "from", tmp_path / "to")
+    assert (tmp_path / "to/inner/file").read_text() == "text"

@@ -6,6 +6,7 @@ routes and fields in use are checked against its wheel (tests/vllm/rollout_uses.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ class SglangServer:
             "host": host,
             "port": port,
         }
+        if different := parts.different_settings(adapted=False):
+            arguments["json_model_override_args"] = json.dumps(different)
         start = [python_of(parts.config, "sglang")[0], str(Path(hwgrpo_sglang.__file__))]
         return [*start, *_flags(arguments | dict(rollout.engine_kwargs))]
 

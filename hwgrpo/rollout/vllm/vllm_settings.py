@@ -71,6 +71,8 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
     }
+    if different := parts.different_settings(adapted=adapter is not None):
+        arguments["hf_overrides"] = different
     if not on_host and sleeps(config, on_host=False):
         arguments["enable_sleep_mode"] = True
     if cache is not None:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hwgrpo.errors import CheckpointError
+from hwgrpo.file_systems import sync
 from hwgrpo.permissions import follow_umask
 
 MANIFEST = "manifest.json"
@@ -65,7 +66,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
     follow_umask(path)
     with open(path, "rb") as file:
-        os.fsync(file.fileno())
+        sync(file)
     return fingerprint(path)
 
 
@@ -101,17 +102,8 @@ def write_text(path: Path, text: str) -> None:
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     os.replace(unfinished, path)
-
-
-def sync_folder(path: Path) -> None:
-    """Fsync a folder's directory entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hwgrpo.errors import RunError
+from hwgrpo.file_systems import sync_folder
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.shard_files import Table
 from hwgrpo.waits import LONG_WORK, STUCK_AFTER, Wait, join_thread
@@ -133,9 +134,9 @@ class CheckpointWriter:
             )
             for share in shares:
                 share.unlink()
-            checkpoint_files.sync_folder(self._partial)
+            sync_folder(self._partial)
             os.replace(self._partial, checkpoint_files.folder_of(self._root, self.step))
-            checkpoint_files.sync_folder(self._root)
+            sync_folder(self._root)
             for step, _ in checkpoint_files.folders(self._root)[: -self._keep]:
                 checkpoint_files.remove(self._root, step)
         except Exception as error:

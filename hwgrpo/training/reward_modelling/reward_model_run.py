@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from hwgrpo_backends.device import Device
+from transformers import AutoModelForSequenceClassification
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_vocabulary, load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_tensors
+from hwgrpo.models.saving import check_saving
 from hwgrpo.models.sequence_classifier import classifier_config, load_classifier
+from hwgrpo.models.stored_quantization import dequantization_note
 from hwgrpo.models.to_device import move_to_device
 from hwgrpo.rewards.models.score_head import is_classifier
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
+from hwgrpo.training.optional_checks import make_without_weights
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype, choose_strategy
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
@@ -60,10 +64,15 @@ def open_scored(config: Config) -> Prompts:
     """Open the training and validation examples, with the tokenizer.
 
     Raises:
-        ConfigError, DataError: as `classifier_config` and `build_scored` do.
+        ConfigError, DataError: as `classifier_config`, `check_saving` and `build_scored` do.
     """
     tokenizer = load_tokenizer(config.model)
-    longest = longest_text(config, classifier_config(config.model, tokenizer.pad_token_id), tokenizer)
+    settings = classifier_config(config.model, tokenizer.pad_token_id)
+    if config.trainer.save_final_model:
+        check_saving(
+            make_without_weights(config.model, settings, AutoModelForSequenceClassification), config.model, tokenizer
+        )
+    longest = longest_text(config, settings, tokenizer)
     training, validation = (build_scored(config, tokenizer, longest, which) for which in ("train", "validation"))
     assert training is not None
     return Prompts(tokenizer, training, validation)
@@ -133,7 +142,12 @@ def build_score_model(config: Config, device: Device, strategy: Strategy, data: 
         layout=PADDED,
         layout_reason=None,
     )
-    return models, [fused.attention.line, f"reward_model.loss={config.reward_model.loss}; the head is {head}"]
+    dequantized = filter(None, (dequantization_note(settings),))
+    return models, [
+        *dequantized,
+        fused.attention.line,
+        f"reward_model.loss={config.reward_model.loss}; the head is {head}",
+    ]
 
 
 REWARD_MODEL = Training(
