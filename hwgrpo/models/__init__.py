@@ -17,6 +17,8 @@ adapted_experts.py             adapters of stacked experts as low-rank products
 stored_dtype.py                the dtype of a model's files
 router.py                      load-balancing loss of mixture-of-experts models
 layers.py                      decoder layers; running a model on a device one layer at a time
+time_steps.py                  time steps of state-space layers without limits, as sampling computes them
+layer_values.py                settings of a configuration that differ between decoder layers
 windows.py                     sliding windows; a model with shortened windows for checks
 meta_device.py                 models without weights, for ranks that receive them from another
 builtin.py                     `builtin://` addresses and their cache

@@ -23,6 +23,7 @@ from hwgrpo.models import builtin
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.stored_dtype import cached_folder, is_loaded_unrounded
+from hwgrpo.models.time_steps import lift_time_step_limits
 from hwgrpo.paths import did_you_mean, find_model
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def load_model(
             "they would be random. Use a causal language model with its LM head, and a complete copy"
         )
     set_experts_forward(model)
+    lift_time_step_limits(model)
     return model
 
 

@@ -26,6 +26,7 @@ from hwgrpo.data.difficulty import make_sampler
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
+from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -133,7 +134,8 @@ def _build(
     total_steps = max(start, planned)
 
     models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout)
-    notes += filter(None, (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason))
+    lines = (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason)
+    notes += filter(None, (*lines, time_step_note(models.policy)))
     source = make_prompt_source(config, data.training, strategy)
     update = make_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
