@@ -115,7 +115,8 @@ def _build_section(section: type, values: Any, key: str) -> Any:
     arguments = {}
     for field in dataclasses.fields(section):
         if field.name in values:
-            arguments[field.name] = build(hints[field.name], values[field.name], prefix + field.name, field.default)
+            default = _plain_default(field)
+            arguments[field.name] = build(hints[field.name], values[field.name], prefix + field.name, default)
         elif field.default == MISSING:
             raise ConfigError(
                 f"{prefix}{field.name} is required and has no default; set it in the recipe or as "
@@ -124,6 +125,14 @@ def _build_section(section: type, values: Any, key: str) -> Any:
         elif dataclasses.is_dataclass(hints[field.name]):  # a required setting below it is missing
             arguments[field.name] = build(hints[field.name], {}, prefix + field.name)
     return section(**arguments)
+
+
+def _plain_default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field for messages; None for a section, whose settings have their own."""
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    default = field.default_factory()
+    return None if dataclasses.is_dataclass(default) else default
 
 
 def _build_anything(value: Any, key: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
+from hwgrpo.algorithms.settings_of_ratio import ratio_note
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import (
@@ -182,6 +183,8 @@ def _build(
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
+    if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
+        notes += filter(None, (ratio_note(config.algorithm.loss),))
     notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)
