@@ -96,8 +96,7 @@ def gpg(
 ) -> torch.Tensor:
     """alpha (r - mean), alpha = sequences / sequences with a reward other than 0, over the batch.
 
-    Source: GPG (Chu et al. 2025), with alpha and f_norm = 1 of verl; the paper's alpha counts the responses of groups
-    whose rewards differ.
+    Source: GPG (Chu et al. 2025), with verl's alpha, which is not the paper's, and f_norm = 1.
     """
     groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     alpha = valid_S.sum() / groups.reward_S.count_nonzero().clamp(min=1)

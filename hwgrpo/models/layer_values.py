@@ -6,6 +6,7 @@ which is no `AttributeError`, so that a default of `getattr` does not apply.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -35,12 +36,12 @@ def largest_value(text: Any, name: str, default: Any = None) -> Any:
         text, name: as for `layer_values`.
         default: where it is not set.
     """
-    return max((value for value in layer_values(text, name) if value is not None), default=default)
+    return _chosen(max, text, name, default)
 
 
 def smallest_value(text: Any, name: str) -> Any:
     """Return a setting's value; where layers differ, the smallest of those that are set. None: not set."""
-    return min((value for value in layer_values(text, name) if value is not None), default=None)
+    return _chosen(min, text, name, None)
 
 
 def head_sizes(text: Any) -> list[int]:
@@ -49,6 +50,14 @@ def head_sizes(text: Any) -> list[int]:
         size or (text.hidden_size // heads if heads else 0)
         for size, heads in zip(layer_values(text, "head_dim"), layer_values(text, "num_attention_heads"), strict=True)
     ]
+
+
+def _chosen(choose: Callable[[list[Any]], Any], text: Any, name: str, default: Any) -> Any:
+    values = [value for value in layer_values(text, name) if value is not None]
+    if not values:
+        return default
+    # what all layers share may be of a type without an order
+    return values[0] if all(value is values[0] for value in values) else choose(values)
 
 
 def _differing(text: Any) -> set[str]:

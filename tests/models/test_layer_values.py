@@ -45,6 +45,8 @@ def test_a_setting_is_read_from_the_layers_where_they_differ_and_from_the_config
     zamba = transformers.Zamba2Config(**SHAPE | FALLING_BACK["Zamba2"][0])
     zamba.per_layer_config = {1: {"attention_head_dim": 32}}
     assert layer_values(zamba, "head_dim") == [16, 32], "another name of the setting"
+    ropes = transformers.Gemma3TextConfig().rope_parameters
+    assert largest_value(transformers.Gemma3TextConfig(), "rope_parameters") == ropes, "no order, one value"
     assert (largest_value(config, "unknown", 5), smallest_value(config, "unknown")) == (5, None)
 
 
