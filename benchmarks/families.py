@@ -28,7 +28,7 @@ import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
 
 from hwgrpo.bench.machine import processor  # noqa: E402
-from tests.support.models.families import FAMILIES, Differences, measure  # noqa: E402
+from tests.support.models.families import FALLING_BACK, FAMILIES, Differences, measure  # noqa: E402
 from tests.support.processes.ancestry import short_head  # noqa: E402
 
 COLUMNS = (
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     differences: dict[str, Differences] = {}
-    for name in list(FAMILIES)[:1] if args.smoke else FAMILIES:
+    for name in list(FAMILIES)[:1] if args.smoke else (*FAMILIES, *FALLING_BACK):
         with tempfile.TemporaryDirectory() as folder:
             differences[name] = measure(name, Path(folder))
     conditions = {
@@ -85,8 +85,8 @@ def _page(differences: dict[str, Differences], conditions: dict[str, Any]) -> st
         f"{conditions['transformers']}, Python {conditions['python']}; commit {conditions['commit']}.",
         "",
         "Command: `python benchmarks/families.py --output benchmarks/results/families`. Tiny random models (two",
-        "layers, hidden 32), weights of norms and biases random too, windows shorter than the sequences. Largest",
-        "absolute differences over all layouts compared, log-probs and entropies at temperature 0.8; the",
+        "or three layers, hidden 32), weights of norms and biases random too, windows shorter than the sequences.",
+        "Largest absolute differences over all layouts compared, log-probs and entropies at temperature 0.8; the",
         "gradient's is relative to the magnitude of the summands of the same parameter's gradient (a bias whose",
         "summands cancel has almost no gradient, and the error of its summands), against fp64 autograd on full",
         "logits. Greedy tokens and the rollout's log-probs are those of `generate(do_sample=False)` and of a",

@@ -99,6 +99,8 @@ REJECTIONS = (
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3", "veto"),
 )
 """Statistics of `algorithm.correction.reject`, of `hwgrpo.algorithms.rejection`."""
+SAFE_LOG_RATIO = 20.0
+"""Log-ratios of these statistics are kept within plus or minus this, as in verl; that of `veto` is not."""
 REWARDS = Registry(
     "reward",
     {

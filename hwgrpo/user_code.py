@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dis
-import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hwgrpo.errors import ConfigError, error_text, escaped, nearest, shown
+from hwgrpo.errors import ConfigError, error_text, escaped, nearest
 
 _OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), "<frozen importlib")
 """Folders of the code that calls user-defined functions."""
@@ -151,30 +149,6 @@ def imported_plugins() -> tuple[str, ...]:
 def plugin_modules() -> set[str]:
     """Return the names of the modules of plugins that are files."""
     return {_module_name(Path(name)) for name in _plugins if name.endswith(".py")}
-
-
-def bind_arguments(
-    function: Callable[..., Any], arguments: Mapping[str, Any], positional: int, key: str
-) -> Callable[..., Any]:
-    """Return a function with some keyword arguments bound.
-
-    Args:
-        function: a user-defined or registered function.
-        arguments: value of the setting `key`.
-        positional: number of its positional arguments.
-        key: key of the setting, for messages.
-
-    Raises:
-        ConfigError: it does not accept these arguments.
-    """
-    try:
-        inspect.signature(function).bind(*[None] * positional, **arguments)
-    except TypeError as error:
-        called = f"{getattr(function, '__name__', type(function).__name__)}{inspect.signature(function)}"
-        raise ConfigError(
-            f"{key}={shown(dict(arguments))}: {called} is called with {positional} arguments and these: {error}"
-        ) from error
-    return functools.partial(function, **arguments) if arguments else function
 
 
 def arguments_of(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ surrogates.py           PPO clip per token
 surrogate_variants.py   GSPO, GMPO, VESPO, CISPO, SAPO, TOPR, GPG
 divergence_losses.py    DPPO, DRO
 covariance_losses.py    KL-Cov, Clip-Cov
+settings_of_ratio.py    settings of a loss without effect where every ratio is 1
 token_selection.py      tokens chosen by comparing all of an update
 coefficients.py         fixed and adapted coefficients of KL and entropy
 kl.py                   per-token estimators of KL(policy || reference): k3

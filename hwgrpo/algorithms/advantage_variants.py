@@ -6,10 +6,12 @@ The signature and the rules for groups and invalid sequences are those of `advan
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import torch
 
 from hwgrpo.algorithms.groups import Groups
+from hwgrpo.config.fields import Limits
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
 
@@ -60,7 +62,7 @@ def online_rft(
     config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
     *,
-    threshold: float = 0.5,
+    threshold: Annotated[float, Limits()] = 0.5,
 ) -> torch.Tensor:
     """1 where the reward is above the threshold, else 0: only correct responses are trained, all alike.
 
@@ -94,7 +96,7 @@ def gpg(
 ) -> torch.Tensor:
     """alpha (r - mean), alpha = sequences / sequences with a reward other than 0, over the batch.
 
-    Source: GPG (Chu et al. 2025), with verl's f_norm = 1.
+    Source: GPG (Chu et al. 2025), with verl's alpha, which is not the paper's, and f_norm = 1.
     """
     groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     alpha = valid_S.sum() / groups.reward_S.count_nonzero().clamp(min=1)
@@ -110,7 +112,8 @@ def grpo_passk(
 ) -> torch.Tensor:
     """Only the best of a group learns: by its lead over the second best, scaled as in `grpo`.
 
-    A tie for the best has no lead: all zero. Source: arXiv 2503.19595, as in verl.
+    A tie for the best has no lead: all zero. Without `std` its expected gradient is that of the best reward of a group,
+    not of the mean reward, which need not grow. Source: arXiv 2503.19595, as in verl.
 
     Raises:
         ConfigError: a group of one under `singleton="raw"`: it has no second best.
@@ -187,7 +190,7 @@ def gdpo(
     lengths_S: torch.Tensor | None = None,
     *,
     parts: Mapping[str, tuple[float, torch.Tensor]],
-    per_response: float = 0,
+    per_response: Literal[0, 1] = 0,
 ) -> torch.Tensor:
     """`grpo` of each reward function by itself, summed by weight, then whitened over the batch.
 
@@ -199,7 +202,7 @@ def gdpo(
         rewards_S, group_S, valid_S, config, lengths_S: as for all estimators; the summed rewards only mark groups
             without signal.
         parts: reward function -> its weight and its rewards [S].
-        per_response: 0: whitening counts a response as often as it has tokens; else once, and adds `eps` to the
+        per_response: 0: whitening counts a response as often as it has tokens; 1: once, and it adds `eps` to the
             standard deviation.
     """
     groups = Groups(rewards_S, group_S, valid_S, config.singleton)
@@ -212,11 +215,18 @@ def gdpo(
         sum_S += weight * torch.where(has_signal_S, advantage_S, 0.0)
         signal_S |= has_signal_S
     if per_response:
-        known = sum_S[valid_S]
-        whitened_S = (sum_S - known.mean()) / (known.std() + config.eps)
+        whitened_S = _whitened_responses(sum_S, valid_S, config)
     else:
         whitened_S = _whitened(sum_S, length_S)
     return torch.where(signal_S, whitened_S, 0.0).float()
+
+
+def _whitened_responses(value_S: torch.Tensor, valid_S: torch.Tensor, config: AdvantageConfig) -> torch.Tensor:
+    """Return (v - mean) / (std + eps) over the valid responses; 0 where these do not differ, as a single one."""
+    known = value_S[valid_S]
+    if not len(known) or bool(known.max() == known.min()):
+        return torch.zeros_like(value_S)
+    return (value_S - known.mean()) / (known.std() + config.eps)
 
 
 def _whitened(value_S: torch.Tensor, length_S: torch.Tensor) -> torch.Tensor:

@@ -27,10 +27,10 @@ from hwgrpo.algorithms.token_advantages import (
     takes,
 )
 from hwgrpo.catalog import ADVANTAGES
+from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.step_rewards import StepRewards
-from hwgrpo.user_code import bind_arguments
 
 
 def group_advantages(

@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hwgrpo.config.optional_settings import LARGEST_ERROR
 from hwgrpo.config.schema import AlgorithmConfig, KlConfig
-
-LARGEST_ERROR = 0.2
-"""Bound of the relative error that an adaptive KL coefficient follows."""
 
 
 def adapt_kl(coef: float, kl: float, responses: float, config: KlConfig) -> float:
@@ -21,7 +19,8 @@ def adapt_kl(coef: float, kl: float, responses: float, config: KlConfig) -> floa
         coef: the coefficient of the step.
         kl: its KL to the reference, nats per token; without effect where it is not finite.
         responses: its number of responses.
-        config: `target` None keeps the coefficient.
+        config: `target` None keeps the coefficient; `horizon` is above 0.2 times the responses of a step, so that it
+            stays above 0.
     """
     if config.target is None or not math.isfinite(kl):
         return coef

@@ -6,18 +6,23 @@ that of all others: the two form a binary distribution.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 
 from hwgrpo.algorithms.scope import scoped
 from hwgrpo.algorithms.surrogates import Metrics, SurrogateInput, clamp_log_ratio
+from hwgrpo.config.fields import Limits
 from hwgrpo.config.schema import LossConfig
 
 SMALL = 1e-8
 """Added to probabilities before their logarithm, as verl does."""
 
 
-@scoped("token")
-def dppo_tv(x: SurrogateInput, config: LossConfig, *, cap: float = 20.0) -> tuple[torch.Tensor, Metrics]:
+@scoped("token", of_ratio=("clip_low", "clip_high", "log_ratio_clamp", "cap"))
+def dppo_tv(
+    x: SurrogateInput, config: LossConfig, *, cap: Annotated[float, Limits(above=0)] = 20.0
+) -> tuple[torch.Tensor, Metrics]:
     """-A sg(min(rho, cap)) logprob where the probability has moved by at most clip_high (A > 0) or clip_low, else 0.
 
     Only moves in the advantage's direction count: up by more than clip_high where A > 0, down by more than clip_low
@@ -30,8 +35,10 @@ def dppo_tv(x: SurrogateInput, config: LossConfig, *, cap: float = 20.0) -> tupl
     return _kept_only(x, config, kept, cap)
 
 
-@scoped("token")
-def dppo_kl(x: SurrogateInput, config: LossConfig, *, cap: float = 20.0) -> tuple[torch.Tensor, Metrics]:
+@scoped("token", of_ratio=("clip_low", "clip_high", "log_ratio_clamp", "cap"))
+def dppo_kl(
+    x: SurrogateInput, config: LossConfig, *, cap: Annotated[float, Limits(above=0)] = 20.0
+) -> tuple[torch.Tensor, Metrics]:
     """As `dppo_tv`, with the binary KL(old || current) as the measure of the move.
 
     Source: DPPO (arXiv 2602.04879), binary KL, as in verl.
@@ -54,8 +61,10 @@ def _kept_only(x: SurrogateInput, config: LossConfig, kept: torch.Tensor, cap: f
     return loss, {"pg_clipfrac": 1 - kept, "ppo_kl": -log_ratio, "ratio": ratio}
 
 
-@scoped("token", penalizes=True)
-def dro(x: SurrogateInput, config: LossConfig, *, beta: float = 0.1) -> tuple[torch.Tensor, Metrics]:
+@scoped("token", penalizes=True, of_ratio=("beta",))
+def dro(
+    x: SurrogateInput, config: LossConfig, *, beta: Annotated[float, Limits(at_least=0)] = 0.1
+) -> tuple[torch.Tensor, Metrics]:
     """-A logprob + beta/2 d^2: a quadratic penalty takes the place of the clip.
 
     Source: DRO (Richemond et al. 2024), as in verl, whose `dro_beta` has no default.

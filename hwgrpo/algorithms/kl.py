@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 
 from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, EXACT_KL, KL_ESTIMATORS
+from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import KlConfig
-from hwgrpo.user_code import bind_arguments
 
 KLFunction = Callable[..., torch.Tensor]
 
@@ -40,13 +40,13 @@ def k3(
     input_clamp: float | None,
     output_clamp: float | None,
 ) -> torch.Tensor:
-    """e^x - x - 1: never negative, low variance.
+    """e^x - x - 1: never negative, low variance. Its expected gradient is that of KL(reference || policy).
 
     Args:
         logprob_N, ref_logprob_N: [N] log-probs of the sampled tokens.
         input_clamp: x is kept within plus or minus this; None: not at all.
         output_clamp: the result is kept within plus or minus this; None: not at all. At 10 the gradient vanishes for
-            x > 2.6109: for tokens that the policy pushed more than 2.6 nats below the reference.
+            x > 2.6109, tokens that the policy pushed more than 2.6 nats below the reference, and for x < -11.
 
     Returns:
         [N].

@@ -18,12 +18,12 @@ def absolute(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tens
 
 
 def k2(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:
-    """x^2 / 2: its gradient is that of the KL in expectation."""
+    """x^2 / 2: its expected gradient is that of KL(policy || reference)."""
     return (logprob_N - ref_logprob_N).square() * 0.5
 
 
 def k1_plus(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:
-    """The value of k1 with the gradient of k2."""
+    """The value of k1 with the gradient of k2, in expectation that of KL(policy || reference)."""
     return _straight_through(k1(logprob_N, ref_logprob_N), logprob_N, ref_logprob_N)
 
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from hwgrpo.algorithms.scope import Scope, sequence_sum
+from hwgrpo.catalog import SAFE_LOG_RATIO
 
-SAFE_LOG_RATIO = 20.0
-"""Log-ratios are kept within plus or minus this, as in verl."""
 STATISTICS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "k1": lambda x: -x,
     "k2": lambda x: 0.5 * x.square(),
@@ -45,7 +44,8 @@ def kept(log_ratio_N: torch.Tensor, reject: Mapping[str, Any], cu_seqlens: torch
     found = torch.ones_like(x, dtype=torch.bool)
     for name, bounds in reject.items():
         if name == "veto":
-            found &= _over_sequences("seq_max", -x, cu_seqlens) <= -math.log(bounds)
+            # of the log-ratio itself: the clamp would end at a share of e^-20
+            found &= _over_sequences("seq_max", -log_ratio_N, cu_seqlens) <= -math.log(bounds)
             continue
         over, _, k = name.rpartition("_")
         values = STATISTICS[k](x)

@@ -8,9 +8,9 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 
+from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.errors import ConfigError
 from hwgrpo.registry import Registry
-from hwgrpo.user_code import bind_arguments
 
 Scope = Literal["token", "sequence", "batch"]
 _ORDER: tuple[Scope, ...] = ("token", "sequence", "batch")
@@ -33,16 +33,22 @@ class Scoped(Generic[P, R]):
     """For a policy loss that treats some tokens apart: selects them of all tokens of the update (`token_selection`)."""
     penalizes: bool = False
     """For a policy loss: whether it has a gradient where the advantage is 0, so that no sequence can be skipped."""
+    of_ratio: tuple[str, ...] = ()
+    """For a policy loss: its settings and arguments that change no bit of the gradient where every ratio is 1."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
 
 def scoped(
-    scope: Scope, *, selects: Callable[..., torch.Tensor] | None = None, penalizes: bool = False
+    scope: Scope,
+    *,
+    selects: Callable[..., torch.Tensor] | None = None,
+    penalizes: bool = False,
+    of_ratio: tuple[str, ...] = (),
 ) -> Callable[[Callable[P, R]], Scoped[P, R]]:
-    """Return a decorator that declares the scope of a function of rows, what selects its tokens, and any penalty."""
-    return lambda function: Scoped(function, scope, selects, penalizes)
+    """Return a decorator that declares the fields of `Scoped` of a function of rows."""
+    return lambda function: Scoped(function, scope, selects, penalizes, of_ratio)
 
 
 def load_scoped(

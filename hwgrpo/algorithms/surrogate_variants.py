@@ -6,18 +6,20 @@ Notation and the treatment of on-policy rows are those of `surrogates.py`.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 
 from hwgrpo.algorithms.scope import scoped, sequence_sum
 from hwgrpo.algorithms.surrogates import Metrics, SurrogateInput, clamp_log_ratio, clip_ratio
+from hwgrpo.config.fields import Limits
 from hwgrpo.config.schema import LossConfig
 
 GSPO_MAX_LOG_RATIO = 10.0
 """verl's bound on GSPO's log-ratio; a sequence mean reaches it only when training has gone wrong already."""
 
 
-@scoped("sequence")
+@scoped("sequence", of_ratio=("clip_low", "clip_high", "delta"))
 def gspo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """PPO clip on the geometric mean of a sequence's ratios, each token carrying its share of the gradient.
 
@@ -36,7 +38,7 @@ def gspo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     return loss, metrics | {"ppo_kl": -x.log_ratio.detach(), "ratio": ratio.detach()}
 
 
-@scoped("sequence")
+@scoped("sequence", of_ratio=("clip_low", "clip_high"))
 def gmpo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A rho of a sequence, rho the geometric mean of token ratios that were clipped first.
 
@@ -64,15 +66,15 @@ def gmpo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     return -x.advantage * ratio, metrics
 
 
-@scoped("sequence")
+@scoped("sequence", of_ratio=("log_ratio_clamp", "k_pos", "lambda_pos", "k_neg", "lambda_neg"))
 def vespo(
     x: SurrogateInput,
     config: LossConfig,
     *,
-    k_pos: float = 2.0,
-    lambda_pos: float = 3.0,
-    k_neg: float = 3.0,
-    lambda_neg: float = 2.0,
+    k_pos: Annotated[float, Limits(at_least=0)] = 2.0,
+    lambda_pos: Annotated[float, Limits(at_least=0)] = 3.0,
+    k_neg: Annotated[float, Limits(at_least=0)] = 3.0,
+    lambda_neg: Annotated[float, Limits(at_least=0)] = 2.0,
 ) -> tuple[torch.Tensor, Metrics]:
     """-sg(phi(w)) A logprob, phi(w) = w^k e^(lambda (1 - w)), w the ratio of the sequence (product over tokens).
 
@@ -92,11 +94,12 @@ def vespo(
     return -phi * x.advantage * x.logprob, {"ppo_kl": -log_ratio, "ratio": log_ratio.exp()}
 
 
-@scoped("token")
+@scoped("token", of_ratio=("log_ratio_clamp",))
 def topr(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A logprob where A > 0, else -sg(min(rho, 1)) A logprob: what is learned from is not weighed, what is not is.
 
-    Source: TOPR (Le Roux et al. 2025), by token as in ROLL.
+    Source: TOPR (Le Roux et al. 2025). There, and in ROLL, the sign of the reward decides, and in the paper rho is that
+    of the response; here it is the sign of the advantage, and rho that of the token.
     """
     if x.on_policy:
         return -x.advantage * x.logprob, {}
@@ -106,7 +109,7 @@ def topr(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     return -weight * x.advantage * x.logprob, {"ppo_kl": -log_ratio, "ratio": ratio}
 
 
-@scoped("token")
+@scoped("token", of_ratio=("clip_low", "clip_high", "log_ratio_clamp"))
 def cispo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-sg(clamp(rho, 1 - clip_low, 1 + clip_high)) A logprob: clipped weights, but no token loses its gradient.
 
@@ -124,7 +127,7 @@ def cispo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]
     return -coefficient * x.advantage * x.logprob, {"pg_clipfrac": clipped, "ppo_kl": -log_ratio, "ratio": ratio}
 
 
-@scoped("token")
+@scoped("token", of_ratio=("log_ratio_clamp",))
 def sapo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A sigmoid(tau (rho - 1)) 4/tau, tau = tau_pos where A > 0, else tau_neg: a soft gate instead of a clip.
 

@@ -37,7 +37,7 @@ class SurrogateInput:
     """[N] 1 where the loss's own selection chose the token, else 0; None for losses without one."""
 
 
-@scoped("token")
+@scoped("token", of_ratio=("clip_low", "clip_high", "dual_clip", "delta", "log_ratio_clamp"))
 def ppo_clip(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """max(-A rho, -A clamp(rho, 1 - clip_low, 1 + clip_high)), at most -dual_clip A where A < 0.
 
@@ -66,7 +66,8 @@ def clamp_log_ratio(log_ratio: torch.Tensor, config: LossConfig) -> torch.Tensor
 def clip_ratio(ratio: torch.Tensor, advantage: torch.Tensor, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """Return PPO's clipped loss and its clip metrics; verl's `pg_clipfrac` is TRL's `clip_ratio/region`.
 
-    `config.delta` also caps the ratio that is not clipped (INTELLECT-2, Prime Intellect 2025), as in TRL.
+    `config.delta` also caps the ratio that is not clipped (INTELLECT-2, Prime Intellect 2025), as in TRL: with a
+    negative advantage, and with a positive one where it is below 1 + clip_high, whose place it then takes.
     """
     unclipped = -advantage * (ratio if config.delta is None else ratio.clamp(max=config.delta))
     bounded = -advantage * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)

@@ -10,10 +10,10 @@ import torch
 
 from hwgrpo.algorithms.scope import sequence_sum
 from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
+from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.step_rewards import StepRewards
-from hwgrpo.user_code import bind_arguments
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
 ARGUMENTS_OF_STEP = ("parts", "steps", "greedy_S", "token_probs")

@@ -3,6 +3,7 @@
 schema.py          the settings as dataclasses: type, default, limits, and a docstring for each
 optional_settings.py those of adapters, sharded strategies and rollout servers
 adapter_settings.py settings of existing adapters
+bound_arguments.py keyword arguments of functions, within what their signatures declare
 fields.py          how a field states its limits and its uses
 backend_choices.py choices that the device backends declare
 load.py            recipe + overrides -> `Config`

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.catalog import EXACT_KL, REJECTIONS
+from hwgrpo.catalog import ADVANTAGES, CORRECTIONS, EXACT_KL, KL_ESTIMATORS, POLICY_LOSSES, REJECTIONS, SAFE_LOG_RATIO
+from hwgrpo.config.bound_arguments import check_arguments
 from hwgrpo.config.optional_settings import KlConfig
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.registry import Registry
 from hwgrpo.user_code import names_a_file
 
 
@@ -21,6 +23,10 @@ def check_algorithm(a: AlgorithmConfig) -> None:
     """
     _check_numbers("algorithm.advantage", a.advantage.name, a.advantage.kwargs)
     _check_numbers("algorithm.loss", a.loss.name, a.loss.kwargs)
+    _check_declared("algorithm.advantage", ADVANTAGES, a.advantage.name, a.advantage.kwargs)
+    _check_declared("algorithm.loss", POLICY_LOSSES, a.loss.name, a.loss.kwargs)
+    _check_declared("algorithm.kl", KL_ESTIMATORS, a.kl.estimator, a.kl.kwargs)
+    _check_declared("algorithm.correction", CORRECTIONS, a.correction.name, a.correction.kwargs)
     _check_loss(a.loss)
     _check_kl(a.kl, a.advantage.name)
     _check_correction(a)
@@ -45,6 +51,13 @@ def _check_numbers(section: str, name: str, kwargs: Mapping[str, Any]) -> None:
                 f"{section}.kwargs.{argument}={shown(value)} with {section}.name={name!r}: its arguments are numbers; "
                 "use a finite number"
             )
+
+
+def _check_declared(section: str, registry: Registry, name: str, kwargs: Mapping[str, Any]) -> None:
+    """Check the arguments of a registered function; a file's function is checked when it is loaded."""
+    if kwargs and name in registry:
+        function = registry.load(name)
+        check_arguments(getattr(function, "function", function), kwargs, f"{section}.kwargs")
 
 
 def _check_loss(loss: LossConfig) -> None:
@@ -137,6 +150,24 @@ def _check_rejection(reject: Mapping[str, Any]) -> None:
                     f"{key}: give the least and the largest ratio of the engine's probability to the trainer's, e.g. "
                     "[0.5, 2.0]"
                 )
+            if not numbers[0] <= 1 <= numbers[1]:
+                raise ConfigError(f"{key} leaves out what engine and trainer agree on; use bounds below and above 1")
+        elif name == "veto":
+            if not right or numbers is bounds or numbers[0] >= 1:
+                raise ConfigError(f"{key}: give one number above 0 and below 1, e.g. 1e-4")
         elif not right or numbers is bounds:
-            example = "1e-4" if name == "veto" else "0.01"
-            raise ConfigError(f"{key}: give one number above 0, e.g. {example}")
+            raise ConfigError(f"{key}: give one number above 0, e.g. 0.01")
+        if (most := _largest_statistic(name)) is not None and max(numbers) >= most:
+            raise ConfigError(
+                f"{key} leaves nothing out: log-ratios are kept within plus or minus {SAFE_LOG_RATIO:g}, so that it is "
+                f"at most {most:.6g}; use less"
+            )
+
+
+def _largest_statistic(name: str) -> float | None:
+    """Return the largest value that a statistic of `algorithm.correction.reject` can have; None without a bound."""
+    over, _, k = name.rpartition("_")
+    if over == "seq_sum" or name == "veto":
+        return None
+    x = SAFE_LOG_RATIO
+    return {"k1": math.exp(x), "k2": x * x / 2, "k3": math.expm1(x) - x}[k]

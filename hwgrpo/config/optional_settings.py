@@ -154,13 +154,18 @@ class CorrectionConfig:
     """Further keyword arguments for a function of your own."""
 
 
+LARGEST_ERROR = 0.2
+"""Bound of the relative error that an adaptive KL coefficient follows."""
+
+
 @dataclass
 class KlConfig:
     coef: float = limited(0.0, at_least=0)
     """Weight of the KL to the reference model, in the loss or in the reward; 0 loads no reference model."""
     estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[_KL_ON])
     """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`. `exact` is the KL
-    over the full vocabulary instead of an estimate from the sampled token."""
+    over the full vocabulary instead of an estimate from the sampled token. The expected gradient of k3 is that of
+    KL(reference, policy), those of k2, k1+, k3+ and exact are that of KL(policy, reference)."""
     input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
     """k3, k3+: clamp of the log-ratio to the reference, plus or minus; null: none, as in TRL."""
     output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)
@@ -179,7 +184,8 @@ class KlConfig:
     sync_share: float = limited(1.0, above=0, at_most=1, used_by=[on("algorithm.kl.sync_every", " above 0")])
     """The policy's share in the moved reference; 1 copies it (TRL's ref_model_mixup_alpha). Adapters: only 1."""
     horizon: int = limited(10000, at_least=1, used_by=[on("algorithm.kl.target", " above 0")])
-    """Responses over which an adapted `coef` changes by at most 20 percent (verl's kl_ctrl.horizon)."""
+    """Responses over which an adapted `coef` changes by at most 20 percent (verl's kl_ctrl.horizon); above 0.2 times
+    the responses of a step."""
     kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])
     """Further keyword arguments for a function of your own."""
 

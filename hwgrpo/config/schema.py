@@ -289,7 +289,7 @@ class RewardConfig:
 class AdvantageConfig:
     name: str = choice("grpo", lambda: catalog.ADVANTAGES.names(), files=True)
     """Advantage estimator: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
-    eps: float = limited(1e-6, at_least=0, used_by=_DIVIDED)
+    eps: float = limited(1e-6, at_least=0, at_most=1, used_by=_DIVIDED)
     """Added to the standard deviation (verl 1e-6, TRL 1e-4, OpenRLHF 1e-9)."""
     std: str = choice("group", ("group", "batch", "none"), used_by=[_SCALED])
     """Standard deviation by which the centred reward is divided; `none` is Dr. GRPO."""
@@ -322,8 +322,8 @@ class LossConfig:
     dual_clip: float | None = limited(3.0, above=1, used_by=[_PPO])
     """With a negative advantage the loss is at most this times -advantage; null turns dual clip off."""
     delta: float | None = limited(None, above=1, used_by=[_PPO_OR_GSPO])
-    """Cap of the ratio where it is not clipped, with a negative advantage (TRL's delta, INTELLECT-2's two-sided clip);
-    null: none."""
+    """Cap of the ratio with a negative advantage, where it is not clipped, and with a positive one if it is below
+    1 + clip_high (TRL's delta, INTELLECT-2's two-sided clip); null: none."""
     log_ratio_clamp: float | None = limited(
         20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gmpo", "gpg", "dro", "kl_cov", "clip_cov")]
     )
@@ -401,7 +401,7 @@ class OptimConfig:
     """Peak learning rate; Muon's updates are scaled to the size of AdamW's."""
     betas: list[float] = limited(lambda: [0.9, 0.999], at_least=0, below=1)
     """AdamW's decay rates."""
-    eps: float = limited(1e-8, at_least=1e-30)
+    eps: float = limited(1e-8, at_least=1e-30, at_most=1)
     """AdamW's epsilon."""
     momentum: float = limited(0.95, at_least=0, below=1, used_by=[one_of("optim.name", "muon")])
     """Muon's momentum."""

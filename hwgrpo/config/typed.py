@@ -116,7 +116,8 @@ def _build_section(section: type, values: Any, key: str) -> Any:
     arguments = {}
     for field in dataclasses.fields(section):
         if field.name in values:
-            value = build(hints[field.name], values[field.name], prefix + field.name, field.default)
+            default = _plain_default(field)
+            value = build(hints[field.name], values[field.name], prefix + field.name, default)
             arguments[field.name] = with_home(value) if field.metadata.get("home") else value
         elif field.default == MISSING:
             raise ConfigError(
@@ -126,6 +127,14 @@ def _build_section(section: type, values: Any, key: str) -> Any:
         elif dataclasses.is_dataclass(hints[field.name]):  # a required setting below it is missing
             arguments[field.name] = build(hints[field.name], {}, prefix + field.name)
     return section(**arguments)
+
+
+def _plain_default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field for messages; None for a section, whose settings have their own."""
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    default = field.default_factory()
+    return None if dataclasses.is_dataclass(default) else default
 
 
 def _build_anything(value: Any, key: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -15,6 +16,7 @@ from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
+from hwgrpo.config.optional_settings import LARGEST_ERROR
 from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
@@ -331,6 +333,13 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError("model.lora.target_modules is empty; name layers, or all-linear")
     check_algorithm(c.algorithm)
     r = c.rollout
+    _check_horizon(c)
+    if r.top_k == 1:
+        raise ConfigError(
+            f"rollout.top_k=1 samples the likeliest token each time: the {r.n} responses to a prompt are the same, and "
+            "none is better than another; use 2 or more, or 0 for all tokens (validations are greedy with "
+            "trainer.validation_n=0)"
+        )
     if r.max_staleness and c.algorithm.correction.name == "none" and c.algorithm.old_logprobs != "rollout":
         raise ConfigError(
             f"rollout.max_staleness={r.max_staleness}: responses of older weights need importance weights; set "
@@ -340,6 +349,18 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
             "back; add jsonl to observe.loggers"
+        )
+
+
+def _check_horizon(config: Config) -> None:
+    """Check that an adapted KL coefficient stays above 0."""
+    kl, responses = config.algorithm.kl, config.trainer.prompts_per_step * config.rollout.n
+    least = math.floor(LARGEST_ERROR * responses) + 1
+    if kl.target is not None and kl.horizon < least:
+        raise ConfigError(
+            f"algorithm.kl.horizon={kl.horizon} with {responses} responses per step (trainer.prompts_per_step times "
+            f"rollout.n): a step below the target would multiply algorithm.kl.coef by "
+            f"{1 - LARGEST_ERROR * responses / kl.horizon:.3g}; use at least {least}, e.g. {10 * responses}"
         )
 
 

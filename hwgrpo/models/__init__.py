@@ -19,6 +19,8 @@ stored_quantization.py         quantized files: formats that are dequantized, an
 final_dtype.py                 the dtype of a saved model
 router.py                      load-balancing loss of mixture-of-experts models
 layers.py                      decoder layers; running a model on a device one layer at a time
+time_steps.py                  time steps of state-space layers without limits, as sampling computes them
+layer_values.py                settings of a configuration that differ between decoder layers
 windows.py                     sliding windows; a model with shortened windows for checks
 meta_device.py                 models without weights, for ranks that receive them from another
 builtin.py                     `builtin://` addresses and their cache

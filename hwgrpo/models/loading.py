@@ -29,6 +29,7 @@ from hwgrpo.models.stored_quantization import (
     loading_options,
     record_difference,
 )
+from hwgrpo.models.time_steps import lift_time_step_limits
 from hwgrpo.paths import did_you_mean, find_model
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def load_model(
             "they would be random. Use a causal language model with its LM head, and a complete copy"
         )
     set_experts_forward(model)
+    lift_time_step_limits(model)
     return model
 
 

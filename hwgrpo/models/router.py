@@ -10,6 +10,7 @@ import torch.distributed as dist
 from transformers import PreTrainedConfig
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.lm_head import backbone
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -18,7 +19,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 def has_experts(text: Any) -> bool:
     """Return whether a model is a mixture of experts, by its text configuration."""
-    return any(getattr(text, name, None) for name in EXPERTS)
+    return any(largest_value(text, name) for name in EXPERTS)
 
 
 def check_router_loss(coef: float, settings: PreTrainedConfig) -> None:

@@ -21,6 +21,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
+from hwgrpo.models.layer_values import largest_value
+
 NAME = "sdpa_branched"
 """Over `sdpa`; over another attention its name follows."""
 LEAST_COLUMNS = 16
@@ -225,7 +227,7 @@ def window_of(module: torch.nn.Module, window: int | None) -> int | None:
         layer: Any = module.layer_idx
         sliding = kinds[layer] == "sliding_attention"
     else:
-        sliding = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+        sliding = bool(largest_value(config, "sliding_window")) and getattr(config, "use_sliding_window", True)
     if sliding and window is None:
         raise ValueError("a layer does not pass the sliding window to its attention")
     return window if sliding else None

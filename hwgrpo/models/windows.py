@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hwgrpo.models.layer_values import smallest_value
+
 WINDOWS = (
     "sliding_window",
     "sliding_window_size",
@@ -96,7 +98,7 @@ def _holders(base: torch.nn.Module) -> list[Any]:
 
 
 def _tokens(text: Any, name: str) -> int:
-    size = getattr(text, name, None)
+    size = smallest_value(text, name)
     if not isinstance(size, int) or isinstance(size, bool):
         return 0
     return size * int(getattr(text, _BLOCK, 1)) if name == _BLOCKS else size

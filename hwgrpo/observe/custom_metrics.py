@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo.catalog import METRICS
+from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.errors import ConfigError, RunError, shown
-from hwgrpo.user_code import arguments_of, bind_arguments, describe_error, raised_by_user_code
+from hwgrpo.user_code import arguments_of, describe_error, raised_by_user_code
 
 if TYPE_CHECKING:
     import torch

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hwgrpo.catalog import LOGGERS
 from hwgrpo.closing import close_all
+from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.errors import RunError
 from hwgrpo.observe import completions, warnings
 from hwgrpo.observe.completions import CompletionsLog, Sample
@@ -22,7 +23,7 @@ from hwgrpo.observe.saved_config import saved_config
 from hwgrpo.observe.shown_fields import REWARD
 from hwgrpo.observe.summary import build_summary, save_summary
 from hwgrpo.observe.warnings import Monitor, WarningsLog
-from hwgrpo.user_code import arguments_of, bind_arguments
+from hwgrpo.user_code import arguments_of
 
 if TYPE_CHECKING:
     import torch

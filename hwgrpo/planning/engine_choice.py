@@ -19,6 +19,7 @@ from hwgrpo.config.uses import default_of, unused_settings
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.launched_ranks import local_world_size
+from hwgrpo.models.layer_values import layer_values
 from hwgrpo.planning.engine_share import NO_ROOM, engine_room, why_too_little_elsewhere
 from hwgrpo.planning.model_shape import planned_settings
 from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
@@ -178,10 +179,14 @@ def _on_idle_devices(
 def _sizes(config: Config, most: int) -> list[int]:
     """Return the numbers of devices, in ascending order, over which vLLM can divide the model."""
     text = planned_settings(config.model)[0].get_text_config()
-    heads = getattr(text, "num_attention_heads", 1)
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    counts = zip(layer_values(text, "num_attention_heads"), layer_values(text, "num_key_value_heads"), strict=True)
+    layers = {(heads or 1, kv_heads or heads or 1) for heads, kv_heads in counts}
     # vLLM divides key-value heads over devices, or replicates each on as many (models/qwen2.py)
-    return [n for n in range(1, most + 1) if n == 1 or (heads % n == 0 and 0 in (kv_heads % n, n % kv_heads))]
+    return [
+        n
+        for n in range(1, most + 1)
+        if n == 1 or all(heads % n == 0 and 0 in (kv_heads % n, n % kv_heads) for heads, kv_heads in layers)
+    ]
 
 
 def _has_size(config: Config) -> bool:

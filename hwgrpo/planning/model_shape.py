@@ -17,6 +17,7 @@ from hwgrpo.config.recipe_files import recipe_folders
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models import builtin
 from hwgrpo.models.frozen_dtype import castable_parameters
+from hwgrpo.models.layer_values import head_sizes, largest_value
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
@@ -35,7 +36,7 @@ HUB_NAMES = "hub_names"
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that determine its memory and FLOPs."""
+    """The sizes of a model that determine its memory and FLOPs; where layers differ, the largest."""
 
     architecture: str
     units: tuple[ParameterUnit, ...]
@@ -144,16 +145,16 @@ def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
     text = settings.get_text_config()
-    heads = getattr(text, "num_attention_heads", None) or 1
-    width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    heads = largest_value(text, "num_attention_heads") or 1
+    width = largest_value(text, "intermediate_size") or 4 * text.hidden_size
     experts, met = first_of(text, EXPERTS), first_of(text, ACTIVATED_EXPERTS)
     if met:
-        width = (met + (getattr(text, "n_shared_experts", None) or 0)) * (
-            getattr(text, "moe_intermediate_size", None) or width
+        width = (met + (largest_value(text, "n_shared_experts") or 0)) * (
+            largest_value(text, "moe_intermediate_size") or width
         )
     norms, head_norms = _norms(model)
     in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    size = max(head_sizes(text)) or text.hidden_size
     return ModelShape(
         architecture=type(model).__name__,
         units=parameter_units(model, config),
@@ -161,13 +162,13 @@ def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         layers=text.num_hidden_layers,
         vocab=text.vocab_size,
         heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "qk_head_dim", None) or size,
-        value_dim=getattr(text, "v_head_dim", None) or size,
+        kv_heads=largest_value(text, "num_key_value_heads") or heads,
+        head_dim=largest_value(text, "qk_head_dim") or size,
+        value_dim=largest_value(text, "v_head_dim") or size,
         intermediate=width,
         norms=norms,
         head_norms=head_norms,
-        latent=(getattr(text, "kv_lora_rank", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0),
+        latent=(largest_value(text, "kv_lora_rank") or 0) + (largest_value(text, "qk_rope_head_dim") or 0),
         expert_parameters=in_experts,
         expert_share=met / experts if met and experts else 1.0,
         published=getattr(settings, "dtype", None) or torch.float32,

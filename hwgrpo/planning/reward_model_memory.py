@@ -11,6 +11,7 @@ import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.placement import check_placement
@@ -144,7 +145,7 @@ def _read_size(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=(getattr(settings, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype),
         hidden=hidden,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * hidden,
+        intermediate=largest_value(text, "intermediate_size") or 4 * hidden,
         layers=getattr(text, "num_hidden_layers", 1),
         longest=getattr(text, "max_position_embeddings", None),
     )

@@ -10,6 +10,7 @@ from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.layer_values import largest_value, layer_values
 from hwgrpo.models.router import EXPERTS
 from hwgrpo.models.tensor_parallel import reason_against_plan, tensor_parallel_error
 from hwgrpo.training.policy.auto_settings import AttentionSelection, layers_beyond_attention
@@ -39,12 +40,11 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
         return
     error = tensor_parallel_error if config.trainer.tensor_parallel_size > 1 else _sequence_parallel_error
     text = model_config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
     beyond = layers_beyond_attention(text)
     if beyond:
         kinds = ", ".join(beyond)
         raise error(size, f"tokens of a {text.model_type} model depend on each other beyond attention ({kinds})")
-    counts = {"attention heads": heads}
+    names = {"attention heads": "num_attention_heads"}
     if config.trainer.tensor_parallel_size > 1:
         reason = reason_against_plan(getattr(text, "base_model_tp_plan", None))
         if reason is not None:
@@ -52,11 +52,12 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
         experts = first_of(text, EXPERTS)
         if experts:  # some plans do not cover them
             raise error(size, f"{text.model_type}: its {experts} experts would not be sharded")
-        counts["key-value heads"] = getattr(text, "num_key_value_heads", None) or heads
-        counts["intermediate units"] = getattr(text, "intermediate_size", None)
-    for kind, count in counts.items():
+        kv_heads = "num_key_value_heads" if largest_value(text, "num_key_value_heads") else "num_attention_heads"
+        names |= {"key-value heads": kv_heads, "intermediate units": "intermediate_size"}
+    counts = [(kind, count) for kind, name in names.items() for count in dict.fromkeys(layer_values(text, name))]
+    for kind, count in counts:
         if not count or count % size:
-            known = [each or 1 for each in counts.values()]
+            known = [each or 1 for _, each in counts]
             sizes = [divisor for divisor in range(2, size) if not any(each % divisor for each in known)]
             use = f"{' or '.join(map(str, sizes))}, or 1" if sizes else "1"
             raise error(size, f"it does not divide the model's {count or 'unknown number of'} {kind}", use)

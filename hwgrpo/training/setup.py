@@ -10,6 +10,7 @@ from typing import Any
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
+from hwgrpo.algorithms.settings_of_ratio import ratio_note
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import (
@@ -26,6 +27,7 @@ from hwgrpo.data.difficulty import make_sampler
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
+from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -135,7 +137,8 @@ def _build(
     total_steps = max(start, planned)
 
     models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout)
-    notes += filter(None, (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason))
+    lines = (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason)
+    notes += filter(None, (*lines, time_step_note(models.policy)))
     source = make_prompt_source(config, data.training, strategy)
     update = make_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
@@ -181,6 +184,8 @@ def _build(
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
     notes += filter(None, (partial_note(config),))
+    if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
+        notes += filter(None, (ratio_note(config.algorithm.loss),))
     notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)

@@ -1,5 +1,6 @@
 """Advantage estimators: golden values, exact zeros, ragged and invalid groups, singletons."""
 
+import itertools
 import math
 
 import pytest
@@ -226,6 +227,24 @@ def test_passk_never_takes_an_invalid_sequence_for_the_second_best():
     assert actual.tolist() == [2.0, 0.0, 0.0]
 
 
+def test_passk_without_std_raises_the_best_of_a_group_in_expectation_and_may_lower_the_mean():
+    rewards = torch.tensor([0.0, 0.22, 0.9, 1.0], dtype=torch.float64)
+    logits = torch.tensor([2.3, 2.7, 10.0, 0.5], dtype=torch.float64, requires_grad=True)
+    probabilities = logits.softmax(-1)
+    found, best = torch.zeros_like(rewards), torch.zeros((), dtype=torch.float64)
+    for group in itertools.product(range(4), repeat=4):
+        drawn = torch.tensor(group)
+        weight = probabilities[drawn].prod()
+        advantages = one_group(rewards[drawn].tolist(), "grpo_passk", std="none")
+        score = (torch.as_tensor(advantages, dtype=torch.float64) * probabilities[drawn].log()).sum()
+        found += weight.detach() * torch.autograd.grad(score, logits, retain_graph=True)[0]
+        best = best + weight * rewards[drawn].max()
+    expected = torch.autograd.grad(best, logits, retain_graph=True)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    mean = torch.autograd.grad((probabilities * rewards).sum(), logits)[0]
+    assert float(found @ mean / found.norm() / mean.norm()) < -0.5
+
+
 def test_passk_refuses_a_raw_group_of_one():
     assert one_group([1.0, 0.0], "grpo_passk", std="none", singleton="raw").tolist() == [1.0, 0.0]
     with pytest.raises(ConfigError, match="second best"):
@@ -292,6 +311,15 @@ def test_gdpo_per_response_whitens_without_their_lengths():
     for lengths in (torch.ones(6), torch.tensor([1, 9, 2, 5, 1, 30])):
         found = group_advantages(rewards, groups, everyone, config, lengths)
         torch.testing.assert_close(found, expected.float())
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_gdpo_per_response_is_0_where_responses_do_not_differ_and_never_no_number(eps):
+    config = AdvantageConfig("gdpo", eps=eps, singleton="raw", kwargs={"per_response": 1})
+    for rewards, valid in (([0.7], [True]), ([0.7, 0.1], [True, False]), ([0.3, 0.3], [True, True]), ([0.3], [False])):
+        rewards, valid = torch.tensor(rewards, dtype=torch.float64), torch.tensor(valid)
+        found = group_advantages(rewards, torch.arange(len(rewards)), valid, config, torch.ones(len(rewards)))
+        assert found.tolist() == [0.0] * len(rewards)
 
 
 @pytest.mark.parametrize("estimator", ["opo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "gdpo"])

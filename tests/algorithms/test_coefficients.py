@@ -19,6 +19,21 @@ def test_the_kl_coefficient_follows_the_relative_error_up_to_a_fifth(kl: float, 
     assert adapt_kl(0.001, kl, 1024, config) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_horizon_at_which_a_step_would_turn_the_coefficient_around_is_refused():
+    def load(horizon: int):
+        sizes = ("trainer.prompts_per_step=8", "rollout.n=5")
+        return load_config(
+            "tiny_sort",
+            ["algorithm.kl.coef=0.1", "algorithm.kl.target=0.05", f"algorithm.kl.horizon={horizon}", *sizes],
+        )
+
+    with pytest.raises(ConfigError, match=r"horizon=4 with 40 responses per step .* by -1; use at least 9, e.g. 400"):
+        load(4)
+    with pytest.raises(ConfigError, match=r"algorithm\.kl\.coef by 0; use at least 9"):
+        load(8)
+    assert adapt_kl(0.1, 0.0, 40, load(9).algorithm.kl) == pytest.approx(0.1 / 9)
+
+
 def test_without_a_target_or_a_finite_kl_the_coefficient_stays():
     assert adapt_kl(0.001, 5.0, 1024, KlConfig(coef=0.001)) == 0.001
     assert adapt_kl(0.001, math.nan, 1024, KlConfig(coef=0.001, target=0.1)) == 0.001

@@ -80,6 +80,12 @@ def test_what_is_rejected_by_sequence_is_that_sequence_and_the_scope_says_so():
     assert load_correction(masks).scope == "sequence"
 
 
+def test_a_veto_below_the_clamp_of_other_statistics_rejects_too():
+    bounds = torch.tensor([0, 2, 3])
+    for log_ratio, kept in ((-27.0, [1.0, 1.0, 1.0]), (-28.0, [0.0, 0.0, 1.0])):  # 1e-12 is e^-27.6
+        assert weights("none", [log_ratio, 0.1, -0.1], bounds, reject={"veto": 1e-12}) == kept
+
+
 def test_the_name_none_gives_no_weights():
     assert correction_weights(torch.zeros(3), CorrectionConfig()) is None
 

@@ -61,6 +61,31 @@ def test_straight_through_forms_have_the_unclamped_gradient_of_k2(name, pair):
     assert value_and_gradient(name, *pair)[1] == pytest.approx(logprob - ref_logprob, rel=1e-12)
 
 
+@pytest.mark.parametrize(("name", "of_reference"), [("k3", True), ("k2", False), ("k1+", False), ("k3+", False)])
+def test_the_expected_gradient_of_k3_is_that_of_the_other_kl(name, of_reference):
+    """Over all tokens, weighed by the policy: that of KL(reference || policy) for k3, else KL(policy || reference)."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, generator=generator, dtype=torch.float64, requires_grad=True)
+    reference = torch.randn(50, generator=generator, dtype=torch.float64).log_softmax(-1)
+    logprob = logits.log_softmax(-1)
+    estimate = build_kl(KlConfig(estimator=name, **UNCLAMPED))(logprob, reference)
+    (found,) = torch.autograd.grad((logprob.detach().exp() * estimate).sum(), logits, retain_graph=True)
+    forward, backward = (logprob.exp() * (logprob - reference)).sum(), (reference.exp() * (reference - logprob)).sum()
+    (of_policy,) = torch.autograd.grad(forward, logits, retain_graph=True)
+    (of_other,) = torch.autograd.grad(backward, logits)
+    expected, other = (of_other, of_policy) if of_reference else (of_policy, of_other)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert float((found - other).norm() / other.norm()) > 0.1
+
+
+def test_the_expected_gradient_of_k1_is_0():
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    logprob = logits.log_softmax(-1)
+    estimate = build_kl(KlConfig(estimator="k1"))(logprob, torch.full((50,), -4.0, dtype=torch.float64))
+    (found,) = torch.autograd.grad((logprob.detach().exp() * estimate).sum(), logits)
+    assert float(found.abs().max()) < 1e-15
+
+
 def test_k1_and_abs_have_slope_one():
     assert value_and_gradient("k1", -1.0, -0.5)[1] == 1
     assert value_and_gradient("abs", -1.0, -0.5)[1] == -1

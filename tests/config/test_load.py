@@ -67,7 +67,7 @@ def test_a_reward_may_be_just_a_name_and_its_fields_can_be_overridden_by_index()
         ("algorithm.kl.estimator=k4", ["k3"]),
         ("algorithm.advantage.std=grupo", ["algorithm.advantage.std='grupo'", "Did you mean 'group'?"]),
         ("algorithm.advantage.singleton=zeros", ["algorithm.advantage.singleton='zeros'", "Did you mean 'zero'?"]),
-        ("algorithm.advantage.eps=-1", ["algorithm.advantage.eps=-1.0", "at least 0"]),
+        ("algorithm.advantage.eps=-1", ["algorithm.advantage.eps=-1.0", "0 <= x <= 1"]),
         ("algorithm.advantage.std_correction=2", ["algorithm.advantage.std_correction=2", "0 <= x <= 1"]),
         ("algorithm.kl.output_clamp=-1", ["algorithm.kl.output_clamp=-1.0", "above 0"]),
         ("algorithm.kl.coef=-0.1", ["algorithm.kl.coef=-0.1", "at least 0"]),

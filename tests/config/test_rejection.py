@@ -13,9 +13,16 @@ from hwgrpo.errors import ConfigError
         ("{token_k1: 2.0}", r"reject.token_k1=2.0: give the least and the largest ratio .*, e.g. \[0.5, 2.0\]"),
         ("{token_k1: [2.0, 0.5]}", "give the least and the largest ratio"),
         ("{token_k3: [0.1, 0.2]}", r"reject.token_k3=\[0.1, 0.2\]: give one number above 0, e.g. 0.01"),
-        ("{veto: 0}", "reject.veto=0: give one number above 0, e.g. 1e-4"),
+        ("{veto: 0}", "reject.veto=0: give one number above 0 and below 1, e.g. 1e-4"),
+        ("{veto: 1}", "reject.veto=1: give one number above 0 and below 1"),
+        ("{veto: 2.5}", "give one number above 0 and below 1"),
         ("{veto: true}", "give one number above 0"),
         ("{veto: .nan}", "give one number above 0"),
+        ("{token_k1: [1.5, 2.0]}", r"token_k1=\[1.5, 2.0\] leaves out what engine and trainer agree on"),
+        ("{seq_mean_k1: [0.2, 0.9]}", "leaves out what engine and trainer agree on"),
+        ("{token_k1: [0.5, 1e9]}", r"leaves nothing out: .* plus or minus 20, so that it is at most 4.85165e\+08"),
+        ("{seq_mean_k2: 200}", "leaves nothing out: .* at most 200; use less"),
+        ("{seq_max_k3: 4.9e8}", "leaves nothing out"),
         ("{token_k3: text}", "give one number above 0"),
         ("{token_k1: [a, b]}", "give the least and the largest ratio"),
         ("{token_k1: ab}", "give the least and the largest ratio"),
@@ -28,9 +35,9 @@ def test_bounds_that_a_statistic_does_not_take_are_refused(reject, message):
 
 
 def test_what_each_statistic_takes_is_accepted():
-    words = ["algorithm.correction.reject={token_k1: [0.5, 2], seq_mean_k3: 0.01, veto: 1e-4}"]
+    words = ["algorithm.correction.reject={token_k1: [0.5, 2], seq_mean_k3: 0.01, veto: 1e-12, seq_sum_k2: 300}"]
     reject = load_config("tiny_sort", words).algorithm.correction.reject
-    assert reject == {"token_k1": [0.5, 2], "seq_mean_k3": 0.01, "veto": 1e-4}
+    assert reject == {"token_k1": [0.5, 2], "seq_mean_k3": 0.01, "veto": 1e-12, "seq_sum_k2": 300}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,10 @@ def refusal(*overrides: str) -> str:
         (f"rollout.n={'9' * 390}", ["rollout.n=999", "(390 characters)", "at most 2147483647"]),
         (f"optim.lr={'9' * 390}", ["optim.lr=999", "out of range", "finite"]),
         ("optim.lr=1e39", ["optim.lr=1e+39", "at most 3e+38"]),
-        ("optim.eps=1e-300", ["optim.eps=1e-300", "at least 1e-30"]),
+        ("optim.eps=1e-300", ["optim.eps=1e-300", "1e-30 <= x <= 1"]),
+        ("optim.eps=1e23", ["optim.eps=1e+23", "1e-30 <= x <= 1"]),
+        ("algorithm.advantage.eps=1e23", ["algorithm.advantage.eps=1e+23", "0 <= x <= 1"]),
+        ("rollout.top_k=1", ["rollout.top_k=1", "the 8 responses to a prompt are the same", "use 2 or more, or 0"]),
         ("rollout.temperature=1e-300", ["rollout.temperature=1e-300", "0.01 <= x <= 100"]),
         ("rollout.server.request_timeout=1e300", ["rollout.server.request_timeout", "0 < x <= 1e+07"]),
         ("rollout.stop_token_ids=[5, -1]", ["rollout.stop_token_ids.1=-1", "at least 0"]),
@@ -70,6 +73,9 @@ def refusal(*overrides: str) -> str:
         ('rollout.engine_kwargs={a: ["\\ud800"]}', ["rollout.engine_kwargs.a.0", "not valid Unicode"]),
         ("rollout.n=???", ["rollout.n=??? marks a value that is still to be set", "the default 8"]),
         ("rollout.stop=['???']", ["rollout.stop.0=???"]),
+        ("optim=???", ["optim=??? marks a value that is still to be set; give it one"]),
+        ("optim.betas=???", ["optim.betas=??? marks", "the default [0.9, 0.999]"]),
+        ("rollout.server.env=???", ["rollout.server.env=??? marks", "the default {}"]),
         ("data.system_prompt=!!binary aGk=", ["data.system_prompt=", "the tag", "not for settings"]),
         # interpolations
         ("rollout.n=${rollout.n}", ["rollout.n='${rollout.n}' cannot be resolved", "oc.env"]),
@@ -92,6 +98,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_key_and_a_remedy(override: s
     message = refusal(override.replace("{file}", str(tmp_path / "file")))
     for part in parts:
         assert part in message
+    assert "_MISSING_TYPE" not in message
 
 
 PATHS = (

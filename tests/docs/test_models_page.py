@@ -15,7 +15,7 @@ from hwgrpo.rollout.local.architectures import ARCHITECTURES, predict_fallback
 from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from tests.docs.pages import REPO, blocks, page, section, table
-from tests.support.models.families import FALLING_BACK, FAMILIES, SHAPE, run_settings
+from tests.support.models.families import FALLING_BACK, FAMILIES, SHAPE, config_class, run_settings
 
 PAGE = page("models.md")
 ROWS = {row["family"]: row for row in table(section(PAGE, "Compared with transformers"), "family")}
@@ -25,11 +25,10 @@ LONGEST = 1024
 
 def configuration(name: str, *, window: bool) -> Any:
     """Return a family's configuration, its window shorter than a sequence or longer."""
-    kind = "Gemma3Text" if name == "Gemma3" else name
     extra = copy.deepcopy(FAMILIES[name].extra)
     if not window and "sliding_window" in extra:
         extra["sliding_window"] = 4096
-    return getattr(transformers, f"{kind}Config")(**SHAPE | extra)
+    return config_class(name)(**SHAPE | extra)
 
 
 def test_the_page_has_the_families_that_are_compared():

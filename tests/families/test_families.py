@@ -1,5 +1,6 @@
 """Families people bring: a training step and a rollout of each against plain transformers."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -18,15 +19,16 @@ from hwgrpo.training.policy.layouts import PADDED
 from tests.support.models.families import (
     FALLING_BACK,
     FAMILIES,
+    ONE_LENGTH,
     SHAPE,
     TOKENIZER,
+    config_class,
     measure,
-    run_layout,
     run_settings,
 )
-from tests.support.models.steps import CPU, updater
+from tests.support.models.steps import CPU
 from tests.support.models.tiny import settings
-from tests.support.numbers.rounding import STEP
+from tests.support.numbers.rounding import STEP, bound
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -39,9 +41,10 @@ def test_a_step_and_a_rollout_are_those_of_plain_transformers(name, tmp_path):
     assert found.logprob < STEP * found.magnitude
     assert found.entropy < STEP * found.magnitude
     assert found.loss < STEP * found.magnitude
-    assert found.gradient < STEP
+    assert found.gradient < bound(sums=expected.sums)
     assert found.same_tokens
     assert found.rollout_logprob < STEP * found.magnitude
+    assert not any("decoded one by one" in note for note in found.engine_notes)
 
 
 @pytest.mark.parametrize(
@@ -65,20 +68,25 @@ def test_attention_that_would_not_compute_what_the_model_defines_is_not_chosen(m
 
 
 @pytest.mark.parametrize("name", FALLING_BACK)
-def test_padded_rows_and_decoding_by_the_models_own_forward_are_named_with_the_reason(name):
-    extra, layers = FALLING_BACK[name]
-    torch.manual_seed(3)
-    kind = {"Llama4": "Llama4Text", "Qwen3_5": "Qwen3_5Text"}.get(name, name)
-    own = getattr(transformers, f"{kind}Config")(**SHAPE | extra)
-    model = getattr(transformers, f"{name}ForCausalLM")(own).eval()
-    layout, note = run_layout(updater(model), Path("unused"), "auto", "sdpa")
-    assert layout is PADDED
-    assert re.search(rf"^layout padded .*: a \w+ model has layers .*{layers}", note or "")
-    engine = LocalEngine(model, TOKENIZER, device=CPU, compute_dtype=torch.float32, max_sequences=8, longest=20)
-    reason = (
+def test_in_padded_rows_a_step_and_a_rollout_are_those_of_plain_transformers_and_the_reason_is_named(name, tmp_path):
+    _, layers = FALLING_BACK[name]
+    found = measure(name, tmp_path)
+    assert (found.layout, found.layouts, found.decode) == (PADDED, ("padded",), "model")
+    assert re.search(rf"^layout padded .*: a \w+ model has layers .*{layers}", found.note or "")
+    assert found.logprob < STEP * found.magnitude
+    assert found.entropy < STEP * found.magnitude
+    assert found.loss < STEP * found.magnitude
+    assert found.gradient < STEP
+    assert found.same_tokens
+    assert found.rollout_logprob < STEP * found.magnitude
+    reason, *others = found.engine_notes
+    assert reason == (
         f"rollout decodes with the model's own forward: {name}ForCausalLM is not one of the supported architectures"
     )
-    assert engine.notes[0] == reason
+    assert [note.split(":")[0] for note in others] == [
+        "rollout decodes prompts of one length at a time" for _ in range(name in ONE_LENGTH)
+    ]
+    own = config_class(name)(**SHAPE | copy.deepcopy(FALLING_BACK[name][0]))
     assert describe_fallback(predict_fallback(own, 20) or "") == reason
     assert choose_layout(run_settings(Path("unused")), own, "sdpa") is PADDED
 

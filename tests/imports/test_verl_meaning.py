@@ -121,8 +121,8 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         {"algorithm.kl.in_reward": True, "algorithm.kl.coef": 0.05, "algorithm.kl.estimator": "k1"},
     ),
     (
-        ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=500"),
-        {"algorithm.kl.target": 0.1, "algorithm.kl.horizon": 500},
+        ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=5000"),
+        {"algorithm.kl.target": 0.1, "algorithm.kl.horizon": 5000},
     ),
     ((f"{ACTOR}entropy_coeff=0.001",), {"algorithm.entropy_coef": 0.001}),
     # verl steps its schedule once per batch, here it is once per update: 1024 / 256 = 4 updates

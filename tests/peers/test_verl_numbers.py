@@ -179,12 +179,12 @@ KINDS = [kind for kind, here in ROWS["algorithm.kl_penalty"].values.items() if h
 def test_the_kl_in_the_reward(kind: str, control: str, tmp_path: Path):
     given = tensors()
     overrides = ("algorithm.use_kl_in_reward=True", f"algorithm.kl_penalty={kind}", f"algorithm.kl_ctrl.type={control}")
-    config = imported_config(tmp_path, *overrides, "algorithm.kl_ctrl.kl_coef=0.3", "algorithm.kl_ctrl.horizon=100")
+    config = imported_config(tmp_path, *overrides, "algorithm.kl_ctrl.kl_coef=0.3", "algorithm.kl_ctrl.horizon=5000")
     scores = torch.zeros(MASK.shape, dtype=torch.float64)
     scores[torch.arange(len(LENGTHS)), LENGTHS - 1] = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0, 0.2], dtype=torch.float64)
     batch: Any = {"response_mask": MASK.double(), "token_level_scores": scores}
     batch |= {"old_log_probs": given["old_logprob"], "ref_log_prob": given["ref_logprob"]}
-    settings = verl_settings([*overrides, "algorithm.kl_ctrl.kl_coef=0.3", "algorithm.kl_ctrl.horizon=100"]).algorithm
+    settings = verl_settings([*overrides, "algorithm.kl_ctrl.kl_coef=0.3", "algorithm.kl_ctrl.horizon=5000"]).algorithm
     controller = verl_core().get_kl_controller(settings.kl_ctrl)
     expected, _ = verl_kl_penalty()(SimpleNamespace(batch=SizedBatch(batch)), controller, settings.kl_penalty)
     kl = config.algorithm.kl
@@ -194,7 +194,7 @@ def test_the_kl_in_the_reward(kind: str, control: str, tmp_path: Path):
     spread[MASK] = kl_R
     rewards = scores.sum(-1) - kl.coef * spread.sum(-1)
     torch.testing.assert_close(rewards, expected.batch["token_level_rewards"].sum(-1), rtol=1e-6, atol=1e-6)
-    assert (kl.target, kl.horizon) == ((0.1, 100) if control == "adaptive" else (None, kl.horizon))
+    assert (kl.target, kl.horizon) == ((0.1, 5000) if control == "adaptive" else (None, kl.horizon))
 
 
 @pytest.mark.parametrize("bound", [1.3, 1.6])

@@ -298,9 +298,30 @@ FAULTS = (
     Fault(
         "the veto of the other side",
         "algorithms/rejection.py",
-        '_over_sequences("seq_max", -x, cu_seqlens)',
-        '_over_sequences("seq_max", x, cu_seqlens)',
+        '_over_sequences("seq_max", -log_ratio_N, cu_seqlens)',
+        '_over_sequences("seq_max", log_ratio_N, cu_seqlens)',
         "algorithms",
+    ),
+    Fault(
+        "a veto of clamped log-ratios",
+        "algorithms/rejection.py",
+        '_over_sequences("seq_max", -log_ratio_N, cu_seqlens)',
+        '_over_sequences("seq_max", -x, cu_seqlens)',
+        "algorithms/test_correction.py -k veto",
+    ),
+    Fault(
+        "the deviation of a single response",
+        "algorithms/advantage_variants.py",
+        "if not len(known) or bool(known.max() == known.min()):",
+        "if not len(known):",
+        "algorithms/test_advantages.py -k gdpo",
+    ),
+    Fault(
+        "a setting without effect on policy that is not named",
+        "algorithms/divergence_losses.py",
+        'penalizes=True, of_ratio=("beta",)',
+        "penalizes=True",
+        "algorithms/test_settings_of_ratio.py",
     ),
     Fault(
         "only the last statistic rejects",

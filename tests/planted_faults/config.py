@@ -87,4 +87,18 @@ FAULTS = (
         "for key, value in settings.items() if value is None}",
         "training/test_parts.py",
     ),
+    Fault(
+        "arguments of losses without ranges",
+        "config/bound_arguments.py",
+        "        if arguments.keys() & {name, *others}:",
+        "        if False:",
+        "config/test_bound_arguments.py",
+    ),
+    Fault(
+        "a horizon that turns the KL's coefficient around",
+        "config/validate.py",
+        "    _check_horizon(c)\n",
+        "",
+        "algorithms/test_coefficients.py -k horizon",
+    ),
 )

@@ -179,4 +179,18 @@ FAULTS = (
         "torch.uint8 in dtypes",
         "models/test_frozen_dtype.py -k beside_stacked",
     ),
+    Fault(
+        "time steps limited in training and not in decoding",
+        "models/loading.py",
+        "    lift_time_step_limits(model)\n",
+        "",
+        "models/test_time_steps.py",
+    ),
+    Fault(
+        "a setting that differs between layers read from the first alone",
+        "models/layer_values.py",
+        "for layer in text.per_layer_config]",
+        "for layer in [text.per_layer_config[0]] * len(text.per_layer_config)]",
+        "models/test_layer_values.py",
+    ),
 )

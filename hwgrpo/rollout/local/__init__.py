@@ -4,6 +4,7 @@ engine.py                    generate, with the training weights or a copy in th
 frozen_copy.py               a copy of the weights for an engine that cannot share them
 decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
 decode_rows.py               protocol of a batch of rows, and decoding with the model's forward
+decode_drift.py              startup comparison with full forward passes at the rounding of the model
 distinct_rows.py             responses that are equal so far, decoded once
 token_sampling.py            sampling of a token
 logit_filters.py             top-k, top-p, min-p, and what they dropped

@@ -18,6 +18,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from hwgrpo.models.frozen_dtype import UpcastEmbedding
+from hwgrpo.models.layer_values import smallest_value
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local import adapted_linear
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
@@ -102,7 +103,7 @@ def _beyond(config: Any, length: int) -> str | None:
     rope = config.rope_parameters["rope_type"]
     if rope not in ROPE_TYPES:
         return f"its rotary embedding is of type {rope!r}"
-    window = getattr(config, "sliding_window", None)
+    window = smallest_value(config, "sliding_window")
     if window is not None and length > window:
         return f"a sequence can be {length} tokens long, its attention sees {window}"
     return None

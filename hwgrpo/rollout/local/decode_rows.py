@@ -92,10 +92,14 @@ class ModelRows:
         self._device = device
         self.padded = padded = LeftPadded(prompts, device)
         self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
-        self.cache = DynamicCache(config=model.config)
+        base = causal_lm(model)
+        arguments = inspect.signature(base.forward).parameters
+        self._cache_argument = "cache_params" if "cache_params" in arguments else "past_key_values"
+        makes_its_own = self._cache_argument == "cache_params" or not base._supports_default_dynamic_cache()
+        self.cache: Any = None if makes_its_own else DynamicCache(config=model.config)
         # With logits_to_keep the LM head computes the last position only. peft's forward passes keywords on, so the
         # wrapped model's signature counts.
-        self._keeps_last = "logits_to_keep" in inspect.signature(causal_lm(model).forward).parameters
+        self._keeps_last = "logits_to_keep" in arguments
 
     def prefill(self) -> torch.Tensor:
         # The last hidden states are contiguous if an index selects them, not a slice. Otherwise a CPU would copy the LM
@@ -107,6 +111,7 @@ class ModelRows:
             self.select(prompt_of)
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
+        # One token at a time: layers of Mamba 1 and MiniMax ignore their state where several tokens follow it.
         self._ids = token_B[:, None]
         self._position = self._position[:, -1:] + 1
         if self._mask is not None:
@@ -115,22 +120,30 @@ class ModelRows:
 
     def select(self, kept: np.ndarray) -> None:
         index = torch.from_numpy(kept).to(self._device)
-        # reorder_cache is the one selection that every kind of cache layer has, linear attention included.
-        self.cache.reorder_cache(index)  # pyright: ignore[reportArgumentType]  (annotated as LongTensor)
+        # reorder_cache is the one selection that every kind of cache layer has, linear attention included. It leaves
+        # out the states of MiniMax, whose own selection fails where the last layer has none (transformers 5.19).
+        self.cache.reorder_cache(index)
+        states: list[Any] = getattr(self.cache, "linear_cache", [])
+        states[:] = [state[index] if len(state) else state for state in states]
         self._position = self._position[index]
         if self._mask is not None:
             self._mask = self._mask[index]
 
     def _forward(self, kept: torch.Tensor | int = 1) -> torch.Tensor:
         options: dict[str, Any] = {"logits_to_keep": kept} if self._keeps_last else {}
+        if self.cache is not None:
+            options[self._cache_argument] = self.cache
         output = self._model(
             input_ids=self._ids,
             attention_mask=self._mask,
             position_ids=self._position,
-            past_key_values=self.cache,
             use_cache=True,
             **options,
         )
+        if self.cache is None:
+            self.cache = getattr(output, self._cache_argument, None)
+        if self.cache is None:
+            raise TypeError("it returns no cache")
         return output.logits[:, -1]
 
 

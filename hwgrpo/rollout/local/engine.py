@@ -16,6 +16,7 @@ from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.deadlines import GroupDeadlines, Overdue
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, unsupported_reason
+from hwgrpo.rollout.local.decode_drift import LENGTH, describe_drift
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, check_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
 from hwgrpo.rollout.local.distinct_rows import DistinctRows
@@ -98,6 +99,7 @@ class LocalEngine:
             self._graphs = DecodeGraphs(recorder, graphs_required)
             if self._unsupported is None:
                 self._graphs.check(sampler, device)
+            self._drift = self._describe_drift(sampler, longest)
         self._expected_reason = self._unsupported or (unsupported_reason(sampler, longest) if longest else None)
         self.decode_reason = self._unsupported or ""
         """Why the lean step did not decode; empty when it did. Updated by each `generate`."""
@@ -119,7 +121,16 @@ class LocalEngine:
             if self._supports_padding
             else ("rollout decodes prompts of one length at a time: the model does not mask padding in its states")
         )
-        return tuple(note for note in (path, self._graphs.note, alone, slow) if note)
+        return tuple(note for note in (path, self._graphs.note, alone, self._drift, slow) if note)
+
+    def _describe_drift(self, sampler: PreTrainedModel, longest: int | None) -> str | None:
+        lean = self._unsupported is None and unsupported_reason(sampler, longest or LENGTH) is None
+
+        def make_rows(prompts: Sequence[Sequence[int]], steps: int) -> Rows:
+            device = self._device
+            return LeanRows(sampler, prompts, device, steps) if lean else ModelRows(sampler, prompts, device)
+
+        return describe_drift(sampler, make_rows, self._device, longest)
 
     @property
     def _sampler(self) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
+from hwgrpo.models.layer_values import head_sizes, largest_value
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.models.router import has_experts
 from hwgrpo.permissions import follow_umask
@@ -100,10 +101,10 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
     text = settings.get_text_config()
     engine = config.rollout.engine
     starts_vllm = engine_kind(config).runs_vllm and config.rollout.server.url is None
-    if not (on_host and starts_vllm) or getattr(text, "kv_lora_rank", None):  # latent attention has no such heads
+    if not (on_host and starts_vllm) or largest_value(text, "kv_lora_rank"):  # latent attention has no such heads
         return
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    if size in HOST_HEAD_SIZES:
+    unsupported = sorted(set(head_sizes(text)) - {0, *HOST_HEAD_SIZES})
+    if not unsupported:
         return
     path = config.model.path
     remedy = "use rollout.engine=local, or a vLLM server on a device (rollout.server.url)"
@@ -113,7 +114,7 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
         remedy = f"use 'model.path={fitting}' (in quotes, for the shell), or rollout.engine=local"
     raise ConfigError(
         f"rollout.engine={engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
-        f"of size {size}, only of {', '.join(map(str, HOST_HEAD_SIZES))}; {remedy}"
+        f"of size {' and '.join(map(str, unsupported))}, only of {', '.join(map(str, HOST_HEAD_SIZES))}; {remedy}"
     )
 
 

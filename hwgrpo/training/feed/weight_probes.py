@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from hwgrpo.config import Config
 from hwgrpo.errors import RunError
+from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.router import has_experts
 from hwgrpo.rollout.engine import Engine
@@ -156,7 +157,7 @@ class WeightProbes:
         self._precision = Precision(
             _coarsest_dtype(config, update.policy),
             layers=int(text.num_hidden_layers),
-            width=max(text.hidden_size, text.vocab_size, getattr(text, "intermediate_size", None) or 0),
+            width=max(text.hidden_size, text.vocab_size, largest_value(text, "intermediate_size") or 0),
             vocabulary=int(text.vocab_size),
         )
         longest = config.rollout.max_model_len or config.data.max_prompt_tokens + config.rollout.max_response_tokens

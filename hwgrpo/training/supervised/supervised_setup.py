@@ -24,6 +24,7 @@ from hwgrpo.data.examples import ExampleDataset, build_examples
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.row_filter import are_logged
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
+from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.saved_config import saved_settings
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
@@ -162,7 +163,7 @@ def _build_models(config: Config, device: Device, strategy: Strategy, data: Prom
     resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
     models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout, samples=False)
     notes = models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason
-    return models, [*resolved.notes, *filter(None, notes)]
+    return models, [*resolved.notes, *filter(None, (*notes, time_step_note(models.policy)))]
 
 
 SFT = Training("sft", open_examples, example_notes, supervised_step, validate_examples, _build_models, trains_head=True)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hwgrpo.models.layer_values import head_sizes, largest_value, layer_values
 from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.quantization import quantized_weights
@@ -123,23 +124,27 @@ def _per_weight(parameter: torch.Tensor) -> int:
 
 
 def first_of(text: Any, names: tuple[str, ...]) -> int | None:
-    """Return the value of the first of these settings that a model has; None if it has none."""
-    return next((int(value) for name in names if (value := getattr(text, name, None))), None)
+    """Return the value of the first of these settings that a model has, the largest of its layers; None without one."""
+    return next((int(value) for name in names if (value := largest_value(text, name))), None)
 
 
 def _attention(text: Any) -> tuple[tuple[int | None, float], ...]:
-    heads = getattr(text, "num_attention_heads", None)
-    if not heads:
-        return ()
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    key = getattr(text, "qk_head_dim", None) or size
-    value = getattr(text, "v_head_dim", None) or size
-    per_layer = 3.0 * 2 * heads * (key + value)  # forward, and twice that backward
-    window = getattr(text, "sliding_window", None)
     kinds = getattr(text, "layer_types", None)
-    if kinds is None:
-        slides = window is not None and getattr(text, "use_sliding_window", True)
-        return ((window if slides else None, per_layer * text.num_hidden_layers),)
-    full, sliding = kinds.count("full_attention"), kinds.count("sliding_attention")
-    layers = ((None, full), (window, sliding))
-    return tuple((width, per_layer * number) for width, number in layers if number)
+    of_layers = zip(
+        layer_values(text, "num_attention_heads"),
+        head_sizes(text),
+        layer_values(text, "qk_head_dim"),
+        layer_values(text, "v_head_dim"),
+        layer_values(text, "sliding_window"),
+        strict=True,
+    )
+    slides = getattr(text, "use_sliding_window", True)
+    per_pair: dict[int | None, float] = {}
+    for layer, (heads, size, key, value, window) in enumerate(of_layers):
+        kind = kinds[layer] if kinds else "sliding_attention" if slides else "full_attention"
+        if not heads or kind not in ("full_attention", "sliding_attention"):
+            continue
+        seen = window if kind == "sliding_attention" else None
+        flops = 3.0 * 2 * heads * ((key or size) + (value or size))  # forward, and twice that backward
+        per_pair[seen] = per_pair.get(seen, 0.0) + flops
+    return tuple(per_pair.items())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
@@ -53,13 +53,12 @@ def test_a_model_that_lets_padding_in_decodes_prompts_of_one_length_at_a_time_an
         assert_values_close(found.logprobs[here], logprobs.max(-1).values)
 
 
-def test_a_model_that_does_not_take_the_cache_is_refused():
+def test_a_model_that_neither_takes_nor_makes_a_cache_is_refused():
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_hidden_layers=2, state_size=4)
-    with pytest.raises(
-        ConfigError, match=r"rollout.engine='local' cannot sample from MambaForCausalLM: with its cache"
-    ):
-        engine_of(MambaForCausalLM(config).eval())
+    config = RwkvConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+    refused = r"rollout.engine='local' cannot sample from RwkvForCausalLM: .* \(TypeError: it returns no cache\)"
+    with pytest.raises(ConfigError, match=refused):
+        engine_of(RwkvForCausalLM(config).eval())
 
 
 def test_a_model_that_fails_with_its_cache_is_refused_in_words(monkeypatch):

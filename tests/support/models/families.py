@@ -76,6 +76,8 @@ class Family:
     """Part of a run's note about the layout."""
     layouts: tuple[str, ...] = ("grouped", "grouped_masked", "packed", "padded")
     """Those the model supports."""
+    sums: int = 64
+    """Sums and elementwise steps that a value passes one after the other, forward and backward; see `bound`."""
 
 
 WINDOWED = ("grouped", "padded")
@@ -95,6 +97,19 @@ FAMILIES: dict[str, Family] = {
         layouts=("padded",),
     ),
     "Gemma3": Family("grouped", "model", {"head_dim": 16, **ALTERNATING}, layouts=WINDOWED),
+    "Gemma4": Family(
+        "grouped",
+        "model",
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": len(TOKENIZER),
+            **ALTERNATING,
+        },
+        layouts=WINDOWED,
+        sums=2 * (2 * 23 + 9),  # four norms and two products with per-layer inputs more than others
+    ),
     "Phi": Family("grouped", "model"),
     "Phi3": Family("grouped", "model", {"sliding_window": WINDOW}, layouts=WINDOWED),
     "Glm": Family("grouped", "model", {"head_dim": 8}),
@@ -135,6 +150,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 MAMBA = {"mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2}
+MAMBA1 = {"state_size": 4, "time_step_rank": 4}
 DELTA = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
@@ -158,21 +174,44 @@ FALLING_BACK: dict[str, tuple[dict[str, Any], str]] = {
     "OlmoHybrid": (DELTA, "linear_attention"),
     "GraniteMoeHybrid": (MAMBA | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4,
                          "num_experts_per_tok": 2, "shared_intermediate_size": 48}, "linear_attention"),
+    "Qwen3_5Moe": (DELTA | {"num_experts": 4, **EXPERTS, "shared_expert_intermediate_size": 16}, "linear_attention"),
+    "KimiLinear": (LATENT | {"layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 4,
+                             "linear_head_dim": 8}, "linear_attention"),
+    "Lfm2Moe": ({"layer_types": ["conv", "full_attention"], "num_experts": 4, "num_dense_layers": 1, **EXPERTS},
+                "conv"),
+    "Zamba": ({"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+               "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 4, "mamba_dt_rank": 4,
+               "n_mamba_heads": 2, "use_mamba_kernels": False}, "linear_attention"),
+    "Mamba": (MAMBA1, "linear_attention"),
+    "Mamba2": ({"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8}, "linear_attention"),
+    "FalconMamba": (MAMBA1, "linear_attention"),
+    "MiniMax": ({"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4,
+                 "num_experts_per_tok": 2, "head_dim": 8, "block_size": 8}, "linear_attention"),
 }  # fmt: skip
 """Families that train in padded rows -> values of the configuration, and the layers that need it."""
+
+ONE_LENGTH = ("Mamba", "FalconMamba", "MiniMax")
+"""Those of which the local engine decodes prompts of one length at a time: padding changes their state."""
+
+
+def config_class(name: str) -> Any:
+    """Return transformers' class of the configuration of a family's language model."""
+    return getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
 
 
 def make(name: str, folder: Path) -> Any:
     """Save a random model of a family to a folder and load it as a run does."""
-    family = FAMILIES[name]
+    extra = FAMILIES[name].extra if name in FAMILIES else FALLING_BACK[name][0]
     torch.manual_seed(3)
-    kind = "Gemma3Text" if name == "Gemma3" else name
-    config = getattr(transformers, f"{kind}Config")(**SHAPE | copy.deepcopy(family.extra))
+    config = config_class(name)(**SHAPE | copy.deepcopy(extra))
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():  # norms and biases start as ones and zeros, which would hide that they are left out
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for key, parameter in model.named_parameters():
+            if key.endswith("dt_bias"):  # time steps of 0.0025 are below the limits that some configurations have
+                parameter.sub_(6)
     model.save_pretrained(folder)
     attention = next(name for name in ("sdpa", "eager") if reason_model_cannot_use(name, config) is None)
     return load_model(run_settings(folder).model, attention=attention)
@@ -207,6 +246,8 @@ class Differences:
     """Greedy responses are those of `generate`."""
     rollout_logprob: float
     """Rollout's log-probs against plain logits."""
+    engine_notes: tuple[str, ...]
+    """Of the local engine."""
     magnitude: float
     """The largest log-prob among all tokens, without its sign: as large as logits are."""
 
@@ -233,7 +274,7 @@ def measure(name: str, folder: Path) -> Differences:
         apart = max(apart, abs(loss - expected_loss))
         gradient = max(gradient, _apart(ours, expected_gradient))
     model.set_attn_implementation(attention)
-    decode, same, rollout = rollout_differences(model, reference)
+    decode, notes, same, rollout = rollout_differences(model, reference)
     return Differences(
         architecture=type(model).__name__,
         layout=chosen,
@@ -247,6 +288,7 @@ def measure(name: str, folder: Path) -> Differences:
         gradient=gradient,
         same_tokens=same,
         rollout_logprob=rollout,
+        engine_notes=notes,
         magnitude=float(plain_distributions(reference, batch).abs().max()),
     )
 
@@ -310,8 +352,8 @@ def plain_distributions(model: Any, batch: TrainBatch) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def rollout_differences(model: Any, reference: Any) -> tuple[str, bool, float]:
-    """Return the decode path, whether greedy tokens are those of `generate`, and the difference of log-probs."""
+def rollout_differences(model: Any, reference: Any) -> tuple[str, tuple[str, ...], bool, float]:
+    """Return decode path and notes of the engine, whether it samples as `generate`, and the difference of log-probs."""
     prompts = ((5, 6, 7, 8, 9, 10, 11), (12, 13, 14))
     batch = PromptBatch(tuple(Prompt(str(i), "", ids, None, {}) for i, ids in enumerate(prompts)))
     engine = LocalEngine(model, TOKENIZER, device=torch.device("cpu"), compute_dtype=torch.float32, max_sequences=64)
@@ -333,7 +375,7 @@ def rollout_differences(model: Any, reference: Any) -> tuple[str, bool, float]:
         same &= response.tolist() == theirs[0, prompt.shape[1] :].tolist()
         expected = logits.log_softmax(-1).gather(1, response[:, None])[:, 0]
         apart = max(apart, float((found.logprobs[found.offsets[i] : found.offsets[i + 1]] - expected).abs().max()))
-    return engine.decode_path, same, apart
+    return engine.decode_path, engine.notes, same, apart
 
 
 def _apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

@@ -19,7 +19,7 @@ from tests.support.runs import runs
 OLD = torch.tensor([-1.0, -2.0, -0.5, -3.0, -1.0])
 REF = torch.tensor([-1.5, -1.0, -0.5, -4.0, -2.5])
 KL = ("algorithm.kl.coef=0.1", "algorithm.kl.in_reward=true", "algorithm.kl.estimator=k1")
-ADAPTED = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=10")
+ADAPTED = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=10", "trainer.prompts_per_step=2", "rollout.n=2")
 
 
 def penalized(*words: str) -> tuple[Any, Any]:
