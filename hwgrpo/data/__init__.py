@@ -6,6 +6,8 @@ sources.py         what `data.train` names (task, file, folder, hub dataset) -> 
 given_rows.py      rows in memory, given as an object -> rows
 row_schema.py      one row -> conversation or text, ground truth, source; verl's and TRL's columns
 prompts.py         rows -> tokenized prompts, the length limit
+prompt_findings.py what is odd about prompts that can be read, counted and said
+media.py           images, video and sound in rows, which are refused
 chat_template.py   a row -> the model's input text
 examples.py        rows -> prompts with responses, for supervised training
 chat_targets.py    which tokens of a conversation are trained

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.data.formats import READERS, TABLES, Broken, Part, read_file
+from hwgrpo.data.media import without_decoding
 from hwgrpo.data.published import Published
 from hwgrpo.data.sources import SPLIT_WORDS, find_data, split_of
 from hwgrpo.errors import DataError
@@ -152,9 +153,9 @@ def _loaded(source: str, loaded: Any, dataset: Published) -> Copy:
     by_split = dict(loaded) if isinstance(loaded, dict) else {dataset.splits[0]: loaded}
     by_split = {SPLIT_WORDS.get(split, split): rows for split, rows in by_split.items()}
     splits = {
-        split: [(Part(f"{source}, split {split}", by_split[split], tuple(by_split[split].column_names), source), {})]
+        split: [(Part(f"{source}, split {split}", without_decoding(rows), tuple(rows.column_names), source), {})]
         for split in dataset.splits
-        if split in by_split and len(by_split[split])
+        if (rows := by_split.get(split)) is not None and len(rows)
     }
     if not splits:
         raise DataError(f"{source}: no rows in a split {' or '.join(dataset.splits)}; it has: {', '.join(by_split)}")

@@ -13,6 +13,7 @@ import numpy as np
 
 from hwgrpo.data.chat_template import render
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
+from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import TOKENIZE_BATCH
 from hwgrpo.data.published import published_with
 from hwgrpo.data.reward_check import Judged, judge_rows
@@ -53,6 +54,7 @@ class _Good:
     answers: dict[int, Any] = field(default_factory=dict)
     keys: dict[int, str | None] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
+    findings: Counter[str] = field(default_factory=Counter)
 
 
 def inspect_files(names: Sequence[str], settings: Settings) -> Inspection:
@@ -124,6 +126,7 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
         repeats=repeats,
         bad=[BadRow(index, part.place(index), bad[index]) for index in sorted(bad)],
         judged=judged,
+        findings=dict(good.findings),
     )
     return report, first
 
@@ -152,6 +155,7 @@ def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int
             continue
         source = row.get(config.source_key)
         good.prompts[index] = prompt
+        good.findings.update(findings_of(prompt))
         good.answers[index] = answer
         good.keys[index] = None if answer is None else config.ground_truth_key or ground_truth_key(row)
         good.sources[index] = part.source if source is None else str(source)
@@ -290,6 +294,8 @@ class FileReport:
     repeats: Sequence[Repeat]
     bad: Sequence[BadRow]
     judged: Sequence[Judged]
+    findings: Mapping[str, int]
+    """Kind of `prompt_findings` -> rows."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from hwgrpo.catalog import OVERLONG_POLICIES
 from hwgrpo.data.chat_template import Rendered, conversation, render
+from hwgrpo.data.prompt_findings import finding_notes
 from hwgrpo.data.row_schema import (
     GROUND_TRUTH_KEYS,
     missing_column,
@@ -51,6 +53,10 @@ class PromptDataset:
     """`{rows, sha256}`: number of rows, and a hash of all their columns."""
     unused_template: int = 0
     """Rows with plain text to which the tokenizer's chat template was not applied, under `data.chat=auto`."""
+    available: int = 0
+    """Number of rows of the sources that could be read, of which `data.max_rows` or `validation_max_rows` took some."""
+    findings: Mapping[str, int] = field(default_factory=dict)
+    """Kind of `prompt_findings` -> rows."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -124,6 +130,23 @@ def template_note(name: str, dataset: PromptDataset | None) -> str | None:
     )
 
 
+def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
+    """Yield what a user should know of prompts: how many are read of how many, and what is odd about them.
+
+    Args:
+        name: "training" or "validation".
+        dataset: the prompts.
+    """
+    if dataset is None:
+        return
+    read = dataset.fingerprint.get("rows", 0)
+    if read < dataset.available:
+        setting = "data.max_rows" if name == "training" else "data.validation_max_rows"
+        yield f"{name}: {read:,} of {dataset.available:,} rows are read ({setting}={read}; 0 reads all)"
+    yield from filter(None, (template_note(name, dataset),))
+    yield from finding_notes(name, dataset.findings)
+
+
 def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | None:
     """Read, render and tokenize the training or validation prompts.
 
@@ -157,10 +180,12 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
     unused_template = 0
+    findings: Counter[str] = Counter()
     by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
     digest = hashlib.sha256()
     for index, row, ids in _tokenize(rows, count, config, tokenizer, digest):
         text = row.text
+        findings.update(row.findings)
         if by_user and not row.templated and config.chat == "auto" and tokenizer.chat_template is not None:
             unused_template += 1
         if len(ids) > config.max_prompt_tokens:
@@ -188,7 +213,19 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
         )
     fingerprint = {"rows": count, "sha256": digest.hexdigest()}
     return PromptDataset(
-        name, rows, kept, texts, token_ids, filtered, truncated, config, unanswered, fingerprint, unused_template
+        name=name,
+        rows=rows,
+        kept=kept,
+        texts=texts,
+        token_ids=token_ids,
+        filtered=filtered,
+        truncated=truncated,
+        config=config,
+        unanswered=unanswered,
+        fingerprint=fingerprint,
+        unused_template=unused_template,
+        available=len(rows),
+        findings=findings,
     )
 
 

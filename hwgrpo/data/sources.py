@@ -11,6 +11,7 @@ from typing import Any
 
 from hwgrpo.data.formats import READERS, TABLES, Part, Row, read_file
 from hwgrpo.data.given_rows import rows_of_object
+from hwgrpo.data.media import without_decoding
 from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import DataError, choice_error, nearest
 from hwgrpo.given_objects import is_object
@@ -227,4 +228,4 @@ def _open_hub(spec: str, split: str, key: str) -> Rows:
 def _dataset(name: str, loaded: Any, source: str) -> Rows:
     if not len(loaded):
         raise DataError(f"{name}: the dataset has no rows")
-    return Rows([Part(name, loaded, tuple(loaded.column_names), source)])
+    return Rows([Part(name, without_decoding(loaded), tuple(loaded.column_names), source)])

@@ -73,7 +73,8 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     """Read the configuration of `model.path`; no weights are loaded.
 
     Raises:
-        ConfigError: the model cannot be found or read, or is not a causal language model.
+        ConfigError: the model cannot be found or read, is not a causal language model, or reads more than text and
+            would be saved without the parts for that.
     """
     source = resolve_model_path(config.path)
     try:
@@ -180,6 +181,35 @@ def unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigErro
     )
 
 
+def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
+    """Check that the causal language model of a configuration has all of its parts.
+
+    That of some families that read images or sound is their text part, without the others: a run would save the model
+    without them. Where the model was saved as its text part, nothing is left out.
+
+    Args:
+        name: the setting, or the object, with its value.
+        model_config: the model's configuration.
+
+    Raises:
+        ConfigError: parts would be left out.
+    """
+    kind: Any = type(model_config)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    text_model = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    named = model_config.architectures or []
+    if text_model.config_class is kind or text_model.__name__ in named:
+        return
+    parts = [part for part in model_config.sub_configs if part != "text_config"]
+    raise ConfigError(
+        f"{name} is {', '.join(named) or kind.__name__}, which reads more than text ({', '.join(parts)}); images, video "
+        f"and sound are not supported, and it would be trained and saved as {text_model.__name__}, without these parts. "
+        "Where that is wanted, save its text part and train that: AutoModelForCausalLM.from_pretrained(MODEL)."
+        "save_pretrained(FOLDER), with the tokenizer beside it"
+    )
+
+
 def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> None:
     named = model_config.architectures or []
     remote = "AutoModelForCausalLM" in (getattr(model_config, "auto_map", None) or {}) and config.trust_remote_code
@@ -192,3 +222,5 @@ def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> 
             f"model.path={config.path!r} is not a causal language model but {kind} "
             f"(model type {model_config.model_type!r}); GRPO needs a decoder with a language-model head"
         )
+    if not remote:
+        check_keeps_all_parts(f"model.path={config.path!r}", model_config)

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
 from hwgrpo.config.validate import missing_data
-from hwgrpo.data.prompts import PromptDataset, template_note
+from hwgrpo.data.prompts import PromptDataset, dataset_notes
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
@@ -213,8 +213,9 @@ def _data_lines(config: Config, training: PromptDataset | None, validation: Prom
     return [
         f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
         f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
-        *filter(None, (template_note("training", training),)),
+        *dataset_notes("training", training),
         f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
+        *dataset_notes("validation", validation),
     ]
 
 

@@ -17,7 +17,7 @@ import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig
-from hwgrpo.data.prompts import template_note
+from hwgrpo.data.prompts import dataset_notes
 from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
@@ -28,9 +28,7 @@ from hwgrpo.training.strategies.strategy import Strategy
 def prompt_notes(config: DataConfig, data: Prompts) -> Iterator[str]:
     """Yield notes on the prompts: their template, and prompts dropped or truncated."""
     for name, prompts in (("training", data.training), ("validation", data.validation)):
-        note = template_note(name, prompts)
-        if note:
-            yield note
+        yield from dataset_notes(name, prompts)
         if prompts is not None and (prompts.filtered or prompts.truncated):
             yield (
                 f"{name} prompts longer than data.max_prompt_tokens={config.max_prompt_tokens}: "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from hwgrpo.config import Config
 from hwgrpo.data.chat_template import apply_template, conversation, render
 from hwgrpo.data.examples import read_response
+from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
 from hwgrpo.data.row_schema import Message, message_text, missing_column
@@ -106,6 +108,7 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
     chosen = range(len(rows)) if keep is None else kept_rows(rows, keep, data.response_key)
     if are_logged(rows):  # a response that a reward failed for, or of a dropped group
         chosen = [each for each in chosen if rows[each]["response"] is not None and reader.score(each) is not None]
+    available = len(chosen)
     chosen = chosen[:max_rows] if max_rows else chosen
     built: list[tuple[int, tuple[tuple[int, ...], ...], float]] = []
     digest, too_long, most = hashlib.sha256(), 0, 0
@@ -139,6 +142,8 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
         truncated=reader.cut,
         config=data,
         fingerprint={"rows": len(chosen), "sha256": digest.hexdigest()},
+        available=available,
+        findings=reader.findings,
         tokens=tokens,
         targets=targets,
     )
@@ -155,6 +160,8 @@ class _Reader:
         self._logged = are_logged(rows)
         self.cut = 0
         """Number of rows that were cut."""
+        self.findings: Counter[str] = Counter()
+        """Kind of `prompt_findings` -> rows."""
         if self._pairs and self._logged:
             raise ConfigError(
                 f"reward_model.loss={PAIRS} needs pairs of a chosen and a rejected response, and {rows.parts[0].name} "
@@ -180,6 +187,7 @@ class _Reader:
         if not self._pairs:
             keys = [("data.response_key", self._data.response_key)]
         prompts = [self._logged_prompt(index)] if self._logged else [self._prompt(index, *key) for key in keys]
+        self.findings.update(findings_of(prompts[0][0].messages or prompts[0][0].text))
         ids = [self._text.tokens(*each) for each in prompts]
         if self._pairs and ids[0] == ids[1]:
             raise DataError(f"{self._rows.place(index)}: the chosen and the rejected response have the same tokens")
