@@ -71,6 +71,12 @@ class PromptDataset:
         """Length of the longest prompt, in tokens."""
         return max(len(ids) for ids in self.token_ids)
 
+    @property
+    def row_counts(self) -> dict[str, float]:
+        """The metrics of a validation that say how many rows were read of how many; empty where all were."""
+        read = self.fingerprint.get("rows", 0)
+        return {"val-aux/rows": read, "val-aux/rows_available": self.available} if read < self.available else {}
+
     def require_ground_truth(self, needed_by: str) -> None:
         """Check that every prompt has an answer.
 
@@ -130,6 +136,16 @@ def template_note(name: str, dataset: PromptDataset | None) -> str | None:
     )
 
 
+def overlong_note(name: str, dataset: PromptDataset, limit: int) -> str | None:
+    """Return a note on the prompts that are longer than `data.max_prompt_tokens`, if there are any."""
+    if not dataset.filtered and not dataset.truncated:
+        return None
+    return (
+        f"{name} prompts longer than data.max_prompt_tokens={limit}: {dataset.filtered} dropped, {dataset.truncated} "
+        f"cut, {len(dataset)} kept"
+    )
+
+
 def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
     """Yield what a user should know of prompts: how many are read of how many, and what is odd about them.
 
@@ -139,8 +155,8 @@ def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
     """
     if dataset is None:
         return
-    read = dataset.fingerprint.get("rows", 0)
-    if read < dataset.available:
+    if dataset.row_counts:
+        read = dataset.fingerprint["rows"]
         setting = "data.max_rows" if name == "training" else "data.validation_max_rows"
         yield f"{name}: {read:,} of {dataset.available:,} rows are read ({setting}={read}; 0 reads all)"
     yield from filter(None, (template_note(name, dataset),))

@@ -201,12 +201,13 @@ def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
     named = model_config.architectures or []
     if text_model.config_class is kind or text_model.__name__ in named:
         return
+    whole = ", ".join(named) or kind.__name__
     parts = [part for part in model_config.sub_configs if part != "text_config"]
     raise ConfigError(
-        f"{name} is {', '.join(named) or kind.__name__}, which reads more than text ({', '.join(parts)}); images, video "
-        f"and sound are not supported, and it would be trained and saved as {text_model.__name__}, without these parts. "
-        "Where that is wanted, save its text part and train that: AutoModelForCausalLM.from_pretrained(MODEL)."
-        "save_pretrained(FOLDER), with the tokenizer beside it"
+        f"{name} is {whole}, which reads more than text ({', '.join(parts)}): images, video and sound are not "
+        f"supported, and it would be trained and saved as {text_model.__name__}, without these parts. Where that is "
+        "wanted, save its text part, AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(FOLDER) with the "
+        "tokenizer beside it, and train that"
     )
 
 

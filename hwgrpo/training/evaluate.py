@@ -12,7 +12,7 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import validation_sampling_of
-from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.data.prompts import PromptDataset, build_dataset, dataset_notes, overlong_note
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer
 from hwgrpo.paths import with_absolute_paths
@@ -94,7 +94,8 @@ def validate(
 
     Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts.
     `val-aux/<source>/rewards/<function>/mean` is the mean of a function over sampled responses, or greedy ones. With
-    `rollout.group_timeout`, `val-aux/groups_dropped` counts the groups that are in none of them.
+    `rollout.group_timeout`, `val-aux/groups_dropped` counts the groups that are in none of them. Where
+    `data.validation_max_rows` leaves rows out, `val-aux/rows` and `val-aux/rows_available` count them.
 
     Args:
         engine: generates the responses.
@@ -140,7 +141,7 @@ def validate(
             metrics[f"val-aux/{key}/stderr"] = float(valid_N.std() / len(valid_N) ** 0.5)
     if sampling.group_timeout is not None:
         metrics["val-aux/groups_dropped"] = strategy.sum([dropped])[0]
-    return metrics
+    return metrics | dataset.row_counts
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Evaluation:
     rewards: RewardPipeline
     sampling: Sampling
     notes: tuple[str, ...] = ()
-    """Notes for the user on the checkpoint."""
+    """Notes for the user on the checkpoint and the prompts."""
 
     def greedy(self) -> tuple[torch.Tensor, int]:
         """Return the rewards [prompts, 1] of greedy responses, and how many groups were dropped."""
@@ -198,5 +199,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     if saved is not None:
         restore.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)
-    notes = tuple(filter(None, (saved.note,))) if saved is not None else ()
+    of_checkpoint = saved.note if saved is not None else None
+    overlong = overlong_note("validation", dataset, config.data.max_prompt_tokens)
+    notes = (*filter(None, (of_checkpoint, overlong)), *dataset_notes("validation", dataset))
     return Evaluation(engine, dataset, rewards, validation_sampling_of(config), notes)

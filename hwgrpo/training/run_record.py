@@ -17,7 +17,7 @@ import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig
-from hwgrpo.data.prompts import dataset_notes
+from hwgrpo.data.prompts import dataset_notes, overlong_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
@@ -29,11 +29,8 @@ def prompt_notes(config: DataConfig, data: Prompts) -> Iterator[str]:
     """Yield notes on the prompts: their template, and prompts dropped or truncated."""
     for name, prompts in (("training", data.training), ("validation", data.validation)):
         yield from dataset_notes(name, prompts)
-        if prompts is not None and (prompts.filtered or prompts.truncated):
-            yield (
-                f"{name} prompts longer than data.max_prompt_tokens={config.max_prompt_tokens}: "
-                f"{prompts.filtered} dropped, {prompts.truncated} cut, {len(prompts)} kept"
-            )
+        if prompts is not None:
+            yield from filter(None, (overlong_note(name, prompts, config.max_prompt_tokens),))
 
 
 def frozen_dtype_note(config: Config, models: Models) -> str | None:

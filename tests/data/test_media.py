@@ -71,9 +71,7 @@ def reads(path: Path, data_config, tokenizer):
     )
     return {
         "train": lambda: build_dataset(config, tokenizer, "train"),
-        "validation": lambda: build_dataset(
-            data_config("task://sort", validation=str(path)), tokenizer, "validation"
-        ),
+        "validation": lambda: build_dataset(data_config("task://sort", validation=str(path)), tokenizer, "validation"),
         "sft": lambda: build_examples(config, tokenizer, [2], 64, "train"),
         "reward-model": lambda: build_scored(scored, tokenizer, 256, "train"),
         "convert": lambda: own_columns("prompt", None)(open_rows(str(path), "train", "FILE")[0]),

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
-from hwgrpo.data.prompts import _content, build_dataset, template_note
+from hwgrpo.data.prompts import _content, build_dataset, dataset_notes, template_note
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.training.resume import compare_data
 
@@ -370,3 +370,15 @@ def test_values_that_json_does_not_know_have_the_same_fingerprint_in_every_proce
     assert len({*prints, of([{**row, "price": decimal.Decimal("1.6")}])}) == 4
     assert of([row]) == prints[0]
     assert [_content(object()), _content(numpy.arange(2))] == ["object", [0, 1]]
+
+
+def test_rows_that_a_limit_leaves_out_are_counted_and_said(jsonl, data_config, tokenizer):
+    path = jsonl([{"prompt": str(number)} for number in range(5)])
+    config = data_config(path, validation=str(path), validation_max_rows=3)
+    some, all_rows = (build_dataset(config, tokenizer, which) for which in ("validation", "train"))
+    assert some.row_counts == {"val-aux/rows": 3, "val-aux/rows_available": 5}
+    assert next(dataset_notes("validation", some)) == (
+        "validation: 3 of 5 rows are read (data.validation_max_rows=3; 0 reads all)"
+    )
+    assert all_rows.row_counts == {}
+    assert not any("rows are read" in note for note in dataset_notes("training", all_rows))
