@@ -13,7 +13,7 @@ import numpy as np
 
 from hwgrpo.catalog import OVERLONG_POLICIES
 from hwgrpo.data.chat_template import Rendered, conversation, render
-from hwgrpo.data.prompt_findings import finding_notes
+from hwgrpo.data.prompt_findings import finding_notes, token_findings
 from hwgrpo.data.row_schema import (
     GROUND_TRUTH_KEYS,
     missing_column,
@@ -53,6 +53,8 @@ class PromptDataset:
     """`{rows, sha256}`: number of rows, and a hash of all their columns."""
     unused_template: int = 0
     """Rows with plain text to which the tokenizer's chat template was not applied, under `data.chat=auto`."""
+    templated: int = 0
+    """Prompts to which the chat template was applied."""
     available: int = 0
     """Number of rows of the sources that could be read, of which `data.max_rows` or `validation_max_rows` took some."""
     findings: Mapping[str, int] = field(default_factory=dict)
@@ -195,13 +197,14 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
-    unused_template = 0
+    unused_template = templated = 0
     findings: Counter[str] = Counter()
     by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
     digest = hashlib.sha256()
     for index, row, ids in _tokenize(rows, count, config, tokenizer, digest):
         text = row.text
-        findings.update(row.findings)
+        findings.update((*row.findings, *token_findings(ids, tokenizer)))
+        templated += row.templated
         if by_user and not row.templated and config.chat == "auto" and tokenizer.chat_template is not None:
             unused_template += 1
         if len(ids) > config.max_prompt_tokens:
@@ -240,6 +243,7 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
         unanswered=unanswered,
         fingerprint=fingerprint,
         unused_template=unused_template,
+        templated=templated,
         available=len(rows),
         findings=findings,
     )

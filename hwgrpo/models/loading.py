@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -85,6 +86,24 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
         raise unreadable("model.path", source, "model", error) from error
     _check_is_causal_lm(config, model_config)
     return model_config
+
+
+def load_generation_config(
+    config: ModelConfig, settings: PreTrainedConfig | None = None, *, ask_hub: bool = True
+) -> GenerationConfig:
+    """Return the generation config that the model of `model.path` has when it is loaded.
+
+    Args:
+        config: the run's `model` settings.
+        settings: its configuration, from which one is made where there is no file; None reads it.
+        ask_hub: False: read a hub name's file from the cache only.
+    """
+    try:
+        return GenerationConfig.from_pretrained(
+            resolve_model_path(config.path), revision=config.revision or "main", local_files_only=not ask_hub
+        )
+    except (OSError, ValueError):
+        return GenerationConfig.from_model_config(settings or load_model_config(config))
 
 
 def load_model(

@@ -36,6 +36,7 @@ from hwgrpo.rollout.shared_devices import shares_device, sleeps
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
@@ -85,9 +86,12 @@ def make_plan(
     if device is not None:
         problems += filter(None, (*missing_requirements(config, device), reason_against_folder(Path(t.output_dir))))
     data, tried = _open_data(config, problems, from_hub=shipped is not None)
-    start = check_start(config, backend, settings, device=device, data=data)
-    dtype, attention, layout = start.dtype, start.attention, start.layout
     training, validation = (data.training, data.validation) if data else (None, None)
+    start = check_start(config, backend, settings, device=device, data=data)
+    end_of_turn = data and end_of_turn_note(
+        config, settings, data.tokenizer, training, validation, ask_hub=shipped is None
+    )
+    dtype, attention, layout = start.dtype, start.attention, start.layout
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     notes += compare_data(checkpoint, train=training, validation=validation)
     shape = model_shape(config.model, settings)
@@ -111,7 +115,7 @@ def make_plan(
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
         *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
-        *_item("data", _data_lines(config, training, validation)),
+        *_item("data", [*_data_lines(config, training, validation), *filter(None, (end_of_turn,))]),
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
         *_item(

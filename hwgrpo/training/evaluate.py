@@ -21,6 +21,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.checkpoint import restore
+from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
@@ -192,7 +193,8 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         raise ConfigError("data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset, tokenizer=tokenizer, device=device)
     check_length(config, dataset)
-    check_head_size(config, load_model_config(config.model), on_host=backend.is_host)
+    settings = load_model_config(config.model)
+    check_head_size(config, settings, on_host=backend.is_host)
     check_running_server(config)
     policy = load_policy(config, device, tokenizer)
     fuse(config, device.backend, policy, attention_of(config, device))
@@ -201,5 +203,6 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     engine = build_engine(config, policy, tokenizer, device)
     of_checkpoint = saved.note if saved is not None else None
     overlong = overlong_note("validation", dataset, config.data.max_prompt_tokens)
-    notes = (*filter(None, (of_checkpoint, overlong)), *dataset_notes("validation", dataset))
+    end_of_turn = end_of_turn_note(config, settings, tokenizer, dataset)
+    notes = (*filter(None, (of_checkpoint, overlong, end_of_turn)), *dataset_notes("validation", dataset))
     return Evaluation(engine, dataset, rewards, validation_sampling_of(config), notes)

@@ -37,6 +37,7 @@ from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.training.checkpoint.restore import set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies
+from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
@@ -124,7 +125,9 @@ def _build(
     data = open_data(config, load_tokenizer(config.model), strategy.rank, device)
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
-    resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
+    settings = load_model_config(config.model)
+    resolved = check_start(config, device.backend, settings, device=device, data=data)
+    notes += filter(None, (end_of_turn_note(config, settings, data.tokenizer, data.training, data.validation),))
     require_running_server(config, strategy)
     notes += filter(None, (dtype_note(config, device),))
     planned = planned_steps(config, len(data.training))

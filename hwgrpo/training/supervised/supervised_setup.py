@@ -12,18 +12,16 @@ from typing import Any
 
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers import GenerationConfig
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.schema import ModelConfig
 from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.examples import ExampleDataset, build_examples
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.row_filter import are_logged
-from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
+from hwgrpo.models.loading import load_generation_config, load_model_config, load_tokenizer
 from hwgrpo.observe.saved_config import saved_settings
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
@@ -106,7 +104,7 @@ def build_supervised(
 def open_examples(config: Config) -> Prompts:
     """Open the training and validation examples, with the tokenizer."""
     tokenizer = load_tokenizer(config.model)
-    ends = end_token_ids(tokenizer, _generation_config(config.model), ())
+    ends = end_token_ids(tokenizer, load_generation_config(config.model), ())
     longest = config.rollout.max_response_tokens
     training, validation = (
         build_examples(config.data, tokenizer, ends, longest, which) for which in ("train", "validation")
@@ -148,13 +146,6 @@ def _logged_note(config: Config, examples: PromptDataset) -> str:
         f"{kept}; that run logged {logged} of {math.prod(counts)} responses per step, "
         f"observe.completions_per_step={math.prod(counts)} logs all"
     )
-
-
-def _generation_config(config: ModelConfig) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(resolve_model_path(config.path), revision=config.revision or "main")
-    except OSError:  # a model without one
-        return None
 
 
 def _build_models(config: Config, device: Device, strategy: Strategy, data: Prompts) -> tuple[Models, list[str]]:
