@@ -152,6 +152,8 @@ def _config(args: argparse.Namespace) -> Config:
         variables_may_be_missing=True,
         unread=UNUSED,
     )
+    if config.data.template_date is None and recipe.is_file():
+        config.data.template_date = _date_of_run(recipe.parent)
     for problem in missing_data(config):
         if not problem.startswith("data.train="):  # which an evaluation does not read
             raise ConfigError(problem)
@@ -176,6 +178,17 @@ def _config(args: argparse.Namespace) -> Config:
             file=sys.stderr,
         )
     return config
+
+
+def _date_of_run(folder: Path) -> str | None:
+    """Return the date that a run's chat templates write; None where the folder is no run's, or an older one's."""
+    from hwgrpo.data.template_clock import read_date
+
+    try:
+        date = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["template_date"]
+        return None if read_date(date) is None else date
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a ConfigError is a ValueError
+        return None
 
 
 def _checkpoint(args: argparse.Namespace) -> Path | None:

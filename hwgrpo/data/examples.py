@@ -108,10 +108,11 @@ def build_examples(
     reader = _Reader(rows, config, tokenizer, ends)
     built: list[tuple[int, str, np.ndarray, np.ndarray, np.ndarray]] = []
     filtered = truncated = long_responses = 0
-    digest, findings = hashlib.sha256(), Counter[str]()
+    digest, text_digest, findings = hashlib.sha256(), hashlib.sha256(), Counter[str]()
     for index in chosen:
         digest.update(row_bytes(rows[index], rows.place(index)))
         targets = reader.targets(index)
+        text_digest.update(targets.text.encode() + b"\0")
         findings.update(findings_of(targets.text))
         first = targets.trained.index(True)
         prompt, response, trained = targets.ids[:first], targets.ids[first:], targets.trained[first:]
@@ -148,7 +149,11 @@ def build_examples(
         filtered=filtered,
         truncated=truncated,
         config=config,
-        fingerprint={"rows": len(chosen), "sha256": digest.hexdigest()},
+        fingerprint={
+            "rows": len(chosen),
+            "sha256": digest.hexdigest(),
+            "text_sha256": text_digest.hexdigest(),
+        },
         available=available,
         findings=findings,
         responses=responses,

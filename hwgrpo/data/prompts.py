@@ -50,7 +50,7 @@ class PromptDataset:
     unanswered: int | None = None
     """Index of the first kept row without a ground truth; None when all have one."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """`{rows, sha256}`: number of rows, and a hash of all their columns."""
+    """`{rows, sha256, text_sha256}`: number of rows, a hash of all their columns, and one of what the model reads."""
     unused_template: int = 0
     """Rows with plain text to which the tokenizer's chat template was not applied, under `data.chat=auto`."""
     templated: int = 0
@@ -200,9 +200,10 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
     unused_template = templated = 0
     findings: Counter[str] = Counter()
     by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
-    digest = hashlib.sha256()
+    digest, text_digest = hashlib.sha256(), hashlib.sha256()
     for index, row, ids in _tokenize(rows, count, config, tokenizer, digest):
         text = row.text
+        text_digest.update(text.encode() + b"\0")
         findings.update((*row.findings, *token_findings(ids, tokenizer)))
         templated += row.templated
         if by_user and not row.templated and config.chat == "auto" and tokenizer.chat_template is not None:
@@ -230,7 +231,7 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             f"data.{which}={name!r}: all {filtered} prompts are longer than data.max_prompt_tokens="
             f"{config.max_prompt_tokens} and were filtered; raise the limit, or set data.overlong=truncate_left"
         )
-    fingerprint = {"rows": count, "sha256": digest.hexdigest()}
+    fingerprint = {"rows": count, "sha256": digest.hexdigest(), "text_sha256": text_digest.hexdigest()}
     return PromptDataset(
         name=name,
         rows=rows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import chdir
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, template_date
 from hwgrpo.training.run_folder import reason_against_folder
 from hwgrpo.training.startup_checks import Data, Prompts, check_start, missing_requirements, open_data
 
@@ -85,14 +85,15 @@ def make_plan(
     device = Device(backend) if no_device is None else None
     if device is not None:
         problems += filter(None, (*missing_requirements(config, device), reason_against_folder(Path(t.output_dir))))
-    data, tried = _open_data(config, problems, from_hub=shipped is not None)
+    checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
+    dated = replace(config, data=replace(config.data, template_date=template_date(config, checkpoint)))
+    data, tried = _open_data(dated, problems, from_hub=shipped is not None)
     training, validation = (data.training, data.validation) if data else (None, None)
     start = check_start(config, backend, settings, device=device, data=data)
     end_of_turn = data and end_of_turn_note(
         config, settings, data.tokenizer, training, validation, ask_hub=shipped is None
     )
     dtype, attention, layout = start.dtype, start.attention, start.layout
-    checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     notes += compare_data(checkpoint, train=training, validation=validation)
     shape = model_shape(config.model, settings)
     work = planned_work(
@@ -265,7 +266,7 @@ def _output_lines(
     allow_finished: bool,
 ) -> list[str]:
     if training is not None or config.trainer.max_steps:
-        finished = already_finished(config, open_data=lambda: training, allow_changes=allow_finished)
+        finished = already_finished(config, open_data=lambda _: training, allow_changes=allow_finished)
         if finished:
             return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"

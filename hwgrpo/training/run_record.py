@@ -72,9 +72,15 @@ def _named(dtype: torch.dtype) -> str:
 
 
 def write_run_record(
-    output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy
+    output: Path,
+    config: Config,
+    device: Device,
+    total_steps: int,
+    fused: Fused,
+    strategy: Strategy,
+    template_date: str | None,
 ) -> None:
-    """Write config.yaml, and environment.json: the run's machine, versions and variables."""
+    """Write config.yaml, and environment.json: the run's machine, versions, variables, and its templates' date."""
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "hwgrpo": hwgrpo.__version__,
@@ -91,6 +97,7 @@ def write_run_record(
         "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.skipped)},
         "fused_modules": fused.record,
         "total_steps": total_steps,
+        "template_date": template_date,
         **strategy.record,
     }
     (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")

@@ -48,7 +48,7 @@ from hwgrpo.training.online_rewards import further_files, restore_rewards
 from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, seed_rank
+from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, seed_rank, template_date
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
@@ -122,6 +122,7 @@ def _build(
     folder = open_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, [*notes, *folder.notes]
     metrics = CustomMetrics(config.observe)
+    config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = open_data(config, load_tokenizer(config.model), strategy.rank, device)
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
@@ -180,7 +181,8 @@ def _build(
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
             keep_copies(config, folder.path)
-            write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
+            date = config.data.template_date
+            write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
     notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
@@ -306,6 +308,7 @@ def _saver(
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,
+            "template_date": config.data.template_date,
             "code": code,
         }
 

@@ -22,6 +22,7 @@ from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
 from hwgrpo.data.row_schema import Message, message_text, missing_column
 from hwgrpo.data.sources import Rows, open_all, sources_of
+from hwgrpo.data.template_clock import clock_options
 from hwgrpo.errors import ConfigError, DataError, quoted
 from hwgrpo.rewards.models.pretrained import longest_input
 from hwgrpo.rewards.models.scored_text import ScoredText, TooLong
@@ -111,7 +112,7 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
     available = len(chosen)
     chosen = chosen[:max_rows] if max_rows else chosen
     built: list[tuple[int, tuple[tuple[int, ...], ...], float]] = []
-    digest, too_long, most = hashlib.sha256(), 0, 0
+    digest, text_digest, too_long, most = hashlib.sha256(), hashlib.sha256(), 0, 0
     for index in chosen:
         digest.update(row_bytes(rows[index], rows.place(index)))
         try:
@@ -125,6 +126,7 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
                 ) from error
             too_long += 1
             continue
+        text_digest.update(repr(texts).encode())
         built.append((index, texts, reader.target(index)))
         most = max(most, *map(len, texts))
     if not built:
@@ -141,7 +143,11 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
         filtered=too_long,
         truncated=reader.cut,
         config=data,
-        fingerprint={"rows": len(chosen), "sha256": digest.hexdigest()},
+        fingerprint={
+            "rows": len(chosen),
+            "sha256": digest.hexdigest(),
+            "text_sha256": text_digest.hexdigest(),
+        },
         available=available,
         findings=reader.findings,
         tokens=tokens,
@@ -155,7 +161,7 @@ class _Reader:
     def __init__(self, rows: Rows, config: Config, tokenizer: Any, max_tokens: int) -> None:
         self._rows, self._data, self._settings = rows, config.data, config.reward_model
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
-        self._text = ScoredText(tokenizer, None, None)
+        self._text = ScoredText(tokenizer, None, None, options=clock_options(config.data))
         self._pairs = self._settings.loss == PAIRS
         self._logged = are_logged(rows)
         self.cut = 0

@@ -26,12 +26,12 @@ from hwgrpo.observe.saved_config import saved_settings
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.training.checkpoint.restore import set_aside_later
+from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import dtype_note
-from hwgrpo.training.resume import compare_data, open_folder, restore, seed_rank
+from hwgrpo.training.resume import compare_data, open_folder, restore, seed_rank, template_date
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.run_record import (
     frozen_dtype_note,
@@ -170,6 +170,11 @@ def _build(
 ) -> TrainingRun:
     strategy = start_strategy(config, device)
     opened: Callable[[], Prompts] = functools.cache(lambda: training.open_examples(config))
+
+    def opened_for(checkpoint: Checkpoint | None) -> PromptDataset:
+        config.data.template_date = template_date(config, checkpoint)
+        return opened().training
+
     folder = open_folder(
         written,
         Path(config.trainer.output_dir),
@@ -177,9 +182,10 @@ def _build(
         undo,
         allow_finished,
         command=training.command,
-        open_data=lambda: opened().training,
+        open_data=opened_for,
     )
     start, notes = folder.start, [*notes, *folder.notes]
+    config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = opened()
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
     models, model_notes = training.build_models(config, device, strategy, data)
@@ -197,7 +203,8 @@ def _build(
         for later in set_aside_later(folder.path / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
-            write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
+            date = config.data.template_date
+            write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models),))
     notes += (*prompt_notes(config.data, data), *training.example_notes(config, data, total_steps))
@@ -218,6 +225,7 @@ def _build(
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,
+            "template_date": config.data.template_date,
         }
 
     saver = Saver(
