@@ -78,6 +78,7 @@ def find_model(path: str, key: str) -> Path | None:
     Raises:
         ConfigError: it looks like a folder and is none, or is not in Hugging Face format.
     """
+    check_path(path, key)
     folder = Path(path).expanduser()
     if folder.is_dir():
         is_model = key == "model.path"

@@ -26,7 +26,7 @@ from hwgrpo.data.row_schema import (
     read_ground_truth,
     read_prompt,
 )
-from hwgrpo.data.sources import Rows, find_data, split_of
+from hwgrpo.data.sources import Rows, data_files_in, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError, escaped
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.values import Prompt
@@ -85,11 +85,10 @@ def inspect_files(names: Sequence[str], settings: Settings) -> Inspection:
 def _files(name: str) -> list[Path]:
     path = find_data(name, "FILE")
     if path is None:
-        raise DataError(f"{name}: no such file or folder (looked for {Path(name).absolute()})")
+        raise DataError(f"{name}: no such file or folder (looked for {escaped(str(Path(name).absolute()), 1000)})")
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in READERS and file.is_file())
-    files = [file for file in files if not file.name.startswith(".")]
+    files = [path / file for file in data_files_in(path, "FILE")]
     files.sort(key=lambda file: split_of(Path(file.name)) != "train")
     if not files:
         raise DataError(f"{name}: the folder has no data files ({', '.join(READERS)})")
