@@ -88,6 +88,7 @@ def find_model(path: str, key: str) -> Path | None:
     Raises:
         ConfigError: it looks like a folder and is none, or is not in Hugging Face format.
     """
+    check_path(path, key)
     folder = Path(path).expanduser()
     is_model = key == "model.path"
     in_gguf = folder.suffix == ".gguf" if folder.is_file() else any(folder.glob("*.gguf"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hwgrpo.data.published import PUBLISHED, REFUSED, Published
 from hwgrpo.errors import ConfigError
+from hwgrpo.paths import check_path
 
 if TYPE_CHECKING:
     from hwgrpo.data.inspection import Settings
@@ -137,6 +138,7 @@ def _convert(args: argparse.Namespace) -> int:
     if args.action in REFUSED:
         raise ConfigError(REFUSED[args.action])
     dataset = PUBLISHED[args.action]
+    check_path(args.out, "--out")
     copy = open_copy(dataset, args.source)
     files = output_files(Path(args.out or f"data/{args.action}").expanduser(), copy, args.force)
     converted = convert(dataset, copy, args.instruction, args.strict, args.keep_duplicates)
@@ -155,6 +157,7 @@ def _convert_own(args: argparse.Namespace) -> int:
     if args.reward is not None and not names_a_file(args.reward):
         REWARDS.check(args.reward, "--reward")
     size = None if args.validation is None else validation_size(args.validation)
+    check_path(args.out, "--out")
     copy = open_files(args.files)
     name = args.source_name or Path(args.files[0]).name.partition(".")[0]
     dataset = own_conversion(name, args.prompt_key, args.answer_key, args.reward, name)
@@ -170,6 +173,9 @@ def _convert_own(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    for name in args.files:
+        check_path(name, "FILE")
+    check_path(args.tokenizer, "--tokenizer")
     if args.score_rows < 0:
         raise ConfigError(f"--score-rows {args.score_rows}: use 0 or more")
     from hwgrpo.cli.data_inspection_text import show_inspection, to_json

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
 from hwgrpo.data.inspection import BadRow, FileReport, Inspection
+from hwgrpo.data.prompt_findings import finding_notes
 from hwgrpo.errors import escaped
 from hwgrpo.text import one_line, terminal_line
 
@@ -54,6 +55,8 @@ def _show_file(console: Console, file: FileReport, max_prompt_tokens: int) -> No
     if file.overlong:
         text = f"{file.overlong:,} prompts are longer than data.max_prompt_tokens={max_prompt_tokens:,}."
         print_part(console, Text(text, style="yellow"))
+    for note in finding_notes("", file.findings):
+        print_part(console, Text(note, style="yellow"))
     if file.repeats:
         console.print()
         text = f"{len(file.repeats):,} {_rows(len(file.repeats))} the prompt of an earlier row"

@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, e.g. data.validation=test.jsonl")
     parser.add_argument("--model", help="model to evaluate: folder, hub name or builtin://...")
+    parser.add_argument(
+        "--max-rows", type=int, help="evaluate the first rows only (default: all, whatever the recipe says)"
+    )
     parser.add_argument("--n", type=int, default=8, help="samples per prompt at rollout.temperature (default 8)")
     parser.add_argument("--k", default="", help="ks of pass@k, e.g. 1,4,8 (default: 1 and n)")
     parser.add_argument("--success", type=float, default=1.0, help="lowest reward of a passing response (default 1.0)")
@@ -74,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         **({"adapter": config.model.lora.adapter} if config.model.lora.adapter else {}),
         "data": evaluation.dataset.name,
         "prompts": len(evaluation.dataset),
+        "rows": evaluation.dataset.available,
         "backend": host.backend.name,
         "n": args.n,
         "temperature": config.rollout.temperature,
@@ -135,7 +139,21 @@ def _config(args: argparse.Namespace) -> Config:
         recipe = run / "config.yaml"
     if args.model is not None:
         overrides.append(f"model.path={args.model}")
-    config = load_config(recipe, overrides, data_may_be_missing=True, variables_may_be_missing=True, unread=UNUSED)
+    if args.max_rows is not None and args.max_rows < 1:
+        raise ConfigError(f"--max-rows {args.max_rows}: use 1 or more, or leave it out for all rows")
+    # all rows, unless this command says otherwise
+    limit = [] if args.max_rows is None else [f"data.validation_max_rows={args.max_rows}"]
+    overrides = ["data.validation_max_rows=0", *overrides, *limit]
+    config = load_config(
+        recipe,
+        overrides,
+        imported=["data.validation_max_rows"],
+        data_may_be_missing=True,
+        variables_may_be_missing=True,
+        unread=UNUSED,
+    )
+    if config.data.template_date is None and recipe.is_file():
+        config.data.template_date = _date_of_run(recipe.parent)
     for problem in missing_data(config):
         if not problem.startswith("data.train="):  # which an evaluation does not read
             raise ConfigError(problem)
@@ -160,6 +178,17 @@ def _config(args: argparse.Namespace) -> Config:
             file=sys.stderr,
         )
     return config
+
+
+def _date_of_run(folder: Path) -> str | None:
+    """Return the date that a run's chat templates write; None where the folder is no run's, or an older one's."""
+    from hwgrpo.data.template_clock import read_date
+
+    try:
+        date = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["template_date"]
+        return None if read_date(date) is None else date
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a ConfigError is a ValueError
+        return None
 
 
 def _checkpoint(args: argparse.Namespace) -> Path | None:

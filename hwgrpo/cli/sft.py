@@ -182,7 +182,7 @@ def load_settings(
 def _print_plan(config: Config, training: Training, host: Host, device: Device, notes: list[str]) -> int:
     """Print what the run would train on and, where it is estimated, its memory; the model is not loaded. Return 0."""
     from hwgrpo.config.derived import planned_steps
-    from hwgrpo.data.prompts import template_note
+    from hwgrpo.data.prompts import dataset_notes
     from hwgrpo.planning.dry_run import supervised_memory
 
     data = training.open_examples(config)
@@ -195,7 +195,8 @@ def _print_plan(config: Config, training: Training, host: Host, device: Device, 
         *(f"{'' if number else 'memory':<11}{line}" for number, line in enumerate(memory)),
         f"output     {config.trainer.output_dir}",
         *notes,
-        *filter(None, (template_note("training", data.training),)),
+        *dataset_notes("training", data.training),
+        *dataset_notes("validation", data.validation),
         *training.example_notes(config, data, planned_steps(config, len(data.training))),
     ]
     if host.rank == 0:

@@ -150,6 +150,9 @@ class DataConfig:
     """System message put before every conversation that has none."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the chat template, e.g. {enable_thinking: false}."""
+    template_date: str | None = None
+    """Date that chat templates with a clock write into prompts, e.g. 2026-07-31; null: that of the run's first start,
+    which a resumed run and `hwgrpo eval RUN` keep."""
     max_rows: int = limited(0, at_least=0)
     """Use only the first rows of the training data; 0 uses all."""
     validation_max_rows: int = limited(256, at_least=0, used_by=[_VALIDATION])

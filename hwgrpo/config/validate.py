@@ -21,6 +21,7 @@ from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.config.uses import check_used
+from hwgrpo.data.template_clock import read_date
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
 from hwgrpo.given_objects import find_object, is_object
 from hwgrpo.paths import check_path, did_you_mean, find_model, verifier_of
@@ -155,6 +156,7 @@ def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
 
 
 def _check_sources(config: Config) -> None:
+    read_date(config.data.template_date)
     for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
         listed = named if isinstance(named, list) else [named]
         if not named and key == "data.validation":

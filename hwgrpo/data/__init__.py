@@ -1,11 +1,15 @@
 """Prompts: file formats, synthetic tasks, chat templates, the resumable sampler.
 
 tasks.py           task://sort, add, copy: synthetic prompts with disjoint splits, and warm-start demonstrations
+expansion.py       compressed files that expand to far more than their size
 formats.py         one data file -> rows; every error names the file and line
 sources.py         what `data.train` names (task, file, folder, hub dataset) -> rows
 given_rows.py      rows in memory, given as an object -> rows
 row_schema.py      one row -> conversation or text, ground truth, source; verl's and TRL's columns
 prompts.py         rows -> tokenized prompts, the length limit
+prompt_findings.py what is odd about prompts that can be read, counted and said
+media.py           images, video and sound in rows, which are refused
+template_clock.py  the date that chat templates with a clock write
 chat_template.py   a row -> the model's input text
 examples.py        rows -> prompts with responses, for supervised training
 chat_targets.py    which tokens of a conversation are trained

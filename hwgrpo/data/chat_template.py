@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
+from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
+from hwgrpo.data.template_clock import clock_options
 from hwgrpo.errors import ConfigError, DataError, error_text
 
 
@@ -23,6 +25,8 @@ class Rendered(NamedTuple):
     """Whether the row has a ground truth."""
     columns: Mapping[str, Any]
     """The row."""
+    findings: tuple[str, ...] = ()
+    """Kinds of `prompt_findings` that the prompt is of."""
 
 
 def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
@@ -42,10 +46,11 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
     # a missing answer is reported now, not in the middle of a run
     answered = read_ground_truth(row, config.ground_truth_key, place) is not None
     messages = conversation(row, config, place)
+    findings = tuple(findings_of(messages))
     if isinstance(messages, str):
-        return Rendered(messages, False, answered, row)
+        return Rendered(messages, False, answered, row, findings)
     if config.chat == "never":
-        return Rendered("\n".join(_plain(message) for message in messages), False, answered, row)
+        return Rendered("\n".join(_plain(message) for message in messages), False, answered, row, findings)
     if tokenizer.chat_template is None:
         if isinstance(row[config.prompt_key], str):
             raise ConfigError(
@@ -59,7 +64,7 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
     # An assistant message at the end is the beginning of the response, to be continued.
     continued = messages[-1]["role"] == "assistant"
     text = apply_template(messages, config, tokenizer, place, add_generation_prompt=not continued, continued=continued)
-    return Rendered(text, True, answered, row)
+    return Rendered(text, True, answered, row, findings)
 
 
 def apply_template(
@@ -97,7 +102,7 @@ def apply_template(
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continued,
-            **{str(name): value for name, value in options.items()},
+            **clock_options(config) | {str(name): value for name, value in options.items()},
         )
     except (
         TemplateError,

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.data.formats import READERS, TABLES, Broken, Part, read_file
+from hwgrpo.data.media import without_decoding
 from hwgrpo.data.published import Published
-from hwgrpo.data.sources import SPLIT_WORDS, find_data, split_of
+from hwgrpo.data.sources import SPLIT_WORDS, data_files_in, find_data, load_saved, split_of
 from hwgrpo.errors import DataError
 
 KEY = "--source"
@@ -57,10 +58,8 @@ def open_copy(dataset: Published, spec: str | None) -> Copy:
 
 
 def _from_folder(dataset: Published, folder: Path) -> Copy:
-    files = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS]
+    files = data_files_in(folder, KEY, "**/*")
     files = [file for file in files if file.suffix.lower() not in TABLES] or files
-    files = [file for file in files if not any(part.startswith(".") for part in file.parts)]
-    files = [file for file in files if (folder / file).is_file()]
     if not files:
         raise DataError(
             f"{KEY} {folder}: the folder has no data files ({', '.join(READERS)}); {dataset.title} is "
@@ -111,19 +110,13 @@ def _single_row(path: Path, dataset: Published) -> dict[str, Any] | None:
     """Return the row of a file with a single row, as in MATH's first release, or None."""
     try:
         content = json.loads(path.read_bytes())
-    except ValueError:  # `read_file` reports the error
+    except (OSError, ValueError, RecursionError):  # `read_file` reports the error
         return None
     return content if isinstance(content, dict) and dataset.missing(content) is None else None
 
 
 def _saved(folder: Path, dataset: Published) -> Copy:
-    import datasets
-
-    try:
-        loaded: Any = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{KEY} {folder}: a damaged dataset folder ({error}); save it again") from error
-    return _loaded(str(folder), loaded, dataset)
+    return _loaded(str(folder), load_saved(folder, f"{KEY} {folder}"), dataset)
 
 
 def _from_hub(dataset: Published, spec: str) -> Copy:
@@ -152,9 +145,9 @@ def _loaded(source: str, loaded: Any, dataset: Published) -> Copy:
     by_split = dict(loaded) if isinstance(loaded, dict) else {dataset.splits[0]: loaded}
     by_split = {SPLIT_WORDS.get(split, split): rows for split, rows in by_split.items()}
     splits = {
-        split: [(Part(f"{source}, split {split}", by_split[split], tuple(by_split[split].column_names), source), {})]
+        split: [(Part(f"{source}, split {split}", without_decoding(rows), tuple(rows.column_names), source), {})]
         for split in dataset.splits
-        if split in by_split and len(by_split[split])
+        if (rows := by_split.get(split)) is not None and len(rows)
     }
     if not splits:
         raise DataError(f"{source}: no rows in a split {' or '.join(dataset.splits)}; it has: {', '.join(by_split)}")

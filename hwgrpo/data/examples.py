@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import numpy as np
 
 from hwgrpo.data.chat_targets import Targets, chat_targets, text_targets
 from hwgrpo.data.chat_template import conversation, render
+from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
 from hwgrpo.data.row_schema import missing_column, read_prompt
@@ -101,14 +103,17 @@ def build_examples(
     if which == "validation" and not _has_responses(rows, config):
         return None
     chosen = kept_rows(rows, keep, config.response_key)
+    available = len(chosen)
     chosen = chosen[:max_rows] if max_rows else chosen
     reader = _Reader(rows, config, tokenizer, ends)
     built: list[tuple[int, str, np.ndarray, np.ndarray, np.ndarray]] = []
     filtered = truncated = long_responses = 0
-    digest = hashlib.sha256()
+    digest, text_digest, findings = hashlib.sha256(), hashlib.sha256(), Counter[str]()
     for index in chosen:
         digest.update(row_bytes(rows[index], rows.place(index)))
         targets = reader.targets(index)
+        text_digest.update(targets.text.encode() + b"\0")
+        findings.update(findings_of(targets.text))
         first = targets.trained.index(True)
         prompt, response, trained = targets.ids[:first], targets.ids[first:], targets.trained[first:]
         if not prompt:
@@ -144,7 +149,13 @@ def build_examples(
         filtered=filtered,
         truncated=truncated,
         config=config,
-        fingerprint={"rows": len(chosen), "sha256": digest.hexdigest()},
+        fingerprint={
+            "rows": len(chosen),
+            "sha256": digest.hexdigest(),
+            "text_sha256": text_digest.hexdigest(),
+        },
+        available=available,
+        findings=findings,
         responses=responses,
         trained=trained_arrays,
         long_responses=long_responses,
@@ -174,7 +185,7 @@ class _Reader:
         response = self._response(row, index, place)
         if response is None:  # a conversation alone
             key = config.prompt_key if config.prompt_key in row else MESSAGES
-            return self._chat({config.prompt_key: row[key]}, (), place)
+            return self._chat({**row, config.prompt_key: row[key]}, (), place)
         prompt = conversation(row, config, place)
         if isinstance(prompt, str) and not isinstance(response, str):
             row = {**row, config.prompt_key: [{"role": "user", "content": prompt}]}

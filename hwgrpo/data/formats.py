@@ -8,11 +8,13 @@ import io
 import json
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.data.expansion import BoundedExpansion, check_parquet
 from hwgrpo.errors import DataError, error_text, quoted
 
 Row = Mapping[str, Any]
@@ -47,9 +49,14 @@ def read_file(path: Path, broken: Broken | None = None) -> Part:
         broken: collects the errors of single rows by index, which are then not raised; such a row is `{}`.
 
     Raises:
-        DataError: the file is broken or has no rows, or a row is not an object.
+        DataError: the file is broken, cannot be read or has no rows, or a row is not an object.
     """
-    part = READERS[path.suffix.lower()](path, broken)
+    try:
+        part = READERS[path.suffix.lower()](path, broken)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error_text(error, 200)}); check its permissions, or copy it"
+        ) from error
     if not len(part.rows):
         raise DataError(f"{path}: the file has no rows")
     return part
@@ -76,7 +83,7 @@ def read_gzip(path: Path, broken: Broken | None = None) -> Part:
         raise DataError(f"{path}: of compressed files only .jsonl.gz can be read; unpack it with gunzip")
     try:
         with gzip.open(path) as file:
-            return _read_lines(file, path, broken)
+            return _read_lines(io.BufferedReader(BoundedExpansion(file, path), 1 << 16), path, broken)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: truncated, damaged or not a gzip file ({error_text(error, 200)})") from error
 
@@ -126,11 +133,16 @@ def read_parquet(path: Path, broken: Broken | None = None) -> Part:
     if not path.stat().st_size:
         raise DataError(f"{path}: the file is empty")
     try:
-        table = pyarrow.parquet.ParquetFile(path).read()
+        file = pyarrow.parquet.ParquetFile(path)
+        check_parquet(file, path)
+        table = file.read()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
             f"{path}: truncated, damaged or not a Parquet file ({error_text(error, 200)}); copy or write it again"
         ) from error
+    twice = first_repeated(table.column_names)
+    if twice is not None:
+        raise DataError(f"{path}: two columns have the name {quoted(twice)}; rename one")
     return Part(str(path), ArrowRows(table.combine_chunks(), str(path)), tuple(table.column_names), path.name)
 
 
@@ -162,10 +174,15 @@ def read_csv(path: Path, broken: Broken | None = None) -> Part:
 
 
 def _header(names: Sequence[str], place: str) -> Sequence[str]:
-    duplicates = [name for name in names if names.count(name) > 1]
-    if duplicates:
-        raise DataError(f"{place}: two columns have the name {quoted(duplicates[0])}; rename one")
+    twice = first_repeated(names)
+    if twice is not None:
+        raise DataError(f"{place}: two columns have the name {quoted(twice)}; rename one")
     return names
+
+
+def first_repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that is there more than once, if one is."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 TABLES = (".csv", ".tsv")

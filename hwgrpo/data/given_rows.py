@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.data.formats import Part
+from hwgrpo.data.media import without_decoding
 from hwgrpo.errors import DataError, shown
 from hwgrpo.given_objects import find_object, name_of
 
@@ -39,7 +40,7 @@ def part_of(rows: Any, name: str, key: str) -> Part:
     """
     check_rows(rows, key)
     if hasattr(rows, "column_names"):  # a datasets.Dataset, which reads a row on access
-        return Part(name, rows.with_format(None), tuple(rows.column_names), name_of(name))
+        return Part(name, without_decoding(rows), tuple(rows.column_names), name_of(name))
     read = [rows[index] for index in range(len(rows))]
     for number, row in enumerate(read):
         if not isinstance(row, Mapping):

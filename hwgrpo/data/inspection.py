@@ -13,6 +13,7 @@ import numpy as np
 
 from hwgrpo.data.chat_template import render
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
+from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import TOKENIZE_BATCH
 from hwgrpo.data.published import published_with
 from hwgrpo.data.reward_check import Judged, check_rows, judge_rows
@@ -25,7 +26,7 @@ from hwgrpo.data.row_schema import (
     read_ground_truth,
     read_prompt,
 )
-from hwgrpo.data.sources import Rows, find_data, split_of
+from hwgrpo.data.sources import Rows, data_files_in, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError, escaped
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.values import Prompt
@@ -53,6 +54,7 @@ class _Good:
     answers: dict[int, Any] = field(default_factory=dict)
     keys: dict[int, str | None] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
+    findings: Counter[str] = field(default_factory=Counter)
 
 
 def inspect_files(names: Sequence[str], settings: Settings) -> Inspection:
@@ -83,11 +85,10 @@ def inspect_files(names: Sequence[str], settings: Settings) -> Inspection:
 def _files(name: str) -> list[Path]:
     path = find_data(name, "FILE")
     if path is None:
-        raise DataError(f"{name}: no such file or folder (looked for {Path(name).absolute()})")
+        raise DataError(f"{name}: no such file or folder (looked for {escaped(str(Path(name).absolute()), 1000)})")
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in READERS and file.is_file())
-    files = [file for file in files if not file.name.startswith(".")]
+    files = [path / file for file in data_files_in(path, "FILE")]
     files.sort(key=lambda file: split_of(Path(file.name)) != "train")
     if not files:
         raise DataError(f"{name}: the folder has no data files ({', '.join(READERS)})")
@@ -128,6 +129,7 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
         repeats=repeats,
         bad=[BadRow(index, part.place(index), bad[index]) for index in sorted(bad)],
         judged=judged,
+        findings=dict(good.findings),
     )
     return report, first
 
@@ -156,6 +158,7 @@ def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int
             continue
         source = row.get(config.source_key)
         good.prompts[index] = prompt
+        good.findings.update(findings_of(prompt))
         good.answers[index] = answer
         good.keys[index] = None if answer is None else config.ground_truth_key or ground_truth_key(row)
         good.sources[index] = part.source if source is None else str(source)
@@ -294,6 +297,8 @@ class FileReport:
     repeats: Sequence[Repeat]
     bad: Sequence[BadRow]
     judged: Sequence[Judged]
+    findings: Mapping[str, int]
+    """Kind of `prompt_findings` -> rows."""
 
 
 @dataclass(frozen=True)

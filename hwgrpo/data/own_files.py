@@ -14,7 +14,7 @@ from hwgrpo.data.published import Conversion
 from hwgrpo.data.raw_rows import own_columns
 from hwgrpo.data.row_schema import identity
 from hwgrpo.data.sources import find_data, split_of
-from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.errors import ConfigError, DataError, escaped
 
 KEY = "FILE"
 
@@ -29,7 +29,8 @@ def open_files(names: Sequence[str]) -> Copy:
     for name in names:
         path = find_data(name, KEY)
         if path is None or path.is_dir():
-            what = "is a folder; name its files" if path else f"no such file (looked for {Path(name).absolute()})"
+            where = escaped(str(Path(name).absolute()), 1000)
+            what = "is a folder; name its files" if path else f"no such file (looked for {where})"
             raise DataError(f"{KEY}={name!r}: {what}")
         broken: Broken = {}
         splits.setdefault(split_of(Path(path.name)) or "train", []).append((read_file(path, broken), broken))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from hwgrpo.catalog import OVERLONG_POLICIES
 from hwgrpo.data.chat_template import Rendered, conversation, render
+from hwgrpo.data.prompt_findings import finding_notes, token_findings
 from hwgrpo.data.row_schema import (
     GROUND_TRUTH_KEYS,
     missing_column,
@@ -48,9 +50,15 @@ class PromptDataset:
     unanswered: int | None = None
     """Index of the first kept row without a ground truth; None when all have one."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """`{rows, sha256}`: number of rows, and a hash of all their columns."""
+    """`{rows, sha256, text_sha256}`: number of rows, a hash of all their columns, and one of what the model reads."""
     unused_template: int = 0
     """Rows with plain text to which the tokenizer's chat template was not applied, under `data.chat=auto`."""
+    templated: int = 0
+    """Prompts to which the chat template was applied."""
+    available: int = 0
+    """Number of rows of the sources that could be read, of which `data.max_rows` or `validation_max_rows` took some."""
+    findings: Mapping[str, int] = field(default_factory=dict)
+    """Kind of `prompt_findings` -> rows."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -64,6 +72,12 @@ class PromptDataset:
     def longest(self) -> int:
         """Length of the longest prompt, in tokens."""
         return max(len(ids) for ids in self.token_ids)
+
+    @property
+    def row_counts(self) -> dict[str, float]:
+        """The metrics of a validation that say how many rows were read of how many; empty where all were."""
+        read = self.fingerprint.get("rows", 0)
+        return {"val-aux/rows": read, "val-aux/rows_available": self.available} if read < self.available else {}
 
     def require_ground_truth(self, needed_by: str) -> None:
         """Check that every prompt has an answer.
@@ -124,6 +138,33 @@ def template_note(name: str, dataset: PromptDataset | None) -> str | None:
     )
 
 
+def overlong_note(name: str, dataset: PromptDataset, limit: int) -> str | None:
+    """Return a note on the prompts that are longer than `data.max_prompt_tokens`, if there are any."""
+    if not dataset.filtered and not dataset.truncated:
+        return None
+    return (
+        f"{name} prompts longer than data.max_prompt_tokens={limit}: {dataset.filtered} dropped, {dataset.truncated} "
+        f"cut, {len(dataset)} kept"
+    )
+
+
+def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
+    """Yield what a user should know of prompts: how many are read of how many, and what is odd about them.
+
+    Args:
+        name: "training" or "validation".
+        dataset: the prompts.
+    """
+    if dataset is None:
+        return
+    if dataset.row_counts:
+        read = dataset.fingerprint["rows"]
+        setting = "data.max_rows" if name == "training" else "data.validation_max_rows"
+        yield f"{name}: {read:,} of {dataset.available:,} rows are read ({setting}={read}; 0 reads all)"
+    yield from filter(None, (template_note(name, dataset),))
+    yield from finding_notes(name, dataset.findings)
+
+
 def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | None:
     """Read, render and tokenize the training or validation prompts.
 
@@ -156,11 +197,15 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
-    unused_template = 0
+    unused_template = templated = 0
+    findings: Counter[str] = Counter()
     by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
-    digest = hashlib.sha256()
+    digest, text_digest = hashlib.sha256(), hashlib.sha256()
     for index, row, ids in _tokenize(rows, count, config, tokenizer, digest):
         text = row.text
+        text_digest.update(text.encode() + b"\0")
+        findings.update((*row.findings, *token_findings(ids, tokenizer)))
+        templated += row.templated
         if by_user and not row.templated and config.chat == "auto" and tokenizer.chat_template is not None:
             unused_template += 1
         if len(ids) > config.max_prompt_tokens:
@@ -186,9 +231,22 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             f"data.{which}={name!r}: all {filtered} prompts are longer than data.max_prompt_tokens="
             f"{config.max_prompt_tokens} and were filtered; raise the limit, or set data.overlong=truncate_left"
         )
-    fingerprint = {"rows": count, "sha256": digest.hexdigest()}
+    fingerprint = {"rows": count, "sha256": digest.hexdigest(), "text_sha256": text_digest.hexdigest()}
     return PromptDataset(
-        name, rows, kept, texts, token_ids, filtered, truncated, config, unanswered, fingerprint, unused_template
+        name=name,
+        rows=rows,
+        kept=kept,
+        texts=texts,
+        token_ids=token_ids,
+        filtered=filtered,
+        truncated=truncated,
+        config=config,
+        unanswered=unanswered,
+        fingerprint=fingerprint,
+        unused_template=unused_template,
+        templated=templated,
+        available=len(rows),
+        findings=findings,
     )
 
 

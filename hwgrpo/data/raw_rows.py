@@ -16,8 +16,6 @@ from hwgrpo.data.row_schema import Message, ground_truth_key, message_text, read
 from hwgrpo.errors import DataError, quoted
 
 GroundTruth = str | list[str] | None
-IMAGES = ("images", "image", "videos", "video")
-"""Columns with what a prompt shows besides text."""
 TURN = re.compile(r"\n\n(Human|Assistant):")
 ROLES = {"Human": "user", "Assistant": "assistant"}
 HIDDEN = "<unk>"
@@ -88,10 +86,7 @@ def own_columns(prompt_key: str, answer_key: str | None) -> Callable[[Row], Exam
     """
 
     def example(row: Row) -> Example:
-        shown = column_of([name for name in IMAGES if row.get(name)], "|".join(IMAGES))
-        if shown is not None:
-            raise DataError(f"{shown!r} holds images, and prompts are text alone")
-        prompt = read_prompt({prompt_key: _value(row, prompt_key)}, prompt_key, "row")
+        prompt = read_prompt({**row, prompt_key: _value(row, prompt_key)}, prompt_key, "row")
         if not isinstance(prompt, str):
             prompt = [_plain(message) for message in prompt]
         key = ground_truth_key(row) if answer_key is None else answer_key

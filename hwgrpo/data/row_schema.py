@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwgrpo.data.formats import Row
+from hwgrpo.data.media import REMEDY, is_media, refuse_media
 from hwgrpo.errors import DataError, escaped, nearest, quoted
 
 GROUND_TRUTH_KEYS = ("reward_model.ground_truth", "ground_truth", "answer", "solution", "target")
@@ -29,10 +30,11 @@ def read_prompt(row: Row, key: str, place: str) -> str | tuple[Message, ...]:
         place: file and line, for messages.
 
     Raises:
-        DataError: the column is missing, empty, or neither text nor messages.
+        DataError: the column is missing, empty, or neither text nor messages; or the row has images, video or sound.
     """
     if key not in row:
         raise missing_column("data.prompt_key", key, row, place)
+    refuse_media(row, key, place)
     value = row[key]
     if isinstance(value, str):
         if not value.strip():
@@ -128,6 +130,9 @@ def _messages(value: Sequence[Any], key: str, place: str) -> tuple[Message, ...]
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(f'{where} is not a chat message; expected {{"role": "user", "content": "..."}}')
         _check_content(message, where)
+        shown = next((name for name, part in message.items() if name != "content" and is_media(name, part)), None)
+        if shown is not None:
+            raise DataError(f"{where} holds images, video or sound in {quoted(shown)}, and prompts are text; {REMEDY}")
         # A table gives every message the fields of all messages; templates treat a null field as present.
         messages.append({name: part for name, part in message.items() if part is not None or name == "content"})
     if not messages:
@@ -148,8 +153,10 @@ def _check_content(message: Message, where: str) -> None:
             if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise DataError(
                     f"{where}: the content part {quoted(part)} is not supported; only "
-                    '{"type": "text", "text": "..."} is'
+                    f'{{"type": "text", "text": "..."}} is: {REMEDY}'
                 )
+            if any(name != "text" and is_media(name, value) for name, value in part.items()):
+                raise DataError(f"{where}: a part of the content holds images, video or sound beside text; {REMEDY}")
             check_text(part["text"], where)
         if not content and not message.get("tool_calls"):
             raise DataError(f"{where} has no content parts")

@@ -11,10 +11,11 @@ from typing import Any
 
 from hwgrpo.data.formats import READERS, TABLES, Part, Row, read_file
 from hwgrpo.data.given_rows import rows_of_object
+from hwgrpo.data.media import without_decoding
 from hwgrpo.data.tasks import PREFIX, parse_task
-from hwgrpo.errors import DataError, choice_error, nearest
+from hwgrpo.errors import DataError, choice_error, error_text, escaped, nearest, shown
 from hwgrpo.given_objects import is_object
-from hwgrpo.paths import did_you_mean, same_spelling
+from hwgrpo.paths import check_path, did_you_mean, same_spelling
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 OTHER_FORMATS = (".txt", ".arrow", ".xlsx")
@@ -127,8 +128,10 @@ def find_data(spec: str, key: str) -> Path | None:
         key: the setting, for messages ("data.train").
 
     Raises:
+        ConfigError: the operating system does not accept the name.
         DataError: the file or folder does not exist, or has an unsupported format.
     """
+    check_path(spec, key)
     path = Path(spec).expanduser()
     if path.is_dir():
         return path
@@ -139,9 +142,13 @@ def find_data(spec: str, key: str) -> Path | None:
                 f"{key}={spec!r}: {path.suffix or 'no suffix'} is not a data file; use {', '.join(READERS)}"
             )
         return path
+    if path.exists():
+        raise DataError(f"{key}={shown(spec)} is neither a file nor a folder but a pipe or a device; copy it to a file")
     like_file = suffix in OTHER_FORMATS or nearest(suffix, READERS) is not None
     if like_file or spec.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(spec):
-        hint = did_you_mean(path, _may_be_data) or f" Check the path (looked for {path.absolute()})."
+        hint = (
+            did_you_mean(path, _may_be_data) or f" Check the path (looked for {escaped(str(path.absolute()), 1000)})."
+        )
         raise DataError(f"{key}={spec!r}: no such file or folder.{hint}")
     # Where the folder `data` exists, `data/train` more likely means data/train.jsonl than the dataset `train` of the
     # hub's owner `data`. A bare `gsm8k` may be either, gsm8k.jsonl or not.
@@ -158,17 +165,13 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
 
-        try:
-            saved: Any = datasets.load_from_disk(str(folder))
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{folder}: a damaged dataset folder ({error}); save it again") from error
+        saved: Any = load_saved(folder, str(folder))
         if isinstance(saved, datasets.DatasetDict):
             if split not in saved:
                 raise DataError(_no_split(folder, split, key, saved))
             saved = saved[split]
         return _dataset(str(folder), saved, folder.name)
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS and file.is_file())
-    files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    files = [folder / file for file in data_files_in(folder, key, "**/*")]
     if not files:
         raise DataError(f"{key}: folder {str(folder)!r} has no data files ({', '.join(READERS)})")
     by_split: dict[str | None, list[Path]] = {}
@@ -192,6 +195,41 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
             f"meant, e.g. {key}=[{others[0]},{tables[0]}]"
         )
     return Rows([read_file(file) for file in files])
+
+
+def data_files_in(folder: Path, key: str, pattern: str = "*") -> list[Path]:
+    """Return the data files of a folder, relative to it and sorted, without hidden ones.
+
+    Args:
+        folder: the folder.
+        key: the setting, for messages ("data.train").
+        pattern: of `Path.glob`; "**/*" for those of the folders below, too.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+    try:
+        files = [file for file in folder.glob(pattern) if file.suffix.lower() in READERS and file.is_file()]
+    except (OSError, RecursionError) as error:
+        raise DataError(
+            f"{key}: folder {str(folder)!r} cannot be read ({error_text(error, 200)}); name its files instead"
+        ) from error
+    relative = sorted(file.relative_to(folder) for file in files)
+    return [file for file in relative if not any(part.startswith(".") for part in file.parts)]
+
+
+def load_saved(folder: Path, name: str) -> Any:
+    """Return the dataset that `save_to_disk` wrote to a folder.
+
+    Raises:
+        DataError: it is damaged; the message begins with the name.
+    """
+    import datasets
+
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as error:  # of a damaged folder the library raises whatever its content leads to
+        raise DataError(f"{name}: a damaged dataset folder ({error_text(error, 300)}); save it again") from error
 
 
 def split_of(file: Path) -> str | None:
@@ -227,4 +265,4 @@ def _open_hub(spec: str, split: str, key: str) -> Rows:
 def _dataset(name: str, loaded: Any, source: str) -> Rows:
     if not len(loaded):
         raise DataError(f"{name}: the dataset has no rows")
-    return Rows([Part(name, loaded, tuple(loaded.column_names), source)])
+    return Rows([Part(name, without_decoding(loaded), tuple(loaded.column_names), source)])

@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -80,7 +81,8 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     """Read the configuration of `model.path`; no weights are loaded.
 
     Raises:
-        ConfigError: the model cannot be found or read, or is not a causal language model.
+        ConfigError: the model cannot be found or read, is not a causal language model, or reads more than text and
+            would be saved without the parts for that.
     """
     source = resolve_model_path(config.path)
     try:
@@ -91,6 +93,24 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
         raise unreadable("model.path", source, "model", error) from error
     _check_is_causal_lm(config, model_config)
     return model_config
+
+
+def load_generation_config(
+    config: ModelConfig, settings: PreTrainedConfig | None = None, *, ask_hub: bool = True
+) -> GenerationConfig:
+    """Return the generation config that the model of `model.path` has when it is loaded.
+
+    Args:
+        config: the run's `model` settings.
+        settings: its configuration, from which one is made where there is no file; None reads it.
+        ask_hub: False: read a hub name's file from the cache only.
+    """
+    try:
+        return GenerationConfig.from_pretrained(
+            resolve_model_path(config.path), revision=config.revision or "main", local_files_only=not ask_hub
+        )
+    except (OSError, ValueError):
+        return GenerationConfig.from_model_config(settings or load_model_config(config))
 
 
 def load_model(
@@ -210,6 +230,36 @@ def unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigErro
     )
 
 
+def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
+    """Check that the causal language model of a configuration has all of its parts.
+
+    That of some families that read images or sound is their text part, without the others: a run would save the model
+    without them. Where the model was saved as its text part, nothing is left out.
+
+    Args:
+        name: the setting, or the object, with its value.
+        model_config: the model's configuration.
+
+    Raises:
+        ConfigError: parts would be left out.
+    """
+    kind: Any = type(model_config)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    text_model = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    named = model_config.architectures or []
+    if text_model.config_class is kind or text_model.__name__ in named:
+        return
+    whole = ", ".join(named) or kind.__name__
+    parts = [part for part in model_config.sub_configs if part != "text_config"]
+    raise ConfigError(
+        f"{name} is {whole}, which reads more than text ({', '.join(parts)}): images, video and sound are not "
+        f"supported, and it would be trained and saved as {text_model.__name__}, without these parts. Where that is "
+        "wanted, save its text part, AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(FOLDER) with the "
+        "tokenizer beside it, and train that"
+    )
+
+
 def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> None:
     named = model_config.architectures or []
     remote = "AutoModelForCausalLM" in (getattr(model_config, "auto_map", None) or {}) and config.trust_remote_code
@@ -222,3 +272,5 @@ def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> 
             f"model.path={config.path!r} is not a causal language model but {kind} "
             f"(model type {model_config.model_type!r}); GRPO needs a decoder with a language-model head"
         )
+    if not remote:
+        check_keeps_all_parts(f"model.path={config.path!r}", model_config)

@@ -15,6 +15,7 @@ from hwgrpo.observe.shown_fields import (
     VALIDATION_LOSS,
     Field,
     number,
+    rows_text,
     validation_errors,
     validation_numbers,
 )
@@ -94,6 +95,8 @@ class RunHistory:
         """First and last values of the verdict's metrics."""
         self.validation_losses: dict[int, float] = {}
         """Step -> validation loss, in supervised training."""
+        self.validation_rows: str | None = None
+        """How many rows the latest validation read of how many; None: all."""
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Add the metrics of a step or of a validation."""
@@ -105,6 +108,7 @@ class RunHistory:
                 stage = name.removeprefix(PREFIX)
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + took
         self._add_validation(step, values)
+        self.validation_rows = rows_text(values) or self.validation_rows
         loss = VALIDATION_LOSS.read(values)
         if loss is not None and math.isfinite(loss):
             self.validation_losses[step] = loss

@@ -118,10 +118,21 @@ def validation_errors(values: Mapping[str, Any]) -> dict[tuple[str, str], float]
 
 
 def validation_texts(values: Mapping[str, Any]) -> list[str]:
-    """Return one text per source, `<source>  greedy 0.953  mean@4 0.881`, and one of a validation loss and accuracy."""
+    """Return one text per source, `<source>  greedy 0.953  mean@4 0.881`, and one of a validation loss and accuracy.
+
+    Where not all rows were read, each ends with `256 of 300 rows`.
+    """
     by_source: dict[str, str] = {}
     for (source, what), value in validation_numbers(values).items():
         by_source[source] = by_source.get(source, source) + f"  {what} {value:.3f}"
     shown = (("loss", VALIDATION_LOSS), ("accuracy", VALIDATION_ACCURACY))
     supervised = "  ".join(f"{what} {each.show(values)}" for what, each in shown if each.read(values) is not None)
-    return [*by_source.values(), *([supervised] if supervised else [])]
+    texts = [*by_source.values(), *([supervised] if supervised else [])]
+    rows = rows_text(values)
+    return [f"{text}  ({rows})" for text in texts] if rows else texts
+
+
+def rows_text(values: Mapping[str, Any]) -> str | None:
+    """Return `256 of 300 rows` for a validation that did not read all, else None."""
+    read, available = (number(values.get(f"val-aux/{name}")) for name in ("rows", "rows_available"))
+    return None if read is None or available is None else f"{read:,.0f} of {available:,.0f} rows"

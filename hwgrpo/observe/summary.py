@@ -53,6 +53,7 @@ def build_summary(
         In supervised training also `loss: {first, last, over_steps, validation: {before, after, after_step}}`.
         `tokens` counts prompts and responses of all ranks; `tokens_per_s` is over full steps. `over_steps` is 5, or
         half of the steps where there are fewer than 10; after a single step `first` is null. What is not known is null.
+        Where `data.validation_max_rows` left rows out, `validation_rows` is "256 of 300 rows".
     """
     spent = history.training_seconds
     stages = {stage: took for stage, took in history.seconds.items() if stage != "step"}
@@ -86,6 +87,7 @@ def build_summary(
             }
             for source, metric in sorted({*history.before, *history.after})
         ],
+        **({"validation_rows": history.validation_rows} if history.validation_rows else {}),
         "warnings": [warning.record() for warning in warnings],
         "paths": {what: str(path) for what, path in paths.items()},
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import chdir
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
 from hwgrpo.config.validate import missing_data
-from hwgrpo.data.prompts import PromptDataset, template_note
+from hwgrpo.data.prompts import PromptDataset, dataset_notes
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
@@ -36,10 +36,11 @@ from hwgrpo.rollout.shared_devices import shares_device, sleeps
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.online_rewards import final_folders
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, template_date
 from hwgrpo.training.run_folder import reason_against_folder
 from hwgrpo.training.startup_checks import Data, Prompts, check_start, missing_requirements, open_data
 
@@ -86,11 +87,15 @@ def make_plan(
     if device is not None:
         in_the_way = reason_against_folder(Path(t.output_dir), final_folders(config))
         problems += filter(None, (*missing_requirements(config, device), in_the_way))
-    data, tried = _open_data(config, problems, from_hub=shipped is not None)
-    start = check_start(config, backend, settings, device=device, data=data)
-    dtype, attention, layout = start.dtype, start.attention, start.layout
-    training, validation = (data.training, data.validation) if data else (None, None)
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
+    dated = replace(config, data=replace(config.data, template_date=template_date(config, checkpoint)))
+    data, tried = _open_data(dated, problems, from_hub=shipped is not None)
+    training, validation = (data.training, data.validation) if data else (None, None)
+    start = check_start(config, backend, settings, device=device, data=data)
+    end_of_turn = data and end_of_turn_note(
+        config, settings, data.tokenizer, training, validation, ask_hub=shipped is None
+    )
+    dtype, attention, layout = start.dtype, start.attention, start.layout
     notes += compare_data(checkpoint, train=training, validation=validation)
     shape = model_shape(config.model, settings)
     work = planned_work(
@@ -114,7 +119,7 @@ def make_plan(
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
         *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
         *_item("", start.notes),
-        *_item("data", _data_lines(config, training, validation)),
+        *_item("data", [*_data_lines(config, training, validation), *filter(None, (end_of_turn,))]),
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
         *_item(
@@ -216,8 +221,9 @@ def _data_lines(config: Config, training: PromptDataset | None, validation: Prom
     return [
         f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
         f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
-        *filter(None, (template_note("training", training),)),
+        *dataset_notes("training", training),
         f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
+        *dataset_notes("validation", validation),
     ]
 
 
@@ -263,7 +269,7 @@ def _output_lines(
     allow_finished: bool,
 ) -> list[str]:
     if training is not None or config.trainer.max_steps:
-        finished = already_finished(config, open_data=lambda: training, allow_changes=allow_finished)
+        finished = already_finished(config, open_data=lambda _: training, allow_changes=allow_finished)
         if finished:
             return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"

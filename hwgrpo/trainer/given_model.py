@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.models.loading import check_keeps_all_parts
 from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.saving import ORIGINAL_NAME, write_pretrained
 from hwgrpo.permissions import follow_umask
@@ -57,6 +58,7 @@ def check_model(model: Any, *, trains_all: bool = True) -> None:
             f"model={kind} is not a causal language model; GRPO needs a decoder with a language-model head, e.g. of "
             "AutoModelForCausalLM"
         )
+    check_keeps_all_parts(f"model={kind}", model.config)
     frozen = next((name for name, each in model.named_parameters() if not each.requires_grad), None)
     if trains_all and frozen is not None:
         raise ConfigError(

@@ -6,6 +6,7 @@ shared_setup.py      the parts that training and evaluation share
 reward_setup.py      the reward functions, checked against data and estimator
 run_parts.py         the parts, as the loop finds them
 run_record.py        the records that a run makes of itself: settings, machine, kernels
+end_of_turn.py       whether a response ends where the chat template ends a message
 length_check.py      whether the longest sequence fits the model's positions
 model_setup.py       the models of a run, on their devices
 module_fusion.py     fused modules of a run

@@ -12,7 +12,7 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import validation_sampling_of
-from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.data.prompts import PromptDataset, build_dataset, dataset_notes, overlong_note
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer
 from hwgrpo.paths import with_absolute_paths
@@ -21,6 +21,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.checkpoint import restore
+from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
@@ -94,7 +95,8 @@ def validate(
 
     Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts.
     `val-aux/<source>/rewards/<function>/mean` is the mean of a function over sampled responses, or greedy ones. With
-    `rollout.group_timeout`, `val-aux/groups_dropped` counts the groups that are in none of them.
+    `rollout.group_timeout`, `val-aux/groups_dropped` counts the groups that are in none of them. Where
+    `data.validation_max_rows` leaves rows out, `val-aux/rows` and `val-aux/rows_available` count them.
 
     Args:
         engine: generates the responses.
@@ -140,7 +142,7 @@ def validate(
             metrics[f"val-aux/{key}/stderr"] = float(valid_N.std() / len(valid_N) ** 0.5)
     if sampling.group_timeout is not None:
         metrics["val-aux/groups_dropped"] = strategy.sum([dropped])[0]
-    return metrics
+    return metrics | dataset.row_counts
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Evaluation:
     rewards: RewardPipeline
     sampling: Sampling
     notes: tuple[str, ...] = ()
-    """Notes for the user on the checkpoint."""
+    """Notes for the user on the checkpoint and the prompts."""
 
     def greedy(self) -> tuple[torch.Tensor, int]:
         """Return the rewards [prompts, 1] of greedy responses, and how many groups were dropped."""
@@ -191,12 +193,16 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         raise ConfigError("data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset, tokenizer=tokenizer, device=device)
     check_length(config, dataset)
-    check_head_size(config, load_model_config(config.model), on_host=backend.is_host)
+    settings = load_model_config(config.model)
+    check_head_size(config, settings, on_host=backend.is_host)
     check_running_server(config)
     policy = load_policy(config, device, tokenizer)
     fuse(config, device.backend, policy, attention_of(config, device))
     if saved is not None:
         restore.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)
-    notes = tuple(filter(None, (saved.note,))) if saved is not None else ()
+    of_checkpoint = saved.note if saved is not None else None
+    overlong = overlong_note("validation", dataset, config.data.max_prompt_tokens)
+    end_of_turn = end_of_turn_note(config, settings, tokenizer, dataset)
+    notes = (*filter(None, (of_checkpoint, overlong, end_of_turn)), *dataset_notes("validation", dataset))
     return Evaluation(engine, dataset, rewards, validation_sampling_of(config), notes)

@@ -23,6 +23,7 @@ from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written_config import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.data.template_clock import present_date
 from hwgrpo.errors import CheckpointError, ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
@@ -44,6 +45,8 @@ REFUSED_ON_RESUME = (
 """Settings that define the model of the saved parameters; a run with others does not resume."""
 NOT_REPORTED = ("trainer.resume", "trainer.output_dir", "observe")
 """Settings that may change without a note when a run resumes."""
+TEXT = "text_sha256"
+"""Field of a fingerprint of data: the hash of what a model reads of it."""
 IRRELEVANT_TO_WEIGHTS = (
     *("observe", "backend", "kernels", "rollout.server", "trainer.fsdp2", "trainer.deepspeed"),
     *("model.attention", "model.fused_modules", "model.layout", "model.gradient_checkpointing"),
@@ -116,13 +119,37 @@ def compare_data(checkpoint: checkpoints.Checkpoint | None, **datasets: PromptDa
 
 
 def _changed_data(checkpoint: checkpoints.Checkpoint, **datasets: PromptDataset | None) -> list[str]:
-    saved = checkpoint.manifest["state"].get("data", {})
-    return [
-        f"data.{name}={dataset.name!r} has changed since the checkpoint: {_shown(saved[name])} then, "
-        f"{_shown(dataset.fingerprint)} now"
-        for name, dataset in datasets.items()
-        if dataset is not None and saved.get(name) and saved[name] != dataset.fingerprint
-    ]
+    saved, changed = checkpoint.manifest["state"].get("data", {}), []
+    for name, dataset in datasets.items():
+        if dataset is None or not saved.get(name):
+            continue
+        then, now = saved[name], dataset.fingerprint
+        if any(then[key] != now[key] for key in ("rows", "sha256")):
+            changed.append(
+                f"data.{name}={dataset.name!r} has changed since the checkpoint: {_shown(then)} then, {_shown(now)} now"
+            )
+        elif TEXT in then and TEXT in now and then[TEXT] != now[TEXT]:  # older checkpoints have no text
+            changed.append(
+                f"the text of data.{name}={dataset.name!r}, which is the same, has changed since the checkpoint, with "
+                f"the chat template, its options or the tokenizer: sha256 {then[TEXT][:12]} then, {now[TEXT][:12]} now"
+            )
+    return changed
+
+
+def template_date(config: Config, checkpoint: checkpoints.Checkpoint | None) -> str:
+    """Return the date that chat templates write: the setting, that of the run's first start, or the present.
+
+    Args:
+        config: the run's settings.
+        checkpoint: the checkpoint to resume from; one that has no date leaves the present.
+    """
+    saved = None if checkpoint is None else checkpoint.manifest["state"].get("template_date")
+    return config.data.template_date or saved or present_date()
+
+
+def _training_data(config: Config, checkpoint: checkpoints.Checkpoint) -> PromptDataset | None:
+    data = dataclasses.replace(config.data, template_date=template_date(config, checkpoint))
+    return build_dataset(data, load_tokenizer(config.model), "train")
 
 
 def _changed_code(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
@@ -139,7 +166,10 @@ def _shown(fingerprint: Mapping[str, Any]) -> str:
 
 
 def already_finished(
-    config: Config, *, open_data: Callable[[], PromptDataset | None] | None = None, allow_changes: bool = False
+    config: Config,
+    *,
+    open_data: Callable[[checkpoints.Checkpoint], PromptDataset | None] | None = None,
+    allow_changes: bool = False,
 ) -> str | None:
     """Return a message that a run is finished and how to continue it; None if it is not finished.
 
@@ -148,7 +178,8 @@ def already_finished(
 
     Args:
         config: checked settings.
-        open_data: returns the training prompts, or None if they are missing; called only if the run may be finished.
+        open_data: returns the training prompts of a run that goes on from a checkpoint, or None if they are missing;
+            called only if the run may be finished.
         allow_changes: a run trained with other settings or data also counts as finished.
 
     Raises:
@@ -177,7 +208,7 @@ def already_finished(
     ]
     if checkpoint.step < t.max_steps:
         return None
-    training = (open_data or (lambda: build_dataset(config.data, load_tokenizer(config.model), "train")))()
+    training = (open_data or (lambda saved: _training_data(config, saved)))(checkpoint)
     planned = t.max_steps if training is None else planned_steps(config, len(training))
     if checkpoint.step < planned:
         return None
@@ -374,7 +405,7 @@ def open_folder(
     allow_finished: bool,
     *,
     command: str = "train",
-    open_data: Callable[[], PromptDataset | None] | None = None,
+    open_data: Callable[[checkpoints.Checkpoint], PromptDataset | None] | None = None,
 ) -> LockedFolder:
     """Lock the run's folder, then select the checkpoint to resume from.
 
@@ -432,7 +463,7 @@ def _raise_if_finished(
     config: Config,
     strategy: Strategy,
     allow_changes: bool,
-    open_data: Callable[[], PromptDataset | None] | None,
+    open_data: Callable[[checkpoints.Checkpoint], PromptDataset | None] | None,
 ) -> None:
     """Raise RunFinished on all ranks if rank 0 finds the run finished; its settings may differ with `allow_changes`."""
     message = raise_on_all_ranks(

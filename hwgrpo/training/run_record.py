@@ -17,7 +17,7 @@ import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig
-from hwgrpo.data.prompts import template_note
+from hwgrpo.data.prompts import dataset_notes, overlong_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
@@ -28,14 +28,9 @@ from hwgrpo.training.strategies.strategy import Strategy
 def prompt_notes(config: DataConfig, data: Prompts) -> Iterator[str]:
     """Yield notes on the prompts: their template, and prompts dropped or truncated."""
     for name, prompts in (("training", data.training), ("validation", data.validation)):
-        note = template_note(name, prompts)
-        if note:
-            yield note
-        if prompts is not None and (prompts.filtered or prompts.truncated):
-            yield (
-                f"{name} prompts longer than data.max_prompt_tokens={config.max_prompt_tokens}: "
-                f"{prompts.filtered} dropped, {prompts.truncated} cut, {len(prompts)} kept"
-            )
+        yield from dataset_notes(name, prompts)
+        if prompts is not None:
+            yield from filter(None, (overlong_note(name, prompts, config.max_prompt_tokens),))
 
 
 def frozen_dtype_note(config: Config, models: Models) -> str | None:
@@ -87,9 +82,15 @@ def _named(dtype: torch.dtype) -> str:
 
 
 def write_run_record(
-    output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy
+    output: Path,
+    config: Config,
+    device: Device,
+    total_steps: int,
+    fused: Fused,
+    strategy: Strategy,
+    template_date: str | None,
 ) -> None:
-    """Write config.yaml, and environment.json: the run's machine, versions and variables."""
+    """Write config.yaml, and environment.json: the run's machine, versions, variables, and its templates' date."""
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "hwgrpo": hwgrpo.__version__,
@@ -106,6 +107,7 @@ def write_run_record(
         "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.skipped)},
         "fused_modules": fused.record,
         "total_steps": total_steps,
+        "template_date": template_date,
         **strategy.record,
     }
     (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")

@@ -39,6 +39,7 @@ from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.training.checkpoint.restore import set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies
+from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
@@ -49,7 +50,7 @@ from hwgrpo.training.online_rewards import further_files, restore_rewards
 from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, restore_generators
+from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, restore_generators, template_date
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
@@ -125,10 +126,13 @@ def _build(
     folder = open_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, [*notes, *folder.notes]
     metrics = CustomMetrics(config.observe)
+    config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = open_data(config, load_tokenizer(config.model), strategy.rank, device)
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
-    resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
+    settings = load_model_config(config.model)
+    resolved = check_start(config, device.backend, settings, device=device, data=data)
+    notes += filter(None, (end_of_turn_note(config, settings, data.tokenizer, data.training, data.validation),))
     require_running_server(config, strategy)
     notes += (*resolved.notes, *filter(None, (dtype_note(config, device),)))
     planned = planned_steps(config, len(data.training))
@@ -180,7 +184,8 @@ def _build(
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
             keep_copies(config, folder.path)
-            write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
+            date = config.data.template_date
+            write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
     notes += filter(None, (partial_note(config),))
@@ -312,6 +317,7 @@ def _saver(
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,
+            "template_date": config.data.template_date,
             "code": code,
         }
 

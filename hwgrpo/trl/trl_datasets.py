@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hwgrpo.data.given_rows import part_of
+from hwgrpo.data.row_schema import read_prompt
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.trl.grpo_config import note
 
@@ -70,14 +72,14 @@ def longest_prompt(datasets: Iterable[Any], tokenizer: Any, template: Mapping[st
     """Return the tokens of the longest prompt, special ones included.
 
     Raises:
-        DataError: a row has no prompt.
+        DataError: a row has no prompt, or one that is not text alone.
     """
     longest = 1
     for dataset in datasets:
-        for number, row in enumerate(dataset):
-            prompt = row["prompt"]
-            if prompt is None:
+        for number, row in enumerate(part_of(dataset, "the dataset", "train_dataset").rows):
+            if row["prompt"] is None:
                 raise DataError(f"row {number} of the dataset has prompt=None; give text or messages, or drop it")
+            prompt = read_prompt(row, "prompt", f"row {number} of the dataset")
             text = prompt if isinstance(prompt, str) else _rendered(prompt, tokenizer, template)
             longest = max(longest, len(tokenizer(text)["input_ids"]))
     return longest + SPECIAL_TOKENS
@@ -87,7 +89,7 @@ def _rendered(messages: Any, tokenizer: Any, template: Mapping[str, Any]) -> str
     """Return a conversation as the run renders it: an assistant's message at the end is continued."""
     continued = messages[-1]["role"] == "assistant"
     return tokenizer.apply_chat_template(
-        messages,
+        list(messages),
         tokenize=False,
         add_generation_prompt=not continued,
         continue_final_message=continued,

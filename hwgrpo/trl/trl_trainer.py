@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
+from transformers import ProcessorMixin, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from hwgrpo.config.schema import ModelConfig
@@ -96,6 +96,11 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         self.state = TrainerState(is_world_process_zero=self.is_world_process_zero())
         if processing_class is not None and not callable(processing_class):
             raise ConfigError(f"processing_class={shown(processing_class)} is no tokenizer; give the object")
+        if isinstance(processing_class, ProcessorMixin):
+            raise ConfigError(
+                f"processing_class={type(processing_class).__name__} is the processor of a model that reads images, "
+                "video or sound, which is not supported; for a model of text give its tokenizer"
+            )
         self._model, self.processing_class = model, processing_class
         settings = self.args.settings()
         steps = settings["max_steps"]

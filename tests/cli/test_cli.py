@@ -10,6 +10,7 @@ import yaml
 
 from tests.support.runs import runs
 
+EIGHT = ["--max-rows", "8"]  # of the 100 of its data
 TINY = [word for word in runs.SMALL if not word.startswith(("observe.", "reward."))]
 
 
@@ -123,7 +124,7 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
     assert (out / "final/model.safetensors").is_file()
     assert yaml.safe_load((out / "config.yaml").read_text())["trainer"]["max_steps"] == 6
 
-    measured = hwgrpo("eval", "out", "--n", "4", "--k", "1,2,4", "--json", "--completions", "samples.jsonl")
+    measured = hwgrpo("eval", "out", *EIGHT, "--n", "4", "--k", "1,2,4", "--json", "--completions", "samples.jsonl")
     assert measured.returncode == 0, measured.stderr
     result = json.loads(measured.stdout)
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
@@ -132,7 +133,9 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
         assert len(rewards) == count
         assert sum(rewards) / count == pytest.approx(reward)
     assert {"uid", "prompt", "response", "rewards", "length", "finished", "ground_truth", "source"} <= set(samples[0])
-    assert result["prompts"] == 8
+    assert (result["prompts"], result["rows"]) == (8, 100)
+    assert "validation: 8 of 100 rows are read" in measured.stderr
+    assert "8 of 100 rows" in done.stdout
     assert 0 <= result["pass@1"] <= result["pass@2"] <= result["pass@4"] <= 1
     assert result["pass@1"] == pytest.approx(result["mean_reward"])
     summary = json.loads((out / "summary.json").read_text())
@@ -141,7 +144,7 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
     assert result["greedy_reward"] == pytest.approx(last["val-core/task://sort/reward/greedy"])
 
     def of_checkpoint(step: int) -> dict:
-        done = hwgrpo("eval", f"out/checkpoints/step-{step:08}", "--n", "4", "--k", "1,2,4", "--json")
+        done = hwgrpo("eval", f"out/checkpoints/step-{step:08}", *EIGHT, "--n", "4", "--k", "1,2,4", "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -177,7 +180,7 @@ def test_eval_measures_an_adapter_as_it_does_the_model_it_was_merged_into(hwgrpo
     assert done.returncode == 0, done.stderr
 
     def responses(*words: str) -> list[str]:
-        measured = hwgrpo("eval", *words, "--n", "4", "--completions", "samples.jsonl")
+        measured = hwgrpo("eval", *words, *EIGHT, "--n", "4", "--completions", "samples.jsonl")
         assert measured.returncode == 0, measured.stderr
         return [json.loads(line)["response"] for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
 

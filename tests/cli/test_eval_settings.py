@@ -1,15 +1,19 @@
 """Which settings `hwgrpo eval` measures with, and which of a run's it can do without."""
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.cli import eval
 from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.errors import ConfigError
+from hwgrpo.training.evaluate import build_evaluation
+from tests.support.runs import runs
 
 ROWS = Path(__file__).parents[1] / "support/runs/deepspeed.json"  # any file will do
 
@@ -34,8 +38,8 @@ def run(tmp_path):
     return write
 
 
-def settings(folder: Path, *words: str):
-    return eval._config(Namespace(recipe=str(folder), overrides=words, model=None))
+def settings(folder: Path, *words: str, max_rows: int | None = None):
+    return eval._config(Namespace(recipe=str(folder), overrides=words, model=None, max_rows=max_rows))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,40 @@ def test_an_engine_that_is_not_known_is_an_error_as_before(run):
 def test_one_process_measures_what_several_have_trained_together(run):
     config = settings(run("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=4"))
     assert (config.trainer.strategy, config.trainer.tensor_parallel_size) == ("single", 1)
+
+
+@pytest.mark.parametrize("recipe", [(), ("data.validation_max_rows=3",)])
+@pytest.mark.parametrize(
+    ("words", "max_rows", "expected"),
+    [((), None, 0), ((), 7, 7), (("data.validation_max_rows=5",), None, 5), (("data.validation_max_rows=5",), 7, 7)],
+)
+def test_all_rows_are_measured_whatever_the_recipe_says_unless_the_command_limits_them(
+    run, recipe, words, max_rows, expected
+):
+    assert settings(run(*recipe), *words, max_rows=max_rows).data.validation_max_rows == expected
+
+
+def test_a_recipe_without_prompts_to_measure_on_is_not_blamed_for_their_number(run):
+    assert settings(run(replaced=(f"validation: {ROWS}", "validation: null"))).data.validation is None
+
+
+def test_a_measurement_says_which_rows_and_prompts_it_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("HWGRPO_CACHE", str(tmp_path / "cache"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"sort {'1' * n}=", "answer": "1"}) + "\n" for n in (3, 30, 4, 5)))
+    words = ("data.max_prompt_tokens=16", f"data.validation={rows}", "data.validation_max_rows=3")
+    config = runs.small(tmp_path / "run", *words, "reward.functions=[exact_match]")
+    evaluation = build_evaluation(config, BACKEND, 0)
+    evaluation.rewards.close()
+    assert evaluation.notes[:2] == (
+        "validation prompts longer than data.max_prompt_tokens=16: 1 dropped, 0 cut, 2 kept",
+        "validation: 3 of 4 rows are read (data.validation_max_rows=3; 0 reads all)",
+    )
+
+
+def test_a_limit_of_rows_below_one_is_refused(run):
+    with pytest.raises(ConfigError, match=r"--max-rows 0: use 1 or more, or leave it out for all rows"):
+        settings(run(), max_rows=0)
 
 
 def test_prompts_to_measure_on_that_are_not_there_are_an_error(run):

@@ -61,6 +61,7 @@ def data_config():
             "chat": "auto",
             "system_prompt": None,
             "chat_template_kwargs": {},
+            "template_date": None,
             "max_rows": 0,
             "validation_max_rows": 256,
             "shuffle": True,

@@ -8,8 +8,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
-from hwgrpo.data.prompts import _content, build_dataset, template_note
+from hwgrpo.data.prompts import _content, build_dataset, dataset_notes, template_note
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.training.resume import compare_data
 
@@ -370,3 +373,55 @@ def test_values_that_json_does_not_know_have_the_same_fingerprint_in_every_proce
     assert len({*prints, of([{**row, "price": decimal.Decimal("1.6")}])}) == 4
     assert of([row]) == prints[0]
     assert [_content(object()), _content(numpy.arange(2))] == ["object", [0, 1]]
+
+
+def test_rows_that_a_limit_leaves_out_are_counted_and_said(jsonl, data_config, tokenizer):
+    path = jsonl([{"prompt": str(number)} for number in range(5)])
+    config = data_config(path, validation=str(path), validation_max_rows=3)
+    some, all_rows = (build_dataset(config, tokenizer, which) for which in ("validation", "train"))
+    assert some.row_counts == {"val-aux/rows": 3, "val-aux/rows_available": 5}
+    assert next(dataset_notes("validation", some)) == (
+        "validation: 3 of 5 rows are read (data.validation_max_rows=3; 0 reads all)"
+    )
+    assert all_rows.row_counts == {}
+    assert not any("rows are read" in note for note in dataset_notes("training", all_rows))
+
+
+ASSISTANT = {"role": "assistant", "content": "so"}
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "kind"),
+    [
+        ([USER, ASSISTANT], {}, "continued"),
+        ([USER, ASSISTANT], {"chat": "never"}, "continued"),
+        ('[{"role": "user", "content": "hi"}]', {}, "written_out"),
+        ("[{'content': 'hi', 'role': 'user'}]", {}, "written_out"),
+        ('{"role": "user", "content": "hi"}', {}, "written_out"),
+        ("hi$", {}, "ended"),
+        ([{"role": "user", "content": "a"}], {"chat_template_kwargs": {"mood": "sad"}}, None),
+        ("^hi", {}, "two_beginnings"),
+        ([{"role": "user", "content": "^hi"}], {"chat": "never"}, "two_beginnings"),
+        ("hi", {}, None),
+        ([ASSISTANT, USER], {}, None),
+        ("a list [{'role'}] of", {}, None),
+    ],
+)
+def test_what_is_odd_about_a_prompt_is_counted_and_said(prompt, settings, kind, jsonl, data_config, tokenizer):
+    data = build_dataset(data_config(jsonl([{"prompt": prompt}] * 2), **settings), tokenizer, "train")
+    assert dict(data.findings) == ({kind: 2} if kind else {})
+    notes = [note for note in dataset_notes("validation", data) if "chat template is not" not in note]
+    assert len(notes) == (1 if kind else 0)
+    assert all(note.startswith("2 validation prompts ") for note in notes)
+
+
+def test_a_tokenizer_that_ends_plain_text_is_named(jsonl, data_config, tokenizer_without_template):
+    inner = Tokenizer.from_str(tokenizer_without_template.backend_tokenizer.to_str())
+    end = inner.token_to_id("!")
+    inner.post_processor = TemplateProcessing(single="^ $A !", special_tokens=[("^", 1), ("!", end)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?", bos_token="^", eos_token="!")
+    data = build_dataset(data_config(jsonl([{"prompt": "hi"}])), tokenizer, "train")
+    [note] = dataset_notes("training", data)
+    assert "end with the tokenizer's end-of-sequence token" in note
+    assert "set add_eos_token to false in its tokenizer_config.json" in note

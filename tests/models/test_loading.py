@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -24,11 +25,19 @@ from transformers import (
 
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, resolve_model_path
+from hwgrpo.models.loading import (
+    check_keeps_all_parts,
+    check_vocabulary,
+    load_model,
+    load_model_config,
+    load_tokenizer,
+    resolve_model_path,
+)
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.planning.model_shape import model_shape
+from hwgrpo.trainer.given_model import check_model
 from tests.support.numbers.rounding import assert_values_close
 
 SHAPE = Qwen3Config(
@@ -348,6 +357,58 @@ WITH_IMAGES = {
         "vision_config": VISION | {"model_type": "clip_vision_model"},
     },
 }
+
+
+EYES = {
+    "Qwen3_5": {
+        "text_config": TEXT
+        | {
+            "layer_types": ["linear_attention", "full_attention"],
+            **{f"linear_{name}": 2 for name in ("num_value_heads", "num_key_heads")},
+            **{f"linear_{name}_head_dim": 8 for name in ("key", "value")},
+        },
+        "vision_config": {
+            "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32,
+            "patch_size": 4, "num_position_embeddings": 16,
+        },
+    },
+    "Llama4": {
+        "text_config": TEXT | {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 48},
+        "vision_config": VISION | {
+            "intermediate_size": 128, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+        },
+    },
+}  # fmt: skip
+"""Families whose causal language model is the text part alone."""
+
+
+@pytest.mark.parametrize("kind", EYES)
+def test_a_model_that_would_be_saved_without_its_image_tower_is_refused_and_its_text_part_is_not(kind, tmp_path):
+    config = getattr(transformers, f"{kind}Config")(**EYES[kind])
+    whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    whole.save_pretrained(tmp_path / "whole")
+    for read in (load_model_config, lambda settings: load_model(settings, attention="sdpa")):
+        with pytest.raises(ConfigError, match=rf"whole' is {kind}ForConditionalGeneration, .*\(vision_config\)"):
+            read(ModelConfig(path=str(tmp_path / "whole")))
+    with pytest.raises(ConfigError, match=f"model={kind}ForConditionalGeneration is .*, which reads more than text"):
+        check_model(whole)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "text")
+    text = load_model(ModelConfig(path=str(tmp_path / "text")), attention="eager")
+    assert type(text).__name__ == f"{kind}ForCausalLM"
+    check_model(text)
+    config.architectures = [f"{kind}ForCausalLM"]  # the text part's weights under the whole model's configuration
+    check_keeps_all_parts("model.path", config)
+
+
+def test_a_model_whose_image_tower_stays_in_it_is_loaded_and_saved_whole(tmp_path):
+    transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(**WITH_IMAGES["Gemma3"])).save_pretrained(
+        tmp_path / "whole"
+    )
+    model = load_model(ModelConfig(path=str(tmp_path / "whole")), attention="eager")
+    model.save_pretrained(tmp_path / "saved")
+    names = [set(load_file(tmp_path / folder / "model.safetensors")) for folder in ("whole", "saved")]
+    assert names[0] == names[1]
+    assert any("vision" in name for name in names[1])
 
 
 @pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "v_proj"]], ids=["all-linear", "named"])

@@ -9,7 +9,9 @@ from hwgrpo.observe.completions import Sample
 from hwgrpo.observe.console.panel import LivePanel
 from hwgrpo.observe.console.progress import Pace, PlainLines, Silence
 from hwgrpo.observe.console.view import choose_progress
-from hwgrpo.observe.shown_fields import duration, percent, seconds, validation_numbers
+from hwgrpo.observe.history import RunHistory
+from hwgrpo.observe.shown_fields import duration, percent, seconds, validation_numbers, validation_texts
+from hwgrpo.observe.summary import build_summary
 from tests.observe.values import METRICS
 
 
@@ -80,6 +82,23 @@ def test_a_validation_is_one_line_per_source():
         "step  40/100  validation task://sort  acc greedy 1.000",
     ]
     assert ("openai/gsm8k", "mean@4") in validation_numbers(values)
+
+
+def test_a_validation_of_some_of_the_rows_says_so_where_it_is_shown():
+    values = {"val-core/gsm8k/reward/greedy": 0.5, "val-aux/rows": 256.0, "val-aux/rows_available": 1319.0}
+    assert validation_texts(values) == ["gsm8k  greedy 0.500  (256 of 1,319 rows)"]
+    assert validation_texts({"val/loss": 2.0, **{k: v for k, v in values.items() if "aux" in k}}) == [
+        "loss 2.000  (256 of 1,319 rows)"
+    ]
+    history = RunHistory()
+    history.add(0, values)
+    history.add(1, {})
+    kept = build_summary(history, status="completed", total_steps=1, resumed_from=0, wall_s=1.0, paths={})
+    assert kept["validation_rows"] == "256 of 1,319 rows"
+    history = RunHistory()
+    history.add(0, {"val-core/gsm8k/reward/greedy": 0.5})
+    whole = build_summary(history, status="completed", total_steps=1, resumed_from=0, wall_s=1.0, paths={})
+    assert "validation_rows" not in whole
 
 
 @pytest.mark.parametrize("kind", ["plain", "rich"])

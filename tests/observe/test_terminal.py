@@ -119,3 +119,4 @@ def test_what_an_evaluation_prints_is_ours(tmp_path, monkeypatch, capsys):
 
 class Data(list):
     name = HOSTILE
+    available = 1

@@ -86,7 +86,7 @@ def test_neither_a_runs_folder_nor_what_its_commands_print_holds_a_secret(tmp_pa
     recipe_of(tmp_path)
     without = [
         call("report", folder),
-        call("eval", folder, "--n", 1),
+        call("eval", folder, "--n", 1, "--max-rows", 2),
         call("export", folder, tmp_path / "exported"),
         call("plan", *words, "--chip", "mine=100,1000,80"),
         call("train", *words, "--print-config"),

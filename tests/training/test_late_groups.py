@@ -214,7 +214,7 @@ def test_a_measurement_says_how_many_groups_it_dropped(tmp_path: Path, monkeypat
     if more:
         drop(monkeypatch, lambda prompt, sampling: prompt.uid[-1] in ("02" if sampling.greedy else "0"))
     capsys.readouterr()
-    assert main(["eval", str(tmp_path / "run"), "--n", "2", "--json"]) == 0
+    assert main(["eval", str(tmp_path / "run"), "--max-rows", "8", "--n", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out).get("groups_dropped") == (3 if more else None)
 
 

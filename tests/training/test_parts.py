@@ -354,6 +354,10 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
         def __len__(self) -> int:
             return 2
 
+        @property
+        def row_counts(self) -> dict[str, float]:
+            return {"val-aux/rows": 2, "val-aux/rows_available": 3}
+
     stage = Stage()
     alone = Single(torch.device("cpu"), "gloo")
     own = ("temperature=0.5", "top_k=3", "top_p=0.9")
@@ -369,4 +373,6 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
         "val-core/s/reward/best@2": 1.0,
         "val-aux/s/rewards/f/mean": 1.75,
         "val-aux/s/reward/greedy/stderr": 0.5,  # the others have one prompt, whose spread is unknown
+        "val-aux/rows": 2,
+        "val-aux/rows_available": 3,
     }

@@ -17,6 +17,7 @@ from transformers import (
     BitsAndBytesConfig,
     EarlyStoppingCallback,
     HfArgumentParser,
+    ProcessorMixin,
     TrainerCallback,
     TrainingArguments,
 )
@@ -194,6 +195,17 @@ def test_an_illegal_argument_of_the_config_is_an_error(arguments: dict[str, Any]
     assert message in str(error.value)
 
 
+class CallableProcessor(ProcessorMixin):
+    """As that of a vision-language model."""
+
+    def __init__(self) -> None:
+        """Do without a tokenizer."""
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Fail: its first argument is an image."""
+        raise AssertionError
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [print]}, "tools is not supported"),
     ({"rollout_func": print}, "rollout.source"),
@@ -209,6 +221,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"args": TrainingArguments("o", use_cpu=True)}, "import it from hwgrpo.trl"),
     ({"callbacks": TrainerCallback()}, "give callbacks=[...]"),
     ({"processing_class": "x"}, "processing_class='x' is no tokenizer"),
+    ({"processing_class": CallableProcessor()}, "the processor of a model that reads images"),
     ({"train_dataset": Dataset.from_list(ROWS).to_pandas()}, "datasets.Dataset.from_pandas(train_dataset)"),
     ({"callbacks": [object()]}, "no transformers.TrainerCallback"),
     ({"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "peft_config=LoraConfig"),

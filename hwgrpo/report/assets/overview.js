@@ -27,8 +27,9 @@ function tiles(run) {
   for (const { source, metric, before, after } of summary.validation ?? []) {
     const known = before !== null && after !== null;
     const change = known ? after - before : null;
-    found.push(tile(`${source} ${metric.replace(/mean@(\d+)/, "mean of $1")}`, formatScore(after ?? before),
-      known ? `${formatSigned(change, 3)} from ${formatScore(before)}` : before === null ? "not measured before training" : "before training",
+    const rows = summary.validation_rows ? `, ${summary.validation_rows}` : "";
+    const from = known ? `${formatSigned(change, 3)} from ${formatScore(before)}` : before === null ? "not measured before training" : "before training";
+    found.push(tile(`${source} ${metric.replace(/mean@(\d+)/, "mean of $1")}`, formatScore(after ?? before), from + rows,
       known && Math.abs(change) >= 5e-4 ? (change > 0 ? "good" : "bad") : null));
   }
   const reward = lastValue(firstOf(series, "reward", "critic/rewards/mean") ?? []);

@@ -17,7 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hwgrpo.config.stored_settings import stored_tree
-from hwgrpo.errors import CheckpointError
+from hwgrpo.data.template_clock import read_date
+from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 
 SCHEMA = "hwgrpo.checkpoint/2"
@@ -121,6 +122,8 @@ def _check_state(require: _Requirements, state: Mapping[str, Any]) -> None:
         require("state.data", lambda value: isinstance(value, dict))
         for name in state["data"]:
             require(f"state.data.{name}", _is_fingerprint)
+    if "template_date" in state:
+        require("state.template_date", _is_date)
 
 
 class _Requirements:
@@ -154,4 +157,12 @@ def _are_digests(value: Any) -> bool:
 
 
 def _is_fingerprint(value: Any) -> bool:
-    return isinstance(value, dict) and shard_files.is_count(value.get("rows")) and isinstance(value.get("sha256"), str)
+    hashes = isinstance(value, dict) and [value.get("sha256"), value.get("text_sha256", "")]  # text: newer
+    return bool(hashes) and shard_files.is_count(value.get("rows")) and all(isinstance(each, str) for each in hashes)
+
+
+def _is_date(value: Any) -> bool:
+    try:
+        return read_date(value) is not None
+    except ConfigError:
+        return False

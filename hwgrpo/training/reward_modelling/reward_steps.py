@@ -73,7 +73,7 @@ def validate_scores(run: TrainingRun, step: int) -> None:
     wanted = torch.tensor([target for _, each in ranks for target in each], dtype=torch.float64)
     values = {"val/loss": loss / len(data)} | _ranked(scores, wanted).metrics("val")
     raise_if_moved(run.lock, strategy)
-    run.observer.validation(step, values | run.watch.take())
+    run.observer.validation(step, values | data.row_counts | run.watch.take())
 
 
 def _ranked(scores_BK: torch.Tensor, targets_B: torch.Tensor) -> Ranking:

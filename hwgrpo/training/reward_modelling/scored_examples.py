@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,12 @@ import numpy as np
 from hwgrpo.config import Config
 from hwgrpo.data.chat_template import apply_template, conversation, render
 from hwgrpo.data.examples import read_response
+from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
 from hwgrpo.data.row_schema import Message, message_text, missing_column
 from hwgrpo.data.sources import Rows, open_all, sources_of
+from hwgrpo.data.template_clock import clock_options
 from hwgrpo.errors import ConfigError, DataError, quoted
 from hwgrpo.rewards.models.pretrained import longest_input
 from hwgrpo.rewards.models.scored_text import ScoredText, TooLong
@@ -106,9 +109,10 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
     chosen = range(len(rows)) if keep is None else kept_rows(rows, keep, data.response_key)
     if are_logged(rows):  # a response that a reward failed for, or of a dropped group
         chosen = [each for each in chosen if rows[each]["response"] is not None and reader.score(each) is not None]
+    available = len(chosen)
     chosen = chosen[:max_rows] if max_rows else chosen
     built: list[tuple[int, tuple[tuple[int, ...], ...], float]] = []
-    digest, too_long, most = hashlib.sha256(), 0, 0
+    digest, text_digest, too_long, most = hashlib.sha256(), hashlib.sha256(), 0, 0
     for index in chosen:
         digest.update(row_bytes(rows[index], rows.place(index)))
         try:
@@ -122,6 +126,7 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
                 ) from error
             too_long += 1
             continue
+        text_digest.update(repr(texts).encode())
         built.append((index, texts, reader.target(index)))
         most = max(most, *map(len, texts))
     if not built:
@@ -138,7 +143,13 @@ def build_scored(config: Config, tokenizer: Any, max_tokens: int, which: str) ->
         filtered=too_long,
         truncated=reader.cut,
         config=data,
-        fingerprint={"rows": len(chosen), "sha256": digest.hexdigest()},
+        fingerprint={
+            "rows": len(chosen),
+            "sha256": digest.hexdigest(),
+            "text_sha256": text_digest.hexdigest(),
+        },
+        available=available,
+        findings=reader.findings,
         tokens=tokens,
         targets=targets,
     )
@@ -150,11 +161,13 @@ class _Reader:
     def __init__(self, rows: Rows, config: Config, tokenizer: Any, max_tokens: int) -> None:
         self._rows, self._data, self._settings = rows, config.data, config.reward_model
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
-        self._text = ScoredText(tokenizer, None, None)
+        self._text = ScoredText(tokenizer, None, None, options=clock_options(config.data))
         self._pairs = self._settings.loss == PAIRS
         self._logged = are_logged(rows)
         self.cut = 0
         """Number of rows that were cut."""
+        self.findings: Counter[str] = Counter()
+        """Kind of `prompt_findings` -> rows."""
         if self._pairs and self._logged:
             raise ConfigError(
                 f"reward_model.loss={PAIRS} needs pairs of a chosen and a rejected response, and {rows.parts[0].name} "
@@ -180,6 +193,7 @@ class _Reader:
         if not self._pairs:
             keys = [("data.response_key", self._data.response_key)]
         prompts = [self._logged_prompt(index)] if self._logged else [self._prompt(index, *key) for key in keys]
+        self.findings.update(findings_of(prompts[0][0].messages or prompts[0][0].text))
         ids = [self._text.tokens(*each) for each in prompts]
         if self._pairs and ids[0] == ids[1]:
             raise DataError(f"{self._rows.place(index)}: the chosen and the rejected response have the same tokens")

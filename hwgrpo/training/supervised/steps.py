@@ -77,4 +77,4 @@ def validate_examples(run: TrainingRun, step: int) -> None:
         loss, probability, tokens = strategy.sum(sums)
     values = {"val/loss": loss / tokens, "val/mean_token_prob": probability / tokens}
     raise_if_moved(run.lock, strategy)
-    run.observer.validation(step, values | run.watch.take())
+    run.observer.validation(step, values | data.row_counts | run.watch.take())

@@ -12,29 +12,27 @@ from typing import Any
 
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers import GenerationConfig
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.schema import ModelConfig
 from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.examples import ExampleDataset, build_examples
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.row_filter import are_logged
-from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
+from hwgrpo.models.loading import load_generation_config, load_model_config, load_tokenizer
 from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.saved_config import saved_settings
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.training.checkpoint.restore import set_aside_later
+from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import dtype_note
-from hwgrpo.training.resume import compare_data, open_folder, restore, restore_generators
+from hwgrpo.training.resume import compare_data, open_folder, restore, restore_generators, template_date
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.run_record import (
     frozen_dtype_note,
@@ -108,7 +106,7 @@ def build_supervised(
 def open_examples(config: Config) -> Prompts:
     """Open the training and validation examples, with the tokenizer."""
     tokenizer = load_tokenizer(config.model)
-    ends = end_token_ids(tokenizer, _generation_config(config.model), ())
+    ends = end_token_ids(tokenizer, load_generation_config(config.model), ())
     longest = config.rollout.max_response_tokens
     training, validation = (
         build_examples(config.data, tokenizer, ends, longest, which) for which in ("train", "validation")
@@ -152,13 +150,6 @@ def _logged_note(config: Config, examples: PromptDataset) -> str:
     )
 
 
-def _generation_config(config: ModelConfig) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(resolve_model_path(config.path), revision=config.revision or "main")
-    except OSError:  # a model without one
-        return None
-
-
 def _build_models(config: Config, device: Device, strategy: Strategy, data: Prompts) -> tuple[Models, list[str]]:
     resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
     models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout, samples=False)
@@ -181,6 +172,11 @@ def _build(
 ) -> TrainingRun:
     strategy = start_strategy(config, device)
     opened: Callable[[], Prompts] = functools.cache(lambda: training.open_examples(config))
+
+    def opened_for(checkpoint: Checkpoint | None) -> PromptDataset:
+        config.data.template_date = template_date(config, checkpoint)
+        return opened().training
+
     folder = open_folder(
         written,
         Path(config.trainer.output_dir),
@@ -188,9 +184,10 @@ def _build(
         undo,
         allow_finished,
         command=training.command,
-        open_data=lambda: opened().training,
+        open_data=opened_for,
     )
     start, notes = folder.start, [*notes, *folder.notes]
+    config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = opened()
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
     models, model_notes = training.build_models(config, device, strategy, data)
@@ -206,7 +203,8 @@ def _build(
         for later in set_aside_later(folder.path / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
-            write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
+            date = config.data.template_date
+            write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models),))
     notes += (*prompt_notes(config.data, data), *training.example_notes(config, data, total_steps))
@@ -227,6 +225,7 @@ def _build(
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,
+            "template_date": config.data.template_date,
         }
 
     saver = Saver(
