@@ -326,6 +326,13 @@ FAULTS = (
         "rewards/test_sandbox.py -k system_call",
     ),
     Fault(
+        "modes of files changed by programs",
+        "rewards/sandbox/seccomp_filter.py",
+        "rule(numbers, (RETURN, 0, 0, FAIL))",
+        "rule(numbers, allowed)",
+        "rewards/test_sandbox.py -k opened_for_writing",
+    ),
+    Fault(
         "programs in the host's network",
         "rewards/sandbox/namespaces.py",
         '    "net": linux.CLONE_NEWNET,\n',

@@ -74,6 +74,10 @@ class Confinement:
         os.environ |= {"HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "PATH": "/nowhere"}
         os.environ |= ONE_THREAD
         self._limit_resources()
+        if "seccomp" not in self.parts:
+            # System V memory, semaphores and queues end with the program; a trainer without the privilege shares them
+            with contextlib.suppress(OSError):
+                linux.unshare(linux.CLONE_NEWIPC)
         self._change_user()
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         linux.protect_memory()
