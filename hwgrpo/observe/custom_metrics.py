@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.catalog import METRICS
 from hwgrpo.errors import ConfigError, RunError, shown
+from hwgrpo.own_copies import own_copy
 from hwgrpo.user_code import arguments_of, bind_arguments, describe_error, raised_by_user_code
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ class CustomMetrics:
         values: dict[str, list[float]] = {}
         if len(completions) == 0:
             return values  # all groups were dropped
+        given = (prompts, completions, rewards, advantages_S)
         for setting, function in self._functions.items():
             try:
                 measured = {
                     name: [float(value) for value in each]
-                    for name, each in dict(function(prompts, completions, rewards, advantages_S)).items()
+                    for name, each in dict(function(*map(own_copy, given))).items()
                 }
             except BaseException as error:  # a function that exits must not pass for the end of the run
                 if not raised_by_user_code(error):

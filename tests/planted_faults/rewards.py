@@ -326,6 +326,13 @@ FAULTS = (
         "rewards/test_sandbox.py -k system_call",
     ),
     Fault(
+        "arguments of rewards shared by the responses to a prompt",
+        "rewards/functions.py",
+        "return list(map(own_copy, value))",
+        "return own_copy(value)",
+        "rewards/test_own_arguments.py -k epochs",
+    ),
+    Fault(
         "modes of files changed by programs",
         "rewards/sandbox/seccomp_filter.py",
         "rule(numbers, (RETURN, 0, 0, FAIL))",
