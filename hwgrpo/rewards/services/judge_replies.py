@@ -172,7 +172,7 @@ class ScoreReader:
 
 
 def last_object(reply: str) -> Mapping[str, Any] | None:
-    """Return the last JSON object in a text that is not part of another; None without one, or if too many are broken."""
+    """Return the last JSON object in a text that is not part of another; None without one, or after `MOST_BROKEN`."""
     decoder, found, broken = json.JSONDecoder(), None, 0
     begin = OBJECT.search(reply)
     while begin is not None and broken < MOST_BROKEN:
