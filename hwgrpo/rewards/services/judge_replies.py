@@ -168,7 +168,15 @@ class ScoreReader:
         value = found[field]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidReply(f"{field!r} in the reply is no number but {quoted(value)}")
+        return as_float(value)
+
+
+def as_float(value: float) -> float:
+    """Return a number of JSON as a float; infinite where it is an integer that no float can be."""
+    try:
         return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def last_object(reply: str) -> Mapping[str, Any] | None:
