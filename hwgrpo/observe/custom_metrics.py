@@ -49,13 +49,16 @@ class CustomMetrics:
         values: dict[str, list[float]] = {}
         if len(completions) == 0:
             return values  # all groups were dropped
+        from hwgrpo.torch_settings import kept_torch_settings  # torch is imported by now
+
         given = (prompts, completions, rewards, advantages_S)
         for setting, function in self._functions.items():
             try:
-                measured = {
-                    name: [float(value) for value in each]
-                    for name, each in dict(function(*map(own_copy, given))).items()
-                }
+                with kept_torch_settings(f"observe.metrics={setting!r}"):
+                    measured = {
+                        name: [float(value) for value in each]
+                        for name, each in dict(function(*map(own_copy, given))).items()
+                    }
             except BaseException as error:  # a function that exits must not pass for the end of the run
                 if not raised_by_user_code(error):
                     raise

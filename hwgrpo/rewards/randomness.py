@@ -28,7 +28,7 @@ def seeded(*parts: Part) -> Iterator[None]:
     Args:
         parts: parts from which the seed is derived.
     """
-    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
+    seed = seed_of(*parts)
     random.seed(seed)
     _seed_numpy(seed)
     plain, thread = builtins.__import__, threading.get_ident()
@@ -51,6 +51,11 @@ def seeded(*parts: Part) -> Iterator[None]:
         yield
     finally:
         builtins.__import__ = plain
+
+
+def seed_of(*parts: Part) -> int:
+    """Return a seed of 64 bits, derived from parts."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
 
 
 def _seed_numpy(seed: int) -> None:

@@ -333,6 +333,13 @@ FAULTS = (
         "rewards/test_own_arguments.py -k epochs",
     ),
     Fault(
+        "settings of torch that a reward changed kept for the training",
+        "torch_settings.py",
+        "                restore(before[name])\n",
+        "",
+        "rewards/test_kept_settings.py -k restored",
+    ),
+    Fault(
         "modes of files changed by programs",
         "rewards/sandbox/seccomp_filter.py",
         "rule(numbers, (RETURN, 0, 0, FAIL))",
