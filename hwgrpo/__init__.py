@@ -18,7 +18,8 @@ values.py     the values that flow through one step; step_rewards.py those of pr
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
 errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host
-user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects
+user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects; own_copies.py
+              copies of what they are called with; torch_settings.py torch's settings, kept while they run
 http_exchange.py   HTTP requests with limits on time and size
 file_systems.py   locks, durable writes and copies; permissions.py; scratch.py   folders that end with their process
 paths.py, text.py, jsonlines.py, terminal_width.py, waits.py, closing.py   small helpers

@@ -15,8 +15,11 @@ _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|SIGNATURE|PRIVATE|(^|_)(API_?)?KEY(_|S?$)", re.I
 )
 _SECRET_VALUE = re.compile(r"\b(hf_|ghp_|gho_|github_pat_|sk-|xox[abp]-|AKIA|glpat-)[A-Za-z0-9_\-]{8,}")
-_CREDENTIALS = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.\-]*://)[^/\s@]+@")
-_QUERY = re.compile(r"(?P<name>[?&][\w\-]*(?:token|key|secret|sig|signature|password)[\w\-]*=)[^&\s]+", re.I)
+_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z0-9+.\-]://)[^/\s@]+@")
+"""A URL from the end of its scheme on: a search for the scheme's beginning reads long words again and again."""
+_QUERY = re.compile(
+    r"(?P<name>[?&](?=[\w\-]*?(?:token|key|secret|sig|signature|password))[\w\-]++=)[^&\s]+", re.IGNORECASE
+)
 _remembered: dict[str, None] = {}
 
 

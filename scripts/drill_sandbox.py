@@ -10,6 +10,7 @@ of its own, with a secret in its environment and in a file; it is killed with al
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import resource
@@ -46,6 +47,7 @@ VARIANTS = {
 }
 """Column -> the level, what is hidden from it, and what it must then use."""
 LIMITS = Limits(seconds=0.6, memory_mib=512, scratch_mib=8, scratch_files=300, output_kib=256, file_mib=4)
+WORKERS = 4
 DEADLINE = 90.0
 """Seconds for a drilled trainer."""
 
@@ -80,6 +82,34 @@ ROWS: dict[str, str] = {
     "a symbolic link out of the scratch folder": (
         "import os\nos.symlink('FOLDER/open', 'link')\nopen('link/linked', 'w').write('x')\nprint('OPEN')"
     ),
+    "the mode of a file outside": (
+        "import os\nfile = 'FOLDER/changed'\n"
+        "def by(flags): return lambda: os.fchmod(os.open(file, flags), 0o604)\n"
+        "ways = [lambda: os.chmod(file, 0o604), by(os.O_RDONLY), by(3),\n"
+        "        lambda: os.chmod(f'/proc/self/fd/{os.open(file, os.O_PATH)}', 0o604)]\n"
+        "for way in ways:\n    try: way()\n    except OSError: pass\n"
+        "print('OPEN' if os.stat(file).st_mode & 0o777 == 0o604 else '')"
+    ),
+    "the times of a file outside": (
+        "import os\nfile = 'FOLDER/changed'\n"
+        "for way in (lambda: file, lambda: os.open(file, os.O_RDONLY), lambda: os.open(file, 3)):\n"
+        "    try: os.utime(way(), (7, 7))\n    except OSError: pass\n"
+        "print('OPEN' if os.stat(file).st_mtime == 7 else '')"
+    ),
+    "empty a file outside": (
+        "import os\nfile = 'FOLDER/emptied'\n"
+        "ways = [lambda: os.truncate(file, 0), lambda: os.open(file, os.O_RDONLY | os.O_TRUNC),\n"
+        "        lambda: os.open(file, 3 | os.O_TRUNC)]\n"
+        "for way in ways:\n    try: way()\n    except OSError: pass\n"
+        "print('OPEN' if os.stat(file).st_size == 0 else '')"
+    ),
+    "attributes, flags and owner of a file outside": (
+        "import fcntl, os, struct\nfile = 'FOLDER/changed'\n"
+        "def flag(mode): fcntl.ioctl(os.open(file, mode), 0x40086602, struct.pack('l', 0x40))\n"
+        "ways = [lambda: os.setxattr(file, 'user.x', b'x'), lambda: os.chown(file, -1, os.getgid()),\n"
+        "        lambda: flag(os.O_RDONLY), lambda: flag(3)]\n"
+        "for way in ways:\n    try:\n        way()\n        print('OPEN')\n    except OSError: pass"
+    ),
     "a huge file": "f = open('huge', 'wb')\nwhile f.tell() < 1 << 28: f.write(bytes(1 << 20))\nprint('OPEN')",
     "many files": "for each in range(100000): open(str(each), 'w').write('x')\nprint('OPEN')",
     "trace the trainer": (
@@ -113,6 +143,11 @@ ROWS: dict[str, str] = {
         "numbers = (250, 321, 425, 298) if platform.machine() == 'x86_64' else (219, 280, 425, 241)\n"
         "for number in numbers:\n    libc.syscall(number, 0, 0, 0, 0, 0)\n"
         "    if ctypes.get_errno() not in (1, 38): print('HARMLESS')"
+    ),
+    "socket pairs of other families": (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nends = (ctypes.c_int * 2)()\n"
+        "for family in {*range(46)} - {1}:\n    libc.socketpair(family, 1, 0, ends)\n"
+        "    if ctypes.get_errno() != 1: print('HARMLESS')"
     ),
     "close and write all descriptors": (
         "import os\nfor each in range(256):\n    try: os.write(each, b'\\0' * 7 + b'\\x16{\"outcome\": \"passed\"}')\n"
@@ -191,6 +226,21 @@ TESTS = {
         *({"call": path, "argument": None} for path in (["TestF", "test_f"], ["test_f"], ["TestG", "test_g"])),
     ],
 }
+LEFT = "leave memory, semaphores and queues behind"
+LEAVE = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+EEXIST, CREATE_NEW, MODE = 17, 0o3000, 0o600
+for call, *arguments in (
+    (libc.shmget, TRAINER, 4096, CREATE_NEW | MODE),
+    (libc.semget, TRAINER, 1, CREATE_NEW | MODE),
+    (libc.msgget, TRAINER, CREATE_NEW | MODE),
+    (libc.mq_open, b'/hwgrpo-drill-TRAINER', 0o300, MODE, None),
+):
+    ctypes.set_errno(0)
+    if call(*arguments) < 0 and ctypes.get_errno() == EEXIST: print('OPEN')
+"""
+"""Run more often than there are workers, one after the other: the objects of a program before are in the way."""
 ALL = "kill all processes"
 KILL_ALL = "import os, signal\nos.kill(-1, signal.SIGKILL)\nprint('HARMLESS')"
 KINDS = ("contained", "harmless", "open")
@@ -206,6 +256,8 @@ def drill(column: str) -> None:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "secret").write_text(SECRET, encoding="ascii")
+        (folder / "changed").write_text("x", encoding="ascii")
+        (folder / "emptied").write_text("x", encoding="ascii")
         (folder / "open").mkdir()
         (folder / "open").chmod(0o777)
         server.bind(("127.0.0.1", 0))
@@ -215,7 +267,7 @@ def drill(column: str) -> None:
         abstract.listen()
         sibling = subprocess.Popen(["/bin/sleep", "120"])
         try:
-            pool = SandboxPool(level, LIMITS, 4)
+            pool = SandboxPool(level, LIMITS, WORKERS)
         except ConfigError as error:
             print(json.dumps({"lacks": str(error)}), flush=True)
             sibling.kill()
@@ -255,12 +307,24 @@ def _attack(pool: SandboxPool, values: Mapping[str, Any]) -> None:
         time.sleep(0.02)
     if left > 0 or (os.geteuid() == 0 and _processes_of_programs()):
         _print("leave a daemon behind", "open", left)
+    leaves = {"source": filled(LEAVE), "inputs": [""]}
+    runs = [pool.run([leaves])[0][0] for _ in range(WORKERS + 1)]
+    _print(LEFT, "open" if any("OPEN" in run["stdout"] for run in runs) else "contained", runs[-1])
+    _remove_left(values["TRAINER"])
     if pool.run([{"source": "print(input())", "inputs": ["7"]}])[0][0]["stdout"] != "7\n":
         raise SystemExit("a program without fault does not run any more")
     if os.geteuid() == 0 or isolated or "seccomp" in pool.parts or os.geteuid() >= FIRST_PROGRAM_ID:
         print(json.dumps({"begins": ALL}), flush=True)
         run = pool.run([{"source": KILL_ALL, "inputs": [""]}])[0][0]
         _print(ALL, "harmless" if "HARMLESS" in run["stdout"] or run["reason"] == "killed" else "contained", run)
+
+
+def _remove_left(key: int) -> None:
+    """Remove what programs left behind under a key, where nothing did so before."""
+    libc = ctypes.CDLL(None)
+    libc.shmctl(libc.shmget(key, 0, 0), 0, None)
+    libc.semctl(libc.semget(key, 0, 0), 0, 0)
+    libc.msgctl(libc.msgget(key, 0), 0, None)
 
 
 def _print(name: str, kind: str, run: Any) -> None:
@@ -340,7 +404,7 @@ def become(user: int) -> None:
 
 def table(columns: list[str], verbose: bool = False) -> dict[str, dict[str, str]]:
     """Return row -> {column: kind}, kinds of root and of another user separated by " / " where they differ."""
-    rows: dict[str, dict[str, str]] = {name: {} for name in (*ROWS, ALL, *FORGERIES)}
+    rows: dict[str, dict[str, str]] = {name: {} for name in (*ROWS, LEFT, ALL, *FORGERIES)}
     users: list[int | None] = [None]
     if os.geteuid() == 0:
         users.append(FIRST_PROGRAM_ID + (1 << 23) + os.getpid())

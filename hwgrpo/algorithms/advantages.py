@@ -30,7 +30,9 @@ from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.own_copies import own_copy
 from hwgrpo.step_rewards import StepRewards
+from hwgrpo.user_code import names_a_file
 
 
 def group_advantages(
@@ -76,8 +78,11 @@ def group_advantages(
         arguments["greedy_S"] = torch.full_like(rewards_S, torch.nan) if greedy_S is None else greedy_S
     if takes(config, "token_probs"):
         arguments["token_probs"] = required_token_probs(config, token_probs)
+    given: list[Any] = [rewards_S, group_S, valid_S, config, lengths_S]
+    if names_a_file(config.name):  # it may compute in place, while the rewards are logged and the group is trained on
+        given, arguments = own_copy(given), own_copy(arguments)
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
-    advantages = estimator(rewards_S, group_S, valid_S, config, lengths_S)
+    advantages = estimator(*given)
     per_token = is_token_level(config) and lengths_S is not None
     expected = int(lengths_S.sum()) if per_token and lengths_S is not None else len(rewards_S)
     if advantages.shape != (expected,):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hwgrpo.catalog import METRICS
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.errors import ConfigError, RunError, shown
+from hwgrpo.own_copies import own_copy
 from hwgrpo.user_code import arguments_of, describe_error, raised_by_user_code
 
 if TYPE_CHECKING:
@@ -49,12 +50,16 @@ class CustomMetrics:
         values: dict[str, list[float]] = {}
         if len(completions) == 0:
             return values  # all groups were dropped
+        from hwgrpo.torch_settings import kept_torch_settings  # torch is imported by now
+
+        given = (prompts, completions, rewards, advantages_S)
         for setting, function in self._functions.items():
             try:
-                measured = {
-                    name: [float(value) for value in each]
-                    for name, each in dict(function(prompts, completions, rewards, advantages_S)).items()
-                }
+                with kept_torch_settings(f"observe.metrics={setting!r}"):
+                    measured = {
+                        name: [float(value) for value in each]
+                        for name, each in dict(function(*map(own_copy, given))).items()
+                    }
             except BaseException as error:  # a function that exits must not pass for the end of the run
                 if not raised_by_user_code(error):
                     raise

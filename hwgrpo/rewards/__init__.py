@@ -14,6 +14,7 @@ reward_metrics.py    their metrics, over ranks, and running totals
 checked_kwargs.py    checks of the kwargs of the rewards below
 conversation.py      prompts of the rewards below, as chat messages and as text
 models/              reward models in the trainer's process
+fenced_blocks.py     fenced blocks of code in a response
 services/            reward models, judges and rewards over HTTP
 combine.py           the weighted sum
 gates.py             functions without whose reward the others do not count

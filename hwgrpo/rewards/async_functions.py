@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.rewards.failures import Cancelled
 from hwgrpo.user_code import raised_by_user_code
 
 
 def wait_for(value: Any) -> Any:
     """Return a value, after awaiting it if it comes from an async function."""
-    if not inspect.isawaitable(value):
-        return value
-    result = _run(_awaited(value))
-    if isinstance(result, BaseException):
+    (result,) = wait_for_all([value])
+    if isinstance(result, BaseException) and inspect.isawaitable(value):
         raise result
     return result
 
@@ -27,12 +26,8 @@ def wait_for_all(values: list[Any]) -> list[Any]:
     awaitable = [number for number, value in enumerate(values) if inspect.isawaitable(value)]
     if not awaitable:
         return values
-
-    async def gather() -> list[Any]:
-        return await asyncio.gather(*(_awaited(values[number]) for number in awaitable))
-
     values = list(values)
-    for number, result in zip(awaitable, _run(gather()), strict=True):
+    for number, result in zip(awaitable, _run([values[number] for number in awaitable]), strict=True):
         if isinstance(result, ConfigError):
             raise result
         values[number] = result
@@ -49,11 +44,31 @@ async def _awaited(value: Awaitable[Any]) -> Any:
         return error
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run(values: list[Awaitable[Any]]) -> list[Any]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return _run_here(values)
     # A loop already runs in this thread (a notebook) and cannot be entered again: use a loop in another thread.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+        return thread.submit(_run_here, values).result()
+
+
+def _run_here(values: list[Awaitable[Any]]) -> list[Any]:
+    results = run_concurrently([_awaited(value) for value in values])
+    for value, result in zip(values, results, strict=True):
+        if isinstance(result, Cancelled):
+            getattr(value, "close", int)()  # it may never have begun
+    return results
+
+
+def run_concurrently(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run coroutines in an event loop of their own; return their results, an exception in place of one that raises.
+
+    What waits for the tasks is no task: a function could cancel it with all others.
+    """
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        tasks = [loop.create_task(each) for each in coroutines]
+        results = loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    return [Cancelled() if task.cancelled() else result for task, result in zip(tasks, results, strict=True)]

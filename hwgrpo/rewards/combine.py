@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hwgrpo.errors import ConfigError, nearest
-from hwgrpo.rewards.failure_policy import FunctionValues
+from hwgrpo.rewards.failure_policy import OWN_PROCESS, FunctionValues
 from hwgrpo.rewards.gates import gated_sum
 from hwgrpo.rewards.processes.reward_process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import split_name
 from hwgrpo.rewards.reward_metrics import RewardMetrics
 from hwgrpo.rewards.step_totals import StepTotals
+from hwgrpo.torch_settings import kept_torch_settings
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 if TYPE_CHECKING:
@@ -54,14 +55,16 @@ class RewardPipeline:
         self._seed = seed
         self._steps = steps
         functions, folder = [], os.getcwd()
-        services = {"device": device or torch.device("cpu"), "steps": steps}
+        self._device = device or torch.device("cpu")
+        services = {"device": self._device, "steps": steps}
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
             key = f"reward.functions[{number}]"
             name = split_name(entry.name)[1]
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name]}"
-            functions.append(open_reward(entry, context or {}, key, name, folder, services))
+            with kept_torch_settings(f"reward {name}", OWN_PROCESS):  # its file or its class may change them
+                functions.append(open_reward(entry, context or {}, key, name, folder, services))
         self.functions: tuple[Reward, ...] = tuple(functions)
         self.metrics = RewardMetrics(self.functions)
         self._columns_known = columns is not None
@@ -103,7 +106,7 @@ class RewardPipeline:
         steps = StepTotals(self._steps, completions) if self._steps is not None else None
         for function, setting in zip(self.functions, self.settings, strict=True):
             result = FunctionValues(function, setting, batch, completions, steps.counts if steps else None)
-            result.collect(step, (*self._seed, *(drawing or ("step", step)), function.name))
+            result.collect(step, (*self._seed, *(drawing or ("step", step)), function.name), self._device)
             scored.append(torch.where(result.replaced, setting.failure_value, result.values.nan_to_num(0.0)))
             if steps is not None:
                 steps.add(result, setting)

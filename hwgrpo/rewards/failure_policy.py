@@ -15,8 +15,11 @@ from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.failures import ProcessDied, StepMismatch, TimedOut, describe_failure
 from hwgrpo.rewards.processes.messages import SHOWN_CHARS, InvalidReward, is_listed, number_of
 from hwgrpo.rewards.processes.reward_process import Reward
-from hwgrpo.rewards.randomness import Seed
+from hwgrpo.rewards.randomness import Seed, seed_of
+from hwgrpo.torch_settings import kept_torch_settings, own_generators
 from hwgrpo.values import Completions, PromptBatch
+
+OWN_PROCESS = "With `workers: 1` the reward has a process of its own."
 
 
 class FunctionValues:
@@ -43,13 +46,24 @@ class FunctionValues:
         self.first_failures: dict[str, str] = {}
         self.extras: list[dict[str, Any]] = []
 
-    def collect(self, step: int | None, seed: Seed) -> None:
-        """Call the function and store its results per sample."""
+    def collect(self, step: int | None, seed: Seed, device: torch.device) -> None:
+        """Call the function and store its results per sample.
+
+        Args:
+            step: the training step.
+            seed: of the function's random numbers.
+            device: whose generator is kept as it is, beside the host's.
+        """
         size = len(self.completions)
         if size == 0:
             return  # all groups were dropped
+        called = self.batch, self.completions, step, self._raise_early, seed
         try:
-            results, self.extras = self.function.values(self.batch, self.completions, step, self._raise_early, seed)
+            with (
+                kept_torch_settings(f"reward {self.function.name}", OWN_PROCESS),
+                own_generators(seed_of(*seed), device),
+            ):
+                results, self.extras = self.function.values(*called)
         except (ConfigError, RewardError):
             raise  # a wrong setting stops the run, whatever the policy for failing samples
         except Exception as error:  # a call for the whole batch: every sample of it failed

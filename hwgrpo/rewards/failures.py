@@ -33,9 +33,16 @@ class StepMismatch(Exception):
     """Another number of rewards than the response has steps."""
 
 
+class Cancelled(Exception):
+    """A call of an async function that code of a reward cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__("was cancelled, with tasks of the event loop that are not its own")
+
+
 def describe_failure(error: BaseException) -> str:
     """Describe a failure, as a predicate to the function's name."""
-    if isinstance(error, TimedOut | ProcessDied | StepMismatch):
+    if isinstance(error, TimedOut | ProcessDied | StepMismatch | Cancelled):
         return str(error)
     if isinstance(error, Raised):
         return f"raised {error.kind}{f': {error.text}' if error.text else ''}{error.place}"

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hwgrpo.errors import ConfigError, error_text
+from hwgrpo.own_copies import own_copy
 from hwgrpo.rewards.async_functions import wait_for, wait_for_all
 from hwgrpo.rewards.failures import Raised
 from hwgrpo.rewards.randomness import CONCURRENT, Seed, seeded
@@ -169,12 +170,16 @@ class RewardFunction(Signature):
     def start(self, arguments: Mapping[str, Any], extras: list[dict[str, Any]]) -> Any:
         """Call the function, with the config's arguments; the result of an async one must be awaited.
 
+        The function gets copies: what it changes in them changes neither the data nor the arguments of other calls.
+
         Args:
             arguments: one of `calls`.
             extras: a dict per response, filled by the logging functions of TRL's form.
         """
+        kwargs = own_copy(dict(self.kwargs))
+        arguments = {name: self._own(value) for name, value in arguments.items()}
         if self.form != "trl":
-            return self.call(**arguments, **self.kwargs)
+            return self.call(**arguments, **kwargs)
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
             for extra, value in zip(extras, values, strict=True):
@@ -185,7 +190,13 @@ class RewardFunction(Signature):
                 extra[name] = value
 
         services = self._accepted({"log_extra": log_extra, "log_metric": log_metric})
-        return self.call(**{**arguments, **services, **self.kwargs})
+        return self.call(**{**arguments, **services, **kwargs})
+
+    def _own(self, value: Any) -> Any:
+        """Return the copy of an argument; in TRL's form of each item, which the responses to a prompt share."""
+        if self.form == "trl":
+            return list(map(own_copy, value)) if isinstance(value, list) else value
+        return own_copy(value)
 
     @property
     def prompt_check(self) -> PromptCheck | None:

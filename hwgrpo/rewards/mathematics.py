@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
-import multiprocessing.pool
+import functools
+import logging
+import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from hwgrpo.errors import quoted
-from hwgrpo.rewards.randomness import fixed_hashes
+from hwgrpo.rewards.failures import ProcessDied, Raised, TimedOut
+from hwgrpo.rewards.processes.worker_pool import Pool
 from hwgrpo.rewards.verifiable import answer_text
 
 STEPS = 20
@@ -38,10 +38,7 @@ def math(
     if threading.current_thread() is threading.main_thread():
         verdict = judge(*arguments)
     else:
-        try:
-            verdict = _CHILD.call(judge, *arguments, seconds=STEPS * arguments[2])
-        except multiprocessing.TimeoutError:  # in a computation that no signal interrupts
-            verdict = False
+        verdict = _child(arguments[2]).call(*arguments[:2])
     return {True: score, False: format_score, None: 0.0}[verdict]
 
 
@@ -53,6 +50,7 @@ def judge(solution: str, truth: str, timeout: int) -> bool | None:
     """
     from math_verify import parse, verify
 
+    shorten_timeout_warnings()
     bare = "\\boxed" not in truth and "$" not in truth.replace("\\$", "")  # `\$18` is money and bounds no formula
     gold = parse(f"\\boxed{{{truth}}}" if bare else truth, parsing_timeout=timeout)
     if not gold:
@@ -61,34 +59,60 @@ def judge(solution: str, truth: str, timeout: int) -> bool | None:
     return verify(gold, answer, timeout_seconds=timeout) if answer else None
 
 
-class _Child:
-    """One process that serves calls of all threads, one at a time."""
+@functools.cache
+def shorten_timeout_warnings() -> None:
+    """Have math-verify name a timeout once, without the response, which it would print as it is each time."""
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).addFilter(_FirstTimeout().shorten)
+
+
+class _FirstTimeout:
+    """What of math-verify's log records is shown."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: multiprocessing.pool.Pool | None = None
+        self._seen = False
 
-    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
-        """Call a function in the child process.
+    def shorten(self, record: logging.LogRecord) -> bool:
+        """Replace the text of the first timeout; return whether a record is shown."""
+        if not str(record.msg).startswith("Timeout during"):
+            return True
+        first, self._seen = not self._seen, True
+        step = str(record.msg).partition(":")[0].lower()
+        record.msg, record.args = f"math-verify: {step} of an expression, which counts as wrong; shown once", ()
+        return first
+
+
+class _Child:
+    """One process that serves calls of all threads, one at a time: an interpreter that does not run the user's script.
+
+    Args:
+        timeout: `math`'s.
+    """
+
+    def __init__(self, timeout: int) -> None:
+        self._lock, self._timeout = threading.Lock(), timeout
+        self._pool: Pool | None = None
+
+    def call(self, solution: str, truth: str) -> bool | None:
+        """Return the verdict of `judge`; False where it took too long or ended its process.
 
         Raises:
-            multiprocessing.TimeoutError: it took longer, or its process died; the next call starts a new process.
+            ValueError: the ground truth cannot be parsed.
         """
         with self._lock:
             if self._pool is None:
-                # Spawned, since a fork of a process with threads and devices may hang.
-                with fixed_hashes():
-                    self._pool = multiprocessing.get_context("spawn").Pool(1)
-                atexit.register(self._pool.terminate)
-                self._pool.apply_async(judge, ("1", "1", 1)).get(START_TIMEOUT)  # imports what it needs
-            try:
-                return self._pool.apply_async(function, arguments).get(seconds)
-            except multiprocessing.TimeoutError:
-                self._pool.terminate()
-                self._pool = None
-                raise
+                kwargs = {"score": 1.0, "format_score": -1.0, "timeout": self._timeout}
+                setup = {"reward": "math", "name": "math", "key": "reward math", "kwargs": kwargs, "context": {}}
+                setup |= {"folder": os.getcwd(), "plugins": ("math_verify",)}  # imported before the time counts
+                self._pool = Pool(setup, 1, STEPS * self._timeout)
+            (result,) = self._pool.run([{"solution_str": solution, "ground_truth": truth}], 0, None, ())
+        if isinstance(result, TimedOut | ProcessDied):  # in a computation that no signal interrupts
+            return False
+        if isinstance(result, Raised) and result.kind == "ValueError":
+            raise ValueError(result.text)
+        if isinstance(result, Exception):
+            raise result
+        return {1.0: True, -1.0: False}.get(result["value"])
 
 
-START_TIMEOUT = 300.0
-"""Seconds for a process to start and to import math-verify, on a busy host."""
-_CHILD = _Child()
+_child = functools.cache(_Child)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-import os
 import random
 import sys
 import threading
@@ -22,18 +21,6 @@ CONCURRENT = "together"
 
 
 @contextmanager
-def fixed_hashes() -> Iterator[None]:
-    """Set `FIXED_HASHES`, unless the user has set it, for processes that are started in the block."""
-    added = {name: value for name, value in FIXED_HASHES.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-
-
-@contextmanager
 def seeded(*parts: Part) -> Iterator[None]:
     """Seed Python's and numpy's global generators for the block; imports in it do not advance them.
 
@@ -43,7 +30,7 @@ def seeded(*parts: Part) -> Iterator[None]:
     Args:
         parts: parts from which the seed is derived.
     """
-    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
+    seed = seed_of(*parts)
     random.seed(seed)
     _seed_numpy(seed)
     plain, thread = builtins.__import__, threading.get_ident()
@@ -66,6 +53,11 @@ def seeded(*parts: Part) -> Iterator[None]:
         yield
     finally:
         builtins.__import__ = plain
+
+
+def seed_of(*parts: Part) -> int:
+    """Return a seed of 64 bits, derived from parts."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
 
 
 def _seed_numpy(seed: int) -> None:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.own_copies import own_copy
+
 if TYPE_CHECKING:
     import torch
 
@@ -75,7 +77,8 @@ class StepRecorder:
         """Log the responses of a step and keep them until the next."""
         from hwgrpo.observe.completions import step_records
 
-        self._step.records = lambda: list(step_records(step, batch, completions, rewards, advantages_S, dropped))
+        recorded = (step, batch, completions, rewards, advantages_S, dropped)
+        self._step.records = lambda: [own_copy(record) for record in step_records(*recorded)]
         self._observer.completions(step, batch, completions, rewards, advantages_S, dropped)
 
     def last(self, saved: Path | None) -> Step:

@@ -190,6 +190,9 @@ def _judge(answer: str, solution: str) -> tuple[float | None, str, str]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
+    from hwgrpo.rewards.mathematics import shorten_timeout_warnings
+
+    shorten_timeout_warnings()
     main = threading.current_thread() is threading.main_thread()
     if not main:  # math-verify would warn at each call that its timer, a signal, is off
         for name in ("parser", "grader"):

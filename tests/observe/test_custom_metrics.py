@@ -24,6 +24,9 @@ def broken(prompts, completions, rewards, advantages):
 
 def leaves(prompts, completions, rewards, advantages):
     raise SystemExit(3)
+
+def in_place(prompts, completions, rewards, advantages):
+    return {"sums": advantages.add_(completions.tokens.zero_()[:2] + 1)}
 """
 COMPLETIONS = Completions(
     prompt_index=torch.tensor([0, 0]),
@@ -49,6 +52,11 @@ def measured(file: Path, function: str, **kwargs) -> dict[str, list[float]]:
 
 def test_a_metric_has_a_value_per_response_and_its_arguments(file: Path):
     assert measured(file, "lengths", scale=2) == {"chars": [2.0, 6.0]}
+
+
+def test_a_metric_that_computes_in_place_changes_nothing_that_is_trained_on(file: Path):
+    assert measured(file, "in_place") == {"sums": [1.0, 1.0]}
+    assert COMPLETIONS.tokens.tolist() == [1, 2, 3]
 
 
 def test_mean_max_and_min_are_over_the_responses_of_all_ranks():

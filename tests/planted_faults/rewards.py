@@ -326,6 +326,27 @@ FAULTS = (
         "rewards/test_sandbox.py -k system_call",
     ),
     Fault(
+        "arguments of rewards shared by the responses to a prompt",
+        "rewards/functions.py",
+        "return list(map(own_copy, value))",
+        "return own_copy(value)",
+        "rewards/test_own_arguments.py -k epochs",
+    ),
+    Fault(
+        "settings of torch that a reward changed kept for the training",
+        "torch_settings.py",
+        "                restore(before[name])\n",
+        "",
+        "rewards/test_kept_settings.py -k restored",
+    ),
+    Fault(
+        "modes of files changed by programs",
+        "rewards/sandbox/seccomp_filter.py",
+        "rule(numbers, (RETURN, 0, 0, FAIL))",
+        "rule(numbers, allowed)",
+        "rewards/test_sandbox.py -k opened_for_writing",
+    ),
+    Fault(
         "programs in the host's network",
         "rewards/sandbox/namespaces.py",
         '    "net": linux.CLONE_NEWNET,\n',

@@ -79,9 +79,13 @@ def test_trls_functions_can_log(make_batch):
     assert extras == [{"seen": "x", "share": 0.5}, {"seen": "y", "share": 0.5}]
 
 
-def test_the_batch_form_gets_the_values_themselves(make_batch):
-    batch = make_batch([["a"]])
-    assert values(lambda batch, completions, *, extra=0: [(batch, completions, extra)], batch, extra=3) == [(*batch, 3)]
+def test_the_batch_form_gets_prompts_and_completions(make_batch):
+    prompts, completions = make_batch([["a"]])
+    [given] = values(
+        lambda batch, completions, *, extra=0: [(batch, completions, extra)], (prompts, completions), extra=3
+    )
+    assert (given[0], given[2]) == (prompts, 3)
+    assert repr(given[1]) == repr(completions)
 
 
 def test_async_functions_of_every_form_are_waited_for(make_batch):

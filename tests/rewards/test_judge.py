@@ -108,6 +108,28 @@ def test_tokens_of_invalid_replies_are_paid_for_too(scored):
     assert len(server.asked) == 2
 
 
+@pytest.mark.parametrize("count", [10**400, 10**12, -5, True, 2.5, "10", None, [1]], ids=lambda each: str(each)[:8])
+def test_what_is_no_number_of_tokens_costs_nothing_and_ends_no_run(scored, reward_config, make_batch, count):
+    with rewards_by(lambda asked, n: said("score: 8", count, 4)) as server:
+        rewards = scored(server, [["good"]], prompt_price=2.0, completion_price=10.0)
+        prices = {"prompt_price": 2.0, "completion_price": 10.0}
+        seen = counted(server, reward_config, make_batch([["good"]]), **prices)
+    assert rewards.total.tolist() == [8.0]
+    assert rewards.extras[0]["judge_prompt_tokens"] == 0
+    assert rewards.extras[0]["judge_cost"] == pytest.approx(40e-6)
+    assert [(each["prompt_tokens"], each["completion_tokens"]) for each in seen] == [(0.0, 4.0)] * 2
+    assert seen[0]["cost"] == pytest.approx(40e-6)
+
+
+@pytest.mark.parametrize("score", ["1" + "0" * 400, "-1" + "0" * 400, "1e999", "NaN"], ids=lambda each: each[:5])
+def test_a_score_that_no_float_can_be_is_an_invalid_reply(scored, score):
+    with (
+        rewards_by(lambda asked, n: said(f'{{"score": {score}}}')) as server,
+        pytest.raises(RewardError, match=r"no valid reply in 2 attempts.*is not finite"),
+    ):
+        scored(server, [["good"]], retries=1, json_field="score")
+
+
 @pytest.mark.parametrize(
     "reply", [{}, {"choices": []}, {"choices": [{"message": {"content": None}}]}, [], "text", None]
 )

@@ -1,7 +1,7 @@
-import multiprocessing
-import os
+import logging
+import subprocess
+import sys
 import threading
-import time
 
 import pytest
 
@@ -59,18 +59,55 @@ def test_a_ground_truth_that_is_no_expression_is_an_error():
         math("1", "$ $")
 
 
-def test_a_computation_that_no_signal_interrupts_is_ended_and_the_next_one_gets_a_new_process():
-    child = mathematics._Child()
-    with pytest.raises(multiprocessing.TimeoutError):
-        child.call(time.sleep, 60, seconds=0.2)
-    assert child.call(abs, -3, seconds=60) == 3
+def test_a_computation_that_no_signal_interrupts_is_ended_and_the_next_one_gets_a_new_process(monkeypatch):
+    monkeypatch.setattr(mathematics, "STEPS", 0.001)
+    child = mathematics._Child(1)
+    assert child.call(r"\boxed{9^{9^{9}}}", "5") is False
+    monkeypatch.setattr(child._pool, "_timeout", 60)
+    assert child.call(r"\boxed{0.5}", "1/2") is True
+    assert child.call("no idea", "1/2") is None
+    with pytest.raises(ValueError, match="is not an expression that math-verify can parse"):
+        child.call("1", "$ $")
 
 
-def test_the_order_of_sets_is_the_same_in_every_process_that_judges(monkeypatch):
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    child = mathematics._Child()
-    assert child.call(os.getenv, "PYTHONHASHSEED", seconds=60) == "0"
-    assert "PYTHONHASHSEED" not in os.environ
-    pool = child._pool
-    assert pool is not None
-    pool.terminate()
+SCRIPT = """
+import threading
+from hwgrpo.rewards.mathematics import math
+print("begun", flush=True)
+thread = threading.Thread(target=lambda: print("scored", math("$0.5$", "1/2"), flush=True))
+thread.start()
+thread.join()
+"""
+
+
+def test_a_script_that_scores_in_a_thread_runs_once_without_a_guard(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split("\n") == ["begun", "scored 1.0", ""], done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["parser", "grader"])
+def test_a_timeout_of_math_verify_is_named_once_and_without_the_response(name, caplog):
+    mathematics.shorten_timeout_warnings()
+    records = [
+        logging.LogRecord(name, logging.WARNING, "", 0, f"Timeout during parsing: \x1b[2J{each}%s", (), None)
+        for each in ("first", "second")
+    ]
+    first = mathematics._FirstTimeout()
+    assert [first.shorten(each) for each in records] == [True, False]
+    shown = records[0].getMessage()
+    assert "timeout during parsing" in shown
+    assert "first" not in shown
+    logger = logging.getLogger(f"math_verify.{name}")
+    assert logger.filters, "the filter is installed"
+    with caplog.at_level(logging.WARNING):
+        logger.warning("Timeout during parsing: \x1b[2J the response")
+        logger.warning("another warning")
+    assert "another warning" in caplog.text
+    assert "the response" not in caplog.text
+
+
+def test_a_response_that_takes_too_long_is_not_printed(capfd):
+    assert math(r"\boxed{9^{9^{9}}} and a long text", "5", timeout=1) == 0
+    assert "a long text" not in "".join(capfd.readouterr())

@@ -109,6 +109,13 @@ def test_a_reply_without_a_score_is_a_failure(scored, reply):
         scored(server, "vllm_classify", retries=0)
 
 
+@pytest.mark.parametrize("score", [10**400, -(10**400), float("inf"), float("nan")], ids=lambda each: str(each)[:4])
+def test_a_score_that_no_float_can_be_is_not_finite(scored, score):
+    with rewards_by(lambda asked, n: REPLIES["vllm_classify"](score)) as server:
+        rewards = scored(server, "vllm_classify", policies={"on_nan": "mask_sample"})
+    assert rewards.failures == {"nans/served_reward_model": 3}
+
+
 @pytest.mark.parametrize(
     "change, expected",
     [

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hwgrpo.errors import ConfigError, error_text
-from hwgrpo.rewards.async_functions import wait_for
+from hwgrpo.rewards.async_functions import run_concurrently, wait_for
+from hwgrpo.rewards.failures import Cancelled
 from hwgrpo.rewards.functions import RewardFunction
 from hwgrpo.rewards.processes.descendants import adopt_orphans, end_descendants, reap
 from hwgrpo.rewards.processes.messages import HEADER, encode_reply, frame_message, pack_all, pack_one
@@ -72,7 +73,7 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     while (request := link.receive()) is not None:
         if function.is_async and function.form == "verl":
             with seeded(*request["seed"], CONCURRENT):
-                asyncio.run(_serve_concurrently(function, request, link))
+                _serve_concurrently(function, request, link)
         else:
             for number, arguments in request["calls"]:
                 with seeded(*request["seed"], number):
@@ -165,7 +166,7 @@ def _serve(function: RewardFunction, arguments: Mapping[str, Any], size: int) ->
     return {"value": packed, "extras": extras} if any(extras) else {"value": packed}
 
 
-async def _serve_concurrently(function: RewardFunction, request: Mapping[str, Any], link: _Link) -> None:
+def _serve_concurrently(function: RewardFunction, request: Mapping[str, Any], link: _Link) -> None:
     """Make the calls of an async function concurrently, and reply to each when it is done."""
 
     async def serve(number: int, arguments: Mapping[str, Any]) -> None:
@@ -179,7 +180,12 @@ async def _serve_concurrently(function: RewardFunction, request: Mapping[str, An
             reply = {"overran": True} if limit.expired() and isinstance(error, TimeoutError) else _error(error)
         link.send({"number": number, **reply})
 
-    await asyncio.gather(*(serve(number, arguments) for number, arguments in request["calls"]))
+    ended = run_concurrently([serve(number, arguments) for number, arguments in request["calls"]])
+    for (number, _), result in zip(request["calls"], ended, strict=True):
+        if isinstance(result, Cancelled):
+            link.send({"number": number, **_error(result)})
+        elif isinstance(result, BaseException):
+            raise result
 
 
 def _error(error: BaseException) -> dict[str, Any]:

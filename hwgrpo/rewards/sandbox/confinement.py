@@ -76,6 +76,10 @@ class Confinement:
         os.environ |= ONE_THREAD
         os.environ |= FIXED_HASHES
         self._limit_resources()
+        if "seccomp" not in self.parts:
+            # System V memory, semaphores and queues end with the program; a trainer without the privilege shares them
+            with contextlib.suppress(OSError):
+                linux.unshare(linux.CLONE_NEWIPC)
         self._change_user()
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         linux.protect_memory()

@@ -15,15 +15,14 @@ from __future__ import annotations
 import ast
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.errors import DataError, quoted
+from hwgrpo.rewards.fenced_blocks import code_blocks
 from hwgrpo.rewards.sandbox.tests_in_source import read_sources
 
-FENCED = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("", "python", "python3", "py", "py3")
 TOLERANCE = 1e-6
 """Relative and absolute difference of equal numbers with a decimal point, in outputs."""
@@ -44,7 +43,7 @@ class UnitTests:
 
 def extract_program(response: str) -> str | None:
     """Return the last fenced block of Python in a response; None without one."""
-    blocks = [body for _, language, body in FENCED.findall(response) if language.lower() in LANGUAGES]
+    blocks = [body for language, body in code_blocks(response) if language.lower() in LANGUAGES]
     return blocks[-1] if blocks else None
 
 

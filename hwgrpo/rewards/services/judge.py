@@ -21,6 +21,8 @@ from hwgrpo.values import Completions, PromptBatch
 PATH = "/chat/completions"
 OWN_FIELDS = ("model", "messages", "n", "stream")
 """Fields of a request that `body` cannot set."""
+MOST_TOKENS = 10**9
+"""Tokens that a reply may count: no model reads or writes more."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class Reply:
     text: str
     prompt_tokens: int
     completion_tokens: int
+
+
+def token_count(value: Any) -> int:
+    """Return the number of tokens in a reply's usage; 0 for what is no number of tokens, as the server may send any."""
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else 0
 
 
 class Judge:
@@ -186,8 +193,7 @@ class Judge:
         def read(answer: Any) -> tuple[float, Reply]:
             for place, field in enumerate(("prompt_tokens", "completion_tokens")):
                 usage = answer.get("usage") if isinstance(answer, Mapping) else None
-                count = usage.get(field) if isinstance(usage, Mapping) else None
-                tokens = count if isinstance(count, int) else 0
+                tokens = token_count(usage.get(field) if isinstance(usage, Mapping) else None)
                 spent[place] += tokens
                 self._count(**{field: tokens})
             try:

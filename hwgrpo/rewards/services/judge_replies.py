@@ -28,8 +28,12 @@ TEMPLATE = """Grade the response to the task below on a scale from 0 to 10.
 </response>
 
 Explain the grade in one sentence. Then write on a line of its own: score: <number>"""
-PATTERN = r"(?i)score\s*:\s*\**\s*(-?\d+(?:\.\d+)?)"
-"""The default: `score: 7`, `Score: **7.5**`."""
+PATTERN = r"(?i)score\s*+:\s*+(?:\*++\s*+)?(-?\d+(?:\.\d+)?)"
+"""The default: `score: 7`, `Score: **7.5**`. Possessive, so that a long run of white space is read once."""
+OBJECT = re.compile(r"\{\s*+[\"}]")
+"""Where a JSON object may begin."""
+MOST_BROKEN = 1000
+"""Attempts to read an object that fail, before a reply counts as one without: each reads much of it."""
 NAME = re.compile(r"\w+")
 
 
@@ -164,16 +168,25 @@ class ScoreReader:
         value = found[field]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidReply(f"{field!r} in the reply is no number but {quoted(value)}")
+        return as_float(value)
+
+
+def as_float(value: float) -> float:
+    """Return a number of JSON as a float; infinite where it is an integer that no float can be."""
+    try:
         return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def last_object(reply: str) -> Mapping[str, Any] | None:
-    """Return the last JSON object in a text that is not part of another; None if there is none."""
-    decoder, found, place = json.JSONDecoder(), None, reply.find("{")
-    while place >= 0:
+    """Return the last JSON object in a text that is not part of another; None without one, or after `MOST_BROKEN`."""
+    decoder, found, broken = json.JSONDecoder(), None, 0
+    begin = OBJECT.search(reply)
+    while begin is not None and broken < MOST_BROKEN:
         try:
-            found, end = decoder.raw_decode(reply, place)
+            found, end = decoder.raw_decode(reply, begin.start())
         except (ValueError, RecursionError):
-            end = place + 1
-        place = reply.find("{", end)
-    return found
+            broken, end = broken + 1, begin.start() + 1
+        begin = OBJECT.search(reply, end)
+    return found if begin is None else None

@@ -10,6 +10,7 @@ from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.conversation import conversation, prompt_text
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply, Request, Service
 from hwgrpo.rewards.services.connection import Connection
+from hwgrpo.rewards.services.judge_replies import as_float
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 PATHS = {
@@ -119,7 +120,7 @@ class ServedRewardModel:
             raise InvalidReply(f"no score {self._label} in the reply ({has}): {error_text(error)}") from error
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidReply(f"the score is no number but {type(value).__name__}")
-        return float(value)
+        return as_float(value)
 
 
 def _scored_text(checks: Kwargs, tokenizer: str, chat_template: bool | None) -> Any:

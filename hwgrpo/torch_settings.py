@@ -1,0 +1,76 @@
+"""torch's settings of a process, kept while a function of the user's own runs in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the default device": (
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
+    "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic algorithms": (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1]),
+    ),
+    "the precision of float32 products": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+}
+"""Setting -> what reads it, and what sets it."""
+
+
+@contextmanager
+def kept_torch_settings(what: str, remedy: str = "") -> Iterator[None]:
+    """Restore torch's settings after a block that runs code of the user's, and print which it changed, once each.
+
+    Args:
+        what: whose code it is, for the note ("reward f").
+        remedy: what to do instead, for the note.
+    """
+    before = {name: read() for name, (read, _) in SETTINGS.items()}
+    try:
+        yield
+    finally:
+        for name, (read, restore) in SETTINGS.items():
+            after = read()
+            if after != before[name]:
+                restore(before[name])
+                _print_once(
+                    f"hwgrpo: {what} changed {name} of torch from {before[name]} to {after}: restored. {remedy}"
+                )
+
+
+@contextmanager
+def own_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generators for a block, and give them back the states that they had.
+
+    Args:
+        seed: of the block's random numbers.
+        device: whose generator is kept, beside the host's.
+    """
+    module: Any = getattr(torch, device.type, None)  # the host's has no generator of its own
+    accelerator = module.get_rng_state(device) if hasattr(module, "get_rng_state") else None
+    host = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(host)
+        if module is not None and accelerator is not None:
+            module.set_rng_state(accelerator, device)
+
+
+@functools.cache
+def _print_once(text: str) -> None:
+    print(text.rstrip(), flush=True)

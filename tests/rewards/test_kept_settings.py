@@ -1,0 +1,125 @@
+"""Rewards in the trainer's process: torch's settings, its generators and other calls are as if they had not run."""
+
+import textwrap
+
+import pytest
+import torch
+
+from hwgrpo import torch_settings
+from hwgrpo.config.schema import ObserveConfig
+from hwgrpo.errors import RewardError
+from hwgrpo.observe.custom_metrics import CustomMetrics
+
+CHANGES = {
+    "the default dtype": "torch.set_default_dtype(torch.float64)",
+    "the default device": "torch.set_default_device('meta')",
+    "grad mode": "torch.set_grad_enabled(False)",
+    "anomaly detection": "torch.autograd.set_detect_anomaly(True)",
+    "the number of threads": "torch.set_num_threads(torch.get_num_threads() + 1)",
+    "deterministic algorithms": "torch.use_deterministic_algorithms(True, warn_only=True)",
+    "the precision of float32 products": "torch.set_float32_matmul_precision('medium')",
+}
+FUNCTION = """
+import torch
+{imported}
+
+def {name}(solution_str):
+    {called}
+    return 1.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_test():
+    """Print each note anew, and restore the settings after a test that fails."""
+    torch_settings._print_once.cache_clear()
+    with torch_settings.kept_torch_settings("the test"):
+        yield
+
+
+def settings():
+    return {name: read() for name, (read, _) in torch_settings.SETTINGS.items()}
+
+
+@pytest.mark.parametrize("when", ["called", "imported"])
+@pytest.mark.parametrize("setting", CHANGES)
+def test_a_setting_of_torch_that_a_reward_changes_is_restored_and_named_once(
+    setting, when, pipeline, make_batch, capsys
+):
+    before = settings()
+    assert {*before} == {*CHANGES}
+    source = {"imported": "", "called": "pass", when: CHANGES[setting]}
+    scored = pipeline(FUNCTION.format(name="meddles", **source), name="meddles")
+    for _ in range(2):
+        assert scored.score(*make_batch([["a", "b"]])).total.tolist() == [1, 1]
+    assert settings() == before
+    said = capsys.readouterr().out
+    assert said.count("hwgrpo: ") == 1
+    assert f"reward meddles changed {setting} of torch from {before[setting]} to " in said
+    assert "`workers: 1`" in said
+
+
+def test_a_setting_is_restored_where_the_reward_raises(pipeline, make_batch):
+    scored = pipeline("def f(solution_str):\n    import torch\n    torch.set_default_dtype(torch.float64)\n    1 / 0")
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        scored.score(*make_batch([["a"]]))
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_reward_that_changes_nothing_prints_nothing(pipeline, make_batch, capsys):
+    pipeline("def f(solution_str): return 1.0").score(*make_batch([["a"]]))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("does", ["torch.manual_seed(0)", "torch.rand(3)", "pass"])
+def test_the_trainers_generator_is_as_before_and_a_reward_draws_its_own_numbers_by_step(does, pipeline, make_batch):
+    source = f"import torch\ndef f(solution_str):\n    {does}\n    return torch.rand(()).item()"
+    scored, batch = pipeline(source), make_batch([["a", "b"]])
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first, second, again = (scored.score(*batch, step).total.tolist() for step in (1, 2, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first == again
+    assert (first == second) == ("manual_seed" in does)
+
+
+def test_a_setting_that_a_metric_of_the_user_changes_is_restored_and_named(tmp_path, make_batch, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\ndef wide(prompts, completions, rewards, advantages):\n"
+        "    torch.set_default_dtype(torch.float64)\n    return {'x': [1.0]}\n"
+    )
+    metrics = CustomMetrics(ObserveConfig(metrics=[f"{file}:wide"]))
+    assert metrics.measure(*make_batch([["a"]]), None, torch.zeros(1)) == {"x": [1.0]}  # type: ignore[arg-type]
+    assert torch.get_default_dtype() == torch.float32
+    assert "wide' changed the default dtype of torch" in capsys.readouterr().out
+
+
+CANCELS = """
+    import asyncio
+
+    async def f(solution_str):
+        if solution_str == "all":
+            for task in asyncio.all_tasks():
+                task.cancel()
+        await asyncio.sleep(0.05)
+        return 1.0
+
+    async def listed(completions, **columns):
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(0.05)
+"""
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("name", "workers"), [("f", 0), ("f", 1), ("listed", 0)])
+def test_an_async_reward_that_cancels_all_tasks_fails_and_does_not_end_the_run(name, workers, pipeline, make_batch):
+    policy = {"on_error": "mask_sample", "workers": workers}
+    scored = pipeline(textwrap.dedent(CANCELS), name=name, **policy)
+    rewards = scored.score(*make_batch([["a", "all", "b"]]))
+    assert rewards.valid.tolist() == [False] * 3
+    assert rewards.failures == {f"errors/{name}": 3}
+    assert "was cancelled" in rewards.first_failures[f"errors/{name}"]
+    if name == "f":
+        assert scored.score(*make_batch([["a", "b"]])).total.tolist() == [1, 1]

@@ -1,0 +1,185 @@
+"""What reads a model's text reads each character a bounded number of times, whatever the text repeats."""
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from hwgrpo.catalog import REWARDS
+from hwgrpo.rewards.checked_kwargs import Kwargs
+from hwgrpo.rewards.fenced_blocks import code_blocks
+from hwgrpo.rewards.sandbox.unit_tests import extract_program
+from hwgrpo.rewards.services.concurrent_requests import InvalidReply
+from hwgrpo.rewards.services.judge_replies import ScoreReader
+from hwgrpo.text import terminal_lines
+from tests.support.numbers import response_batch
+
+CHARS = 64_000
+CPU_SECONDS = 1.2
+"""For one text: linear readers take a few hundredths of a second, quadratic ones of these lengths some or many."""
+BATCH = {
+    "length": {"max_response_tokens": 9},
+    "length_cosine": {"max_response_tokens": 9, "correct": "numeric"},
+    "repetition": {},
+    "json_schema": {"schema": {"type": "object"}, "json_score": 0.5},
+}
+PER_RESPONSE: dict[str, dict[str, Any]] = {
+    "exact_match": {"ground_truth": "18"},
+    "gsm8k": {"ground_truth": "18"},
+    "math": {"ground_truth": "18", "timeout": 1},
+    "format": {},
+    "multiple_choice": {"ground_truth": "B"},
+    "numeric": {"ground_truth": "9.81 m/s^2", "prefixes": True},
+    "question_exact_match": {"ground_truth": ["Paris"]},
+    "question_f1": {"ground_truth": ["Paris"]},
+    "regex": {"ground_truth": r"[0-9]+ apples$"},
+    "tags": {},
+    "language": {"language": "en"},
+    "by_source": {"ground_truth": "18", "data_source": "openai/gsm8k"},
+}
+NOT_READING = ("reward_model", "process_reward_model", "online_reward_model", "served_reward_model", "http")
+"""They hand the text on to a tokenizer or a server."""
+UNITS = (
+    *(
+        " ",
+        "\t",
+        "\n",
+        "\r",
+        "a",
+        "1",
+        "a-",
+        "a.",
+        "a ",
+        "-",
+        ",",
+        "1,",
+        "1/",
+        "1^",
+        "9e9",
+        ".5",
+        "=",
+        "%",
+        "²",
+        "é",
+        "\0",
+    ),
+    *("score", "score:", "score :*", "**", "answer is ", "Answer: B or A, ", "option ", "A or ", "#### ", "####", "$"),
+    *("\\boxed{", "\\frac{1}{", "\\text{", "{", '{"', '{"a":', '{"a":[1,', "[", "}", '"', "\\", "```", "```\n", "`"),
+    *("```python\n", "~~~\n", "````\n", "```\n~~~\n", " ```x\n", "<think>", "</think>", "<answer>", "</answer>", "<"),
+    *("?token", "&key-", "?", "://", "a://b", "hf_", "sk-", "\x1b[", "http://u:p@", "Step 1\n", "def f():\n"),
+)
+
+
+def _json_score(text: str) -> None:
+    ScoreReader(Kwargs("k"), None, "score", None).score(text)
+
+
+def _score(text: str) -> None:
+    ScoreReader(Kwargs("k"), None, None, None).score(text)
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    **{
+        name: lambda text, name=name: REWARDS.load(name)(solution_str=text, **PER_RESPONSE[name])
+        for name in PER_RESPONSE
+    },
+    **{name: lambda text, name=name: REWARDS.load(name)(*response_batch.of([text]), **BATCH[name]) for name in BATCH},
+    "code": extract_program,
+    "judge": _score,
+    "judge, json_field": _json_score,
+    "a text for the terminal": terminal_lines,
+}
+
+
+def cpu_seconds(read: Callable[[str], Any], text: str) -> float:
+    began = time.process_time()
+    with suppress(InvalidReply):
+        read(text)
+    return time.process_time() - began
+
+
+def adversarial(unit: str) -> str:
+    """Return a text that repeats a unit, between others."""
+    draw = random.Random(unit)
+    before, beside, after = (draw.choice((*UNITS, "")) for _ in range(3))
+    return (before + (unit + draw.choice(("", "", beside))) * CHARS)[:CHARS] + after
+
+
+def test_every_registered_reward_is_read_here_or_reads_no_text():
+    assert {*READERS, *NOT_READING} >= {*REWARDS.names()}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("reader", READERS)
+def test_any_text_is_read_within_a_bound(reader: str):
+    for unit in UNITS[::20] if reader == "math" else UNITS:  # math has a limit on time, of a second each
+        text = adversarial(unit)
+        assert cpu_seconds(READERS[reader], text) < CPU_SECONDS, repr(text[:40])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("reader", "begin", "unit"),
+    [
+        ("code", "", "```python\n"),
+        ("code", "", "```a\n~~~b\n"),
+        ("code", "`", "`"),
+        ("judge", "score:", " "),
+        ("judge", "score:", "*"),
+        ("judge", "", "score: "),
+        ("judge, json_field", "", "{"),
+        ("judge, json_field", "", '{"'),
+        ("judge, json_field", "", '{"a":'),
+        ("judge, json_field", "", '{"a":1,'),
+        ("a text for the terminal", "", "a-"),
+        ("a text for the terminal", "?", "token"),
+        ("a text for the terminal", "", "?token"),
+    ],
+)
+def test_a_long_text_is_read_once(reader: str, begin: str, unit: str):
+    text = (begin + unit * 400_000)[:400_000]
+    assert cpu_seconds(READERS[reader], text) < CPU_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("```python\na\n```", [("python", "a\n")]),
+        ("  ~~~ py\na\n\n\t~~~ \nb\n```\n```", [("py", "a\n\n"), ("", "")]),
+        ("```\n```py\na\n```", [("", "```py\na\n")]),
+        ("```py title=x\na\n~~~\n```", [("py", "a\n~~~\n")]),
+        ("````py\n```\na\n````", [("py", "```\na\n")]),
+        ("````py\na\n```\n", [("", "a\n")]),
+        ("```py\nunclosed\n~~~c++\na\n~~~\n", [("c++", "a\n")]),
+        ("text ```py\na\n```", []),
+        ("```py\na\n``` end", []),
+        ("```py a", []),
+    ],
+)
+def test_a_block_reaches_to_the_first_line_of_the_same_fence(text: str, blocks: list[tuple[str, str]]):
+    assert code_blocks(text) == blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see https://user:pass@host/x", "see https://***@host/x"),
+        ("git+ssh://key@host", "git+ssh://***@host"),
+        ("http://host/?a=1&my-token=abc&b=2", "http://host/?a=1&my-token=***&b=2"),
+        ("?tokens-of-key=1", "?tokens-of-key=***"),
+        ("?a=?token=x", "?a=?token=***"),
+        ("http://host/?b=2 a@b ://", "http://host/?b=2 a@b ://"),
+    ],
+)
+def test_credentials_in_addresses_are_hidden(text: str, shown: str):
+    assert terminal_lines(text) == shown
+
+
+def test_an_object_after_many_braces_is_found_and_a_reply_of_broken_ones_has_none():
+    reader = ScoreReader(Kwargs("k"), None, "score", None)
+    assert reader.score("\\frac{1}{2} {x} " * 2000 + '{"score": 3}') == 3
+    with pytest.raises(InvalidReply, match="no JSON object"):
+        reader.score('{"score": 3} ' + '{"a' * 2000)
