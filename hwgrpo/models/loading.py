@@ -216,7 +216,7 @@ def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
     kind: Any = type(model_config)
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
-    text_model = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    text_model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     named = model_config.architectures or []
     if text_model.config_class is kind or text_model.__name__ in named:
         return

@@ -158,4 +158,11 @@ FAULTS = (
         "torch.uint8 in dtypes",
         "models/test_frozen_dtype.py -k beside_stacked",
     ),
+    Fault(
+        "a model trained and saved without its image tower",
+        "models/loading.py",
+        "if text_model.config_class is kind or text_model.__name__ in named:",
+        "if text_model:",
+        "models/test_loading.py -k image_tower_is_refused",
+    ),
 )
