@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hwgrpo.errors import DataError
 
@@ -24,7 +24,7 @@ def too_large(path: Path, remedy: str) -> DataError:
     """Return the error for a file that has more."""
     return DataError(
         f"{path}: {path.stat().st_size:,} bytes that expand to more than {allowed_size(path):,} "
-        f"({FACTOR} times their size), as no file of text does; {remedy}"
+        f"({FACTOR} times their size, but at least {SMALLEST:,}), as no file of text does; {remedy}"
     )
 
 
@@ -36,7 +36,7 @@ class BoundedExpansion(io.RawIOBase):
         path: the compressed file.
     """
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
+    def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
         self._file, self._path, self._left = file, path, allowed_size(path)
 
     def readable(self) -> bool:

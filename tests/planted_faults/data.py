@@ -94,4 +94,32 @@ FAULTS = (
         "ordered = list(dict.fromkeys(hashes))",
         "data/test_own_files.py -k order_of_the_rows",
     ),
+    Fault(
+        "a filled column of images trained as text",
+        "data/row_schema.py",
+        "    refuse_media(row, key, place)\n",
+        "",
+        "data/test_media.py -k every_reader",
+    ),
+    Fault(
+        "prompts with an end token not counted",
+        "data/prompt_findings.py",
+        "ids[-1] == tokenizer.eos_token_id",
+        "ids[-1] == -1",
+        "data/test_prompts.py -k odd_about",
+    ),
+    Fault(
+        "rows that a limit leaves out not counted",
+        "data/prompts.py",
+        "available=len(rows),",
+        "available=count,",
+        "data/test_prompts.py -k leaves_out",
+    ),
+    Fault(
+        "a compressed file without a limit",
+        "data/expansion.py",
+        "self._left -= len(data)",
+        "self._left -= 0",
+        "data/test_hostile_files.py -k bomb",
+    ),
 )

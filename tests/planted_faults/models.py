@@ -193,4 +193,11 @@ FAULTS = (
         "for layer in [text.per_layer_config[0]] * len(text.per_layer_config)]",
         "models/test_layer_values.py",
     ),
+    Fault(
+        "a model trained and saved without its image tower",
+        "models/loading.py",
+        "if text_model.config_class is kind or text_model.__name__ in named:",
+        "if text_model:",
+        "models/test_loading.py -k image_tower_is_refused",
+    ),
 )

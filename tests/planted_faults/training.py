@@ -416,4 +416,18 @@ FAULTS = (
         "    pass",
         "training/test_startup_checks.py -k advantage",
     ),
+    Fault(
+        "the date of a run's first start forgotten on resume",
+        "training/resume.py",
+        "return config.data.template_date or saved or present_date()",
+        "return config.data.template_date or present_date()",
+        "resume/test_template_date.py -k first_start",
+    ),
+    Fault(
+        "a turn that ends no response not named",
+        "training/end_of_turn.py",
+        "if not ids or set(ids) & set(ends)",
+        "if ids or set(ids) & set(ends)",
+        "training/test_end_of_turn.py -k named_with_the_setting",
+    ),
 )
