@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import ConfigError, DataError, error_text
+from hwgrpo.rewards.ground_truths import is_missing
 
 
 class Rendered(NamedTuple):
@@ -40,7 +41,7 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
     """
     place, row = rows.place(index), rows[index]
     # a missing answer is reported now, not in the middle of a run
-    answered = read_ground_truth(row, config.ground_truth_key, place) is not None
+    answered = not is_missing(read_ground_truth(row, config.ground_truth_key, place))
     messages = conversation(row, config, place)
     if isinstance(messages, str):
         return Rendered(messages, False, answered, row)
