@@ -19,6 +19,7 @@ catalog.py    every name that a setting may choose; registry.py is how it is loo
 errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host
 user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects
+response_text.py   the text of responses that rewards and stop strings see
 http_exchange.py   HTTP requests with limits on time and size
 paths.py, text.py, jsonlines.py, permissions.py, scratch.py, terminal_width.py, waits.py, closing.py   small helpers
 """

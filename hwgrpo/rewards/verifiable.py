@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.response_text import continued
 from hwgrpo.rewards.ground_truths import right_answers
 from hwgrpo.values import Completions, PromptBatch
 
@@ -18,7 +19,11 @@ def exact_match(solution_str: str, ground_truth: Any) -> float:
 
 
 def format_reward(
-    solution_str: str, pattern: str | None = None, tags: Sequence[str] = ("think", "answer"), score: float = 1.0
+    solution_str: str,
+    pattern: str | None = None,
+    tags: Sequence[str] = ("think", "answer"),
+    score: float = 1.0,
+    opened_markers: str = "",
 ) -> float:
     """Return `score` when the full response has the required format, else 0.
 
@@ -27,8 +32,10 @@ def format_reward(
         pattern: regular expression for the full response, `.` matching line ends too; None uses `tags`.
         tags: the response is `<tag>...</tag>` for each of these in order, each once, with only white space between.
         score: reward of the required format.
+        opened_markers: markers at the prompt's end; those that `tags` or `pattern` name count as the response's.
     """
-    return score if _form(pattern, tuple(tags)).fullmatch(solution_str.strip()) else 0.0
+    text = continued(solution_str, opened_markers, pattern or [f"<{tag}>" for tag in tags])
+    return score if _form(pattern, tuple(tags)).fullmatch(text.strip()) else 0.0
 
 
 @functools.lru_cache

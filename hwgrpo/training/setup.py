@@ -63,6 +63,7 @@ from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_p
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
+from hwgrpo.training.text_notes import text_notes
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.token_budget import TokenBudget
 
@@ -180,7 +181,8 @@ def _build(
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
-    notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
+    notes += (*engine.notes, *prompt_notes(config.data, data), *text_notes(config, data.tokenizer, data.training.texts))
+    notes.append(start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)
 

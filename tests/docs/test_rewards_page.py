@@ -54,7 +54,7 @@ def text(cell: str) -> str:
 
 
 def test_every_reward_and_its_arguments_are_on_the_page():
-    given = {"batch", "completions", "data_source", "solution_str", "ground_truth"}
+    given = {"batch", "completions", "data_source", "solution_str", "ground_truth", "opened_markers"}
     rows = {code(row["reward"])[0]: row for row in table(PAGE, "reward", "`kwargs`")}
     assert sorted(rows) == FUNCTIONS
     for name, row in rows.items():

@@ -263,6 +263,13 @@ FAULTS = (
         "docs/test_rewards_page.py -k length_cosine",
     ),
     Fault(
+        "a marker that the prompt leaves open not counted",
+        "response_text.py",
+        "return opened[marker.start() :] + response",
+        "return response",
+        "rewards/test_opened_markers.py -k trainer_passes",
+    ),
+    Fault(
         "tags that repeat counted",
         "rewards/verifiers/tag_counts.py",
         "solution_str.count(marker) == 1",

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, choice_error
+from hwgrpo.response_text import continued
 from hwgrpo.rewards.ground_truths import right_answers
 
 MODES = ("search", "fullmatch")
@@ -19,6 +20,7 @@ def regex(
     mode: str = "search",
     ignore_case: bool = False,
     score: float = 1.0,
+    opened_markers: str = "",
 ) -> float:
     """Return `score` when a regular expression matches the response, else 0.
 
@@ -31,6 +33,7 @@ def regex(
         mode: "search": it matches anywhere; "fullmatch": it matches the full response.
         ignore_case: whether letters match in either case.
         score: reward of a match.
+        opened_markers: markers at the prompt's end; those that the pattern names count as the response's.
 
     Raises:
         ConfigError: the pattern or the mode is wrong.
@@ -46,9 +49,11 @@ def regex(
         if pattern is None:
             raise DataError(f"the ground truth {ground_truth!r} is no regular expression: {error}") from error
         raise ConfigError(f"kwargs.pattern={pattern!r} of reward regex is no regular expression: {error}") from error
-    text = solution_str.strip()
-    matched = (each.search(text) if mode == "search" else each.fullmatch(text) for each in compiled)
-    return score if any(matched) else 0.0
+    for each in compiled:
+        text = continued(solution_str, opened_markers, each.pattern).strip()
+        if each.search(text) if mode == "search" else each.fullmatch(text):
+            return score
+    return 0.0
 
 
 @functools.lru_cache(maxsize=4096)
