@@ -272,8 +272,8 @@ FAULTS = (
     Fault(
         "tags that repeat counted",
         "rewards/verifiers/tag_counts.py",
-        "solution_str.count(marker) == 1",
-        "marker in solution_str",
+        "text.count(marker) == 1",
+        "marker in text",
         "docs/test_rewards_page.py -k tags",
     ),
     Fault(
