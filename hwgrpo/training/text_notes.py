@@ -25,7 +25,7 @@ def text_notes(config: Config, tokenizer: Any, prompts: Sequence[str]) -> Iterat
         prompts: the training prompts' texts.
     """
     skips, stops = config.rollout.skip_special_tokens, list(config.rollout.stop)
-    looked_for = {function.name: names for function in config.reward.functions if (names := _looked_for(function))}
+    looked_for = [(each.name, names) for each in config.reward.functions if (names := _looked_for(each))]
     others = special_ids(tokenizer) - wordless_ids(tokenizer)
     special = tokenizer.convert_ids_to_tokens(sorted(others))
     if special and not skips:
@@ -34,7 +34,7 @@ def text_notes(config: Config, tokenizer: Any, prompts: Sequence[str]) -> Iterat
             "end, padding, beginning and unknown have no text (rollout.skip_special_tokens=false)"
         )
     for token in special if skips else ():
-        users = [f"reward {name}" for name, names in looked_for.items() if token in names]
+        users = [f"reward {name}" for name, names in looked_for if token in names]
         users += [f"rollout.stop={stop!r}" for stop in stops if token in stop]
         if users:
             yield (
@@ -43,7 +43,7 @@ def text_notes(config: Config, tokenizer: Any, prompts: Sequence[str]) -> Iterat
             )
     ends = Counter(opened_markers(text) for text in prompts)
     for opened, count in ends.most_common(SHOWN):
-        users = [f"reward {name}" for name, names in looked_for.items() if continued("", opened, names)]
+        users = [f"reward {name}" for name, names in looked_for if continued("", opened, names)]
         if users:
             yield (
                 f"{count:,} of {len(prompts):,} prompts end with {quoted(opened)}, which is the beginning of the "

@@ -43,10 +43,11 @@ def test_kept_special_tokens_are_named_and_skipped_ones_where_a_reward_or_stop_s
 def test_opened_markers_are_named_with_the_rewards_that_count_them():
     prompts = ["a<think>\n", "b<think>\n", "c", "d<plan>"]
     pattern = RewardFunctionConfig("format", kwargs={"pattern": "<plan>.*"})
-    functions = (RewardFunctionConfig("tags"), RewardFunctionConfig("regex"), pattern)
+    functions = (RewardFunctionConfig("tags"), RewardFunctionConfig("regex"), RewardFunctionConfig("format"), pattern)
     first, second = notes(*functions, skips=True, prompts=prompts, special=False)
-    assert first == r"2 of 4 prompts end with '<think>\n', which is the beginning of the response for reward tags"
-    assert second == "1 of 4 prompts end with '<plan>', which is the beginning of the response for reward format"
+    behind = "which is the beginning of the response for"
+    assert first == rf"2 of 4 prompts end with '<think>\n', {behind} reward tags and reward format"
+    assert second == f"1 of 4 prompts end with '<plan>', {behind} reward format"
 
 
 @pytest.fixture
