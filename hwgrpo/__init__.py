@@ -20,6 +20,7 @@ errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host
 user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects; own_copies.py
               copies of what they are called with; torch_settings.py torch's settings, kept while they run
+response_text.py   the text of responses that rewards and stop strings see
 http_exchange.py   HTTP requests with limits on time and size
 file_systems.py   locks, durable writes and copies; permissions.py; scratch.py   folders that end with their process
 paths.py, text.py, jsonlines.py, terminal_width.py, waits.py, closing.py   small helpers

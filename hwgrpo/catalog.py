@@ -105,7 +105,7 @@ REWARDS = Registry(
     "reward",
     {
         "exact_match": "hwgrpo.rewards.verifiable:exact_match",
-        "gsm8k": "hwgrpo.rewards.verifiable:gsm8k",
+        "gsm8k": "hwgrpo.rewards.verifiers.gsm8k:gsm8k",
         "math": "hwgrpo.rewards.mathematics:math",
         "format": "hwgrpo.rewards.verifiable:format_reward",
         "length": "hwgrpo.rewards.verifiable:length_reward",

@@ -44,6 +44,8 @@ class Sampling:
     """Strings that end a response."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a response, in addition to the end-of-sequence ids of tokenizer and generation config."""
+    skip_special_tokens: bool = False
+    """Leave all special tokens out of responses' texts; False: only those of end, padding, beginning and unknown."""
     greedy: bool = False
     """Select the likeliest token; temperature and filters are ignored, log-probs are those of the raw logits."""
     seed: int = 0
@@ -116,7 +118,7 @@ class Completions:
     finished: torch.Tensor
     """[S] bool: True if the response ended with a stop token or string, False if it was truncated at the limit."""
     texts: tuple[str, ...]
-    """S decoded responses, without special tokens and without the stop string."""
+    """S decoded responses (`Sampling.skip_special_tokens`), without the stop string."""
     weight_version: int = 0
     """Policy version that sampled the responses; the oldest, if there are several."""
     versions: torch.Tensor | None = None

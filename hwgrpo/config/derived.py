@@ -83,6 +83,7 @@ def sampling_of(config: Config) -> Sampling:
         min_p=r.min_p,
         stop=tuple(r.stop),
         stop_token_ids=tuple(r.stop_token_ids),
+        skip_special_tokens=r.skip_special_tokens,
         seed=config.trainer.seed,
         group_timeout=r.group_timeout,
     )

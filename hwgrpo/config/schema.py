@@ -193,6 +193,10 @@ class RolloutConfig:
     """Strings that end a response; the text is cut before them, their tokens stay in the response."""
     stop_token_ids: list[int] = limited(list, at_least=0)
     """Token ids that end a response, in addition to the tokenizer's and the generation config's end-of-sequence."""
+    skip_special_tokens: bool = False
+    """Leave all special tokens out of the text that rewards and stop strings see, as verl and TRL do. false: only those
+    of end, padding, beginning and unknown; markers such as `<think>` stay where a tokenizer has them as special
+    tokens."""
     max_sequences: int = limited(1024, at_least=1)
     """Sequences decoded at once; a larger batch is split."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))

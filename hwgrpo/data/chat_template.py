@@ -13,6 +13,7 @@ from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_
 from hwgrpo.data.sources import Rows
 from hwgrpo.data.template_clock import clock_options
 from hwgrpo.errors import ConfigError, DataError, error_text
+from hwgrpo.rewards.ground_truths import is_missing
 
 
 class Rendered(NamedTuple):
@@ -44,7 +45,7 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
     """
     place, row = rows.place(index), rows[index]
     # a missing answer is reported now, not in the middle of a run
-    answered = read_ground_truth(row, config.ground_truth_key, place) is not None
+    answered = not is_missing(read_ground_truth(row, config.ground_truth_key, place))
     messages = conversation(row, config, place)
     findings = tuple(findings_of(messages))
     if isinstance(messages, str):

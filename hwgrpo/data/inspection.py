@@ -28,6 +28,7 @@ from hwgrpo.data.row_schema import (
 )
 from hwgrpo.data.sources import Rows, data_files_in, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError, escaped
+from hwgrpo.rewards.ground_truths import is_missing
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.values import Prompt
 
@@ -160,9 +161,9 @@ def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int
         good.prompts[index] = prompt
         good.findings.update(findings_of(prompt))
         good.answers[index] = answer
-        good.keys[index] = None if answer is None else config.ground_truth_key or ground_truth_key(row)
+        good.keys[index] = None if is_missing(answer) else config.ground_truth_key or ground_truth_key(row)
         good.sources[index] = part.source if source is None else str(source)
-        if answer is not None and not str(answer).strip():
+        if isinstance(answer, str) and not answer.strip():
             bad[index] = f"the ground truth ({good.keys[index]}) is empty"
     if any(key is not None for key in good.keys.values()):  # otherwise the file has no ground truths by design
         bad |= {index: "no ground truth, which other rows have" for index, key in good.keys.items() if key is None}

@@ -91,7 +91,11 @@ class PromptDataset:
         if self.unanswered is None:
             return
         key = self.config.ground_truth_key
-        tried = f"{key!r} (data.ground_truth_key) is null" if key else f"tried {', '.join(GROUND_TRUTH_KEYS)}"
+        tried = (
+            f"{key!r} (data.ground_truth_key) is null, NaN or an empty list"
+            if key
+            else f"tried {', '.join(GROUND_TRUTH_KEYS)}"
+        )
         names = (name for name in self.rows[self.unanswered] if name != self.config.prompt_key)
         has = escaped(", ".join(names), 300) or "nothing else"
         raise DataError(

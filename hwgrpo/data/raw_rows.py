@@ -14,6 +14,8 @@ from hwgrpo.data.final_answers import last_boxed, number_after_mark
 from hwgrpo.data.formats import Row
 from hwgrpo.data.row_schema import Message, ground_truth_key, message_text, read_ground_truth, read_prompt
 from hwgrpo.errors import DataError, quoted
+from hwgrpo.jsonlines import jsonable
+from hwgrpo.rewards.ground_truths import is_missing, right_answers
 
 GroundTruth = str | list[str] | None
 TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -106,15 +108,15 @@ def _plain(message: Message) -> dict[str, str]:
 
 def _ground_truth(row: Row, key: str) -> GroundTruth:
     value = read_ground_truth(row, key, "row") if "." in key else _value(row, key)
-    if value is None:
+    if is_missing(value):
         raise DataError(f"{key!r} is missing")
-    if isinstance(value, list) and value and all(isinstance(each, str | int | float) for each in value):
-        return [str(each) for each in value]
-    if not isinstance(value, str | int | float):
-        return json.dumps(value, ensure_ascii=False)
-    if not str(value).strip():
+    listed = isinstance(value, list)
+    if any(isinstance(each, Mapping | list) for each in (value if listed else [value])):
+        return json.dumps(jsonable(value), ensure_ascii=False)
+    answers = right_answers(value)
+    if not listed and not answers[0].strip():
         raise DataError(f"{key!r} is empty")
-    return str(value)
+    return answers if listed else answers[0]
 
 
 def preference(row: Row) -> Example:

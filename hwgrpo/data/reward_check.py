@@ -10,11 +10,11 @@ from typing import Any
 from hwgrpo.data.published import reward_of
 from hwgrpo.errors import DataError, error_text, quoted
 from hwgrpo.rewards.failures import describe_failure
+from hwgrpo.rewards.ground_truths import own_answer
 from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.reward_loading import load_function
 from hwgrpo.rewards.signatures import make_reward_function
-from hwgrpo.rewards.verifiable import answer_text
 from hwgrpo.values import Prompt
 
 COMPARING = ("exact_match", "gsm8k", "math", "multiple_choice", "numeric", "question_exact_match", "question_f1")
@@ -102,8 +102,7 @@ def _by_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> l
 
 def _try(reward: Reward, prompt: Prompt) -> bool | Exception:
     """Return whether the row's own answer in any format gets more than an empty response, or an exception."""
-    truth = prompt.ground_truth
-    answer = answer_text(truth[0] if isinstance(truth, list | tuple) and truth else truth)  # one of several right ones
+    answer = own_answer(prompt.ground_truth) or ""
     baseline = _score(reward, prompt, "")
     if isinstance(baseline, Exception):
         return baseline

@@ -20,6 +20,7 @@ _REASONS = {
     "data.max_prompt_tokens": "TRL has no limit of prompts",
     "data.overlong": "TRL has no limit of prompts",
     "reward.functions": "TRL names functions of modules; accuracy_reward is math",
+    "rollout.skip_special_tokens": "TRL's rewards see no special tokens",
     "rollout.stop": "without vLLM TRL does not pass them on",
     "rollout.engine": "TRL's engines are transformers and vLLM",
     "model.dtype": "TRL has no auto",

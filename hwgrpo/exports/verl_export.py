@@ -26,6 +26,7 @@ _REASONS = {
     "optim.schedule": "verl's are constant and cosine",
     "model.lora.dropout": "verl's FSDP has none",
     "reward.functions": "verl scores a row by its data_source, or all by one function of a file",
+    "rollout.skip_special_tokens": "verl's rewards see no special tokens",
     "rollout.engine": "verl's engines are vLLM and SGLang",
     "algorithm.loss.dual_clip": "verl always has one",
     "algorithm.advantage.eps": "verl adds 1e-6",

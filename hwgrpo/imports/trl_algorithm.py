@@ -130,6 +130,7 @@ def correction(v: TrlSettings) -> Iterator[Converted]:
 
 def rewards(v: TrlSettings) -> Iterator[Converted]:
     """Convert the reward functions that a script names, and their weights."""
+    yield Assignment("rollout.skip_special_tokens", True, (), "TRL decodes responses without special tokens")
     names, weights = v["reward_funcs"], v["reward_weights"]
     names = [names] if isinstance(names, str) else names or []
     trained = v["reward_model_name_or_path"]

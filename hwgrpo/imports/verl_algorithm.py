@@ -253,3 +253,4 @@ def rewards(v: VerlSettings) -> Iterator[Converted]:
         yield Remark((*overlong, _LONGEST), "without effect unless the manager is dapo and the buffer is enabled")
         origins.append(_MANAGER)
     yield Assignment("reward.functions", functions, tuple(origins), note)
+    yield Assignment("rollout.skip_special_tokens", True, (), "verl decodes responses without special tokens")

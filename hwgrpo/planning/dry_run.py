@@ -43,6 +43,7 @@ from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, template_date
 from hwgrpo.training.run_folder import reason_against_folder
 from hwgrpo.training.startup_checks import Data, Prompts, check_start, missing_requirements, open_data
+from hwgrpo.training.text_notes import text_notes
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
     with chdir("."):  # a reward may change the directory, its file when it is loaded
         data = open_data(with_absolute_paths(config), tokenizer)
         with data.rewards as rewards:
-            return data, try_rewards(rewards, data.training, tokenizer)
+            tried = try_rewards(rewards, data.training, tokenizer)
+        return data, (*tried, *text_notes(config, tokenizer, data.training.texts))
 
 
 def supervised_memory(config: Config, backend: Backend, world_size: int, device: Device, data: Prompts) -> list[str]:

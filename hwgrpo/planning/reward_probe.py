@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rewards.ground_truths import own_answer
 from hwgrpo.values import Completions, PromptBatch
 
 MADE_UP = "a made-up response"
@@ -34,7 +34,7 @@ def try_rewards(rewards: RewardPipeline, dataset: PromptDataset, tokenizer: Any)
         ConfigError: a function failed in a way that would stop the run.
     """
     prompt = dataset.prompt(0, 0)
-    answer = _as_text(prompt.ground_truth)
+    answer = own_answer(prompt.ground_truth) or None
     kind = "a made-up response" if answer is None else "the answer itself"
     batch, completions = PromptBatch((prompt,)), _completions((answer or MADE_UP, ""), tokenizer)
     tried = f"{prompt.place}" + (f", whose answer is {_shown(answer)}" if answer else "")
@@ -75,15 +75,6 @@ def _why(rewards: RewardPipeline, number: int, batch: PromptBatch, completions: 
     except RewardError as error:
         return str(error).partition("; mend it")[0]
     return "not every time"
-
-
-def _as_text(answer: Any) -> str | None:
-    """Return a ground truth as a response text; None if there is none."""
-    if answer is None or isinstance(answer, str):
-        return answer or None
-    if isinstance(answer, list | tuple) and answer:
-        return _as_text(answer[0])  # several right answers
-    return json.dumps(answer, default=str)
 
 
 def _shown(text: str) -> str:

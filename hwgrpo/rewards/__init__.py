@@ -1,8 +1,9 @@
 """Rewards: verifiable ones by name, functions from files, their combination and the policy for failures.
 
-verifiable.py        exact_match, gsm8k, format, length
+verifiable.py        exact_match, format, length
+ground_truths.py     a row's ground truth -> its right answers as texts
 mathematics.py       math, through math-verify
-verifiers/           further rule-based rewards: multiple choice, numbers, JSON, text, lengths
+verifiers/           further rule-based rewards: GSM8K, multiple choice, numbers, JSON, text, lengths
 reward_loading.py    a registered name or `path/to/file.py:function` -> a function
 functions.py         a function in verl's, TRL's or the batch form -> one call per batch
 signatures.py        detection of a function's form by its parameters

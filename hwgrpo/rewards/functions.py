@@ -1,7 +1,7 @@
 """Reward functions in three forms, called once per batch. The parameters' names decide the form.
 
-verl    (data_source, solution_str, ground_truth, extra_info=None, **kwargs), called once per sample;
-        returns a number, or a dict with `score` and further fields
+verl    (data_source, solution_str, ground_truth, extra_info=None, **kwargs), called once per sample, with a parameter
+        `opened_markers`, too; returns a number, or a dict with `score` and further fields
 TRL     (prompts, completions, completion_ids, **columns), called once with lists of one item per sample;
         returns a list of numbers or None
 batch   (batch: PromptBatch, completions: Completions, **kwargs), called once, with a parameter `step`, too;
@@ -22,6 +22,7 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.own_copies import own_copy
+from hwgrpo.response_text import opened_markers
 from hwgrpo.rewards.async_functions import wait_for, wait_for_all
 from hwgrpo.rewards.failures import Raised
 from hwgrpo.rewards.randomness import CONCURRENT, Seed, seeded
@@ -29,6 +30,8 @@ from hwgrpo.user_code import raised_by_user_code, source_line
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+OPENED = "opened_markers"
+"""Parameter of verl's form that only functions which name it get: the markers that the prompt leaves open."""
 TRL = ("prompts", "completions", "completion_ids")
 TRL_SERVICES = ("trainer_state", "log_extra", "log_metric", "environments")
 Failed = Callable[[int, Exception], None]
@@ -114,6 +117,8 @@ class Signature:
             "ground_truth": prompt.ground_truth,
             "extra_info": prompt.columns.get("extra_info"),
         }
+        if OPENED in self.parameters:
+            arguments[OPENED] = opened_markers(prompt.text)
         return self._accepted(arguments)
 
     def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

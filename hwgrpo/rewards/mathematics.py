@@ -10,8 +10,8 @@ from typing import Any
 
 from hwgrpo.errors import quoted
 from hwgrpo.rewards.failures import ProcessDied, Raised, TimedOut
+from hwgrpo.rewards.ground_truths import right_answers
 from hwgrpo.rewards.processes.worker_pool import Pool
-from hwgrpo.rewards.verifiable import answer_text
 
 STEPS = 20
 """Upper bound on a verdict's time, in timeouts: a few for parsing, and one for each compared pair."""
@@ -24,7 +24,7 @@ def math(
 
     Args:
         solution_str: the response; a `\\boxed{}` expression is preferred.
-        ground_truth: the answer, in LaTeX or plain; a bare one is parsed as if in `\\boxed{}`.
+        ground_truth: the answer, in LaTeX or plain; a bare one is parsed as if in `\\boxed{}`. Of a list any.
         score: reward of an equal expression.
         format_score: reward of another expression.
         timeout: seconds for parsing an expression and for each comparison; beyond it the answer is wrong
@@ -33,13 +33,16 @@ def math(
     Returns:
         `score`, `format_score`, or 0 when the response has no expression.
     """
-    arguments = (solution_str, answer_text(ground_truth), max(1, int(timeout)))
+    verdicts = [_verdict(solution_str, truth, max(1, int(timeout))) for truth in right_answers(ground_truth)]
+    return {True: score, False: format_score, None: 0.0}[True if True in verdicts else verdicts[0]]
+
+
+def _verdict(*arguments: Any) -> bool | None:
+    """Return what `judge` returns, in any thread."""
     # math-verify uses a signal as timer, which only a main thread receives: other threads use a child process.
     if threading.current_thread() is threading.main_thread():
-        verdict = judge(*arguments)
-    else:
-        verdict = _child(arguments[2]).call(*arguments[:2])
-    return {True: score, False: format_score, None: 0.0}[verdict]
+        return judge(*arguments)
+    return _child(arguments[2]).call(*arguments[:2])
 
 
 def judge(solution: str, truth: str, timeout: int) -> bool | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hwgrpo import user_code
 from hwgrpo.errors import RewardError, quoted
+from hwgrpo.response_text import ResponseDecoder
 from hwgrpo.user_code import describe_error
 
 INCOMPLETE = "\ufffd"
@@ -20,13 +21,14 @@ class StepFinder:
     Args:
         config: the section `algorithm.process` (`ProcessConfig`).
         tokenizer: the one that decodes the responses.
+        skip_special_tokens: as the responses were decoded.
 
     Raises:
         ConfigError: there is no such function.
     """
 
-    def __init__(self, config: Any, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, config: Any, tokenizer: Any, skip_special_tokens: bool = False) -> None:
+        self._decode = ResponseDecoder(tokenizer, skip_special_tokens)
         self._function: Callable[[str], Any] | None = None
         self._name = config.function
         if config.function is not None:
@@ -57,9 +59,6 @@ class StepFinder:
     def token_ends(self, text: str, tokens: Sequence[int]) -> list[int]:
         """Return the index of the last token of each step of `ends(text)`, not descending; -1 without tokens."""
         return last_tokens(self.ends(text), tokens, self._decode)
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def separated(text: str, delimiter: re.Pattern[str]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, nearest
-from hwgrpo.rewards.functions import TRL, TRL_SERVICES, VERL, RewardFunction
+from hwgrpo.rewards.functions import OPENED, TRL, TRL_SERVICES, VERL, RewardFunction
 
 BATCH = ("batch", "completions")
 FORM_PARAMETERS = ("solution_str", "batch", *TRL)
@@ -45,7 +45,7 @@ def make_reward_function(
     if any(kind == inspect.Parameter.POSITIONAL_ONLY for kind in kinds.values()):
         raise ConfigError(f"{key}: {name} has positional-only parameters; arguments are passed by name")
 
-    trainer_arguments = {"verl": VERL, "trl": (*TRL, *TRL_SERVICES), "batch": BATCH}[form]
+    trainer_arguments = {"verl": (*VERL, OPENED), "trl": (*TRL, *TRL_SERVICES), "batch": BATCH}[form]
     kwargs = {
         **{
             parameter: value

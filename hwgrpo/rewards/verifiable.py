@@ -1,61 +1,29 @@
-"""Rule-based rewards: equality, the final number, the format, the length."""
+"""Rule-based rewards: equality, the format, the length."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
-from hwgrpo.errors import ConfigError, DataError, choice_error, quoted
+from hwgrpo.errors import ConfigError
+from hwgrpo.response_text import continued
+from hwgrpo.rewards.ground_truths import right_answers
 from hwgrpo.values import Completions, PromptBatch
-
-NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-MARKED_NUMBER = re.compile(rf"####\s*({NUMBER.pattern})")
-GSM8K_METHODS = ("strict", "flexible")
 
 
 def exact_match(solution_str: str, ground_truth: Any) -> float:
-    """Return 1 when the response equals the ground truth after stripping white space, else 0."""
-    return float(solution_str.strip() == answer_text(ground_truth).strip())
-
-
-def gsm8k(
-    solution_str: str, ground_truth: Any, method: str = "strict", score: float = 1.0, format_score: float = 0.0
-) -> float:
-    """Compare the response's final number with the ground truth's, as verl's rule for GSM8K does.
-
-    Args:
-        solution_str: the response.
-        ground_truth: the answer, `18` or a full GSM8K solution that ends in `#### 18`.
-        method: "strict" uses the last number after `####`, "flexible" the last number in the response.
-        score: reward of the correct number.
-        format_score: reward of a wrong number in the expected place.
-
-    Returns:
-        `score`, `format_score`, or 0 without a number. Numbers are compared by value: `1,080.00` is `1080`.
-    """
-    if method not in GSM8K_METHODS:
-        raise choice_error("kwargs.method of reward gsm8k", method, GSM8K_METHODS)
-    text = answer_text(ground_truth)
-    truth = final_number(text, marked="####" in text)
-    if truth is None:
-        raise DataError(f"the ground truth {quoted(text)} contains no number")
-    answer = final_number(solution_str, marked=method == "strict")
-    if answer is None:
-        return 0.0
-    return score if answer == truth else format_score
-
-
-def final_number(text: str, marked: bool) -> Decimal | None:
-    """Return the last number of a text (the last after `####` when `marked`), thousands separators and $ removed."""
-    numbers = (MARKED_NUMBER if marked else NUMBER).findall(text)
-    return Decimal(numbers[-1].replace(",", "").replace("$", "")) if numbers else None
+    """Return 1 when the response equals a ground truth after stripping white space, else 0."""
+    return float(solution_str.strip() in [answer.strip() for answer in right_answers(ground_truth)])
 
 
 def format_reward(
-    solution_str: str, pattern: str | None = None, tags: Sequence[str] = ("think", "answer"), score: float = 1.0
+    solution_str: str,
+    pattern: str | None = None,
+    tags: Sequence[str] = ("think", "answer"),
+    score: float = 1.0,
+    opened_markers: str = "",
 ) -> float:
     """Return `score` when the full response has the required format, else 0.
 
@@ -64,8 +32,10 @@ def format_reward(
         pattern: regular expression for the full response, `.` matching line ends too; None uses `tags`.
         tags: the response is `<tag>...</tag>` for each of these in order, each once, with only white space between.
         score: reward of the required format.
+        opened_markers: markers at the prompt's end; those that `tags` or `pattern` name count as the response's.
     """
-    return score if _form(pattern, tuple(tags)).fullmatch(solution_str.strip()) else 0.0
+    text = continued(solution_str, opened_markers, pattern or [f"<{tag}>" for tag in tags])
+    return score if _form(pattern, tuple(tags)).fullmatch(text.strip()) else 0.0
 
 
 @functools.lru_cache
@@ -109,10 +79,3 @@ def length_reward(
         )
     over = (completions.lengths - (max_response_tokens - buffer)).clamp(min=0, max=buffer if floor else None)
     return [-factor * tokens / buffer for tokens in over.tolist()]
-
-
-def answer_text(ground_truth: Any) -> str:
-    """Return a ground truth as text; raise DataError for a row without one."""
-    if ground_truth is None:
-        raise DataError("the row has no ground truth; name its column with data.ground_truth_key")
-    return str(ground_truth)

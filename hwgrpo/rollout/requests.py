@@ -123,18 +123,19 @@ def make_completions(
     logprobs: list[float] = []
     finished: list[bool] = []
     texts: list[str] = []
+    skips = sampling.skip_special_tokens
     kept = [(prompt, group) for prompt, group in enumerate(samples) if group is not None]
     for _, group in kept:
         repeated = [group[0]] * sampling.n if len(group) < sampling.n else group
         for sample in repeated:
-            end = _end(sample, StopDetector(tokenizer, end_ids, sampling.stop, 1))
+            end = _end(sample, StopDetector(tokenizer, end_ids, sampling.stop, 1, skips))
             response = [*sample.tokens[:end]]
             done = end is not None or sample.stopped
             lengths.append(len(response))
             tokens += response
             logprobs += sample.logprobs[:end]
             finished.append(done)
-            texts.append(StopDetector(tokenizer, end_ids, sampling.stop, 0).text(response, done))
+            texts.append(StopDetector(tokenizer, end_ids, sampling.stop, 0, skips).text(response, done))
     return Completions(
         prompt_index=torch.tensor([prompt for prompt, _ in kept], dtype=torch.int64).repeat_interleave(sampling.n),
         tokens=torch.tensor(tokens, dtype=torch.int64),

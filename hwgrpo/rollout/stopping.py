@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from hwgrpo.response_text import ResponseDecoder
+
 
 def end_token_ids(
     tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None, extra: Sequence[int]
@@ -28,17 +30,22 @@ class StopDetector:
         end_ids: token ids that end a response.
         stop: strings that end a response.
         sequences: S.
+        skip_special_tokens: whether all special tokens have no text, or only those of end, padding, beginning, unknown.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], stop: Sequence[str], sequences: int
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        stop: Sequence[str],
+        sequences: int,
+        skip_special_tokens: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._decode = ResponseDecoder(tokenizer, skip_special_tokens, end_ids)
         self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
         self._ends = frozenset(end_ids)
         self._decoded: dict[tuple[int, ...], str] = {}
         self._stop = tuple(stop)
-        self._special = frozenset(tokenizer.all_special_ids)
         # Every token that has text has at least one byte, so a stop string that the newest token completes began at
         # most that many tokens ago; the extra ones keep it clear of decoders that strip the first token's space.
         self._window = max((len(text.encode()) for text in stop), default=0) + 4
@@ -57,7 +64,7 @@ class StopDetector:
         ended = (tokens[:, None] == self._end_ids).any(axis=1)
         if self._stop:
             for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist())):
-                if not ended[i] and token not in self._special:
+                if not ended[i] and token not in self._decode.hidden:
                     self._visible[row].append(token)
                     ended[i] = self._completes_stop_string(self._visible[row])
         return ended
@@ -67,7 +74,7 @@ class StopDetector:
         return any(text in tail for text in self._stop)
 
     def text(self, tokens: Sequence[int], finished: bool) -> str:
-        """Return a response's text without special tokens, stop token and stop string.
+        """Return a response's text without stop token, stop string, and tokens that have no text.
 
         Args:
             tokens: the response.
@@ -81,9 +88,4 @@ class StopDetector:
         if finished and not by_token:
             cuts = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
             text = text[: min(cuts)] if cuts else text
-        return text
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
         return text

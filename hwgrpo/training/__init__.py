@@ -5,6 +5,7 @@ setup.py             the parts of a run, from its settings
 shared_setup.py      the parts that training and evaluation share
 reward_setup.py      the reward functions, checked against data and estimator
 run_parts.py         the parts, as the loop finds them
+text_notes.py        notes on the text that rewards and stop strings see
 run_record.py        the records that a run makes of itself: settings, machine, kernels
 end_of_turn.py       whether a response ends where the chat template ends a message
 length_check.py      whether the longest sequence fits the model's positions

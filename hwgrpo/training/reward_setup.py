@@ -57,7 +57,7 @@ def build_rewards(
     if takes(config.algorithm.advantage, "steps"):
         from hwgrpo.rewards.response_steps import StepFinder
 
-        steps = StepFinder(config.algorithm.process, tokenizer)
+        steps = StepFinder(config.algorithm.process, tokenizer, config.rollout.skip_special_tokens)
     place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
     rewards = RewardPipeline(
         config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place

@@ -68,6 +68,7 @@ from hwgrpo.training.startup_checks import Data, check_start, missing_requiremen
 from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
+from hwgrpo.training.text_notes import text_notes
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.token_budget import TokenBudget
 
@@ -191,7 +192,8 @@ def _build(
     notes += filter(None, (partial_note(config),))
     if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
         notes += filter(None, (ratio_note(config.algorithm.loss),))
-    notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
+    notes += (*engine.notes, *prompt_notes(config.data, data), *text_notes(config, data.tokenizer, data.training.texts))
+    notes.append(start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)
 

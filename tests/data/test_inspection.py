@@ -1,7 +1,9 @@
 """Data files as the trainer reads them: every bad row is told, lengths are lengths, repeats are found."""
 
 import json
+import math
 
+import pyarrow.parquet
 import pytest
 
 from hwgrpo.config.schema import DataConfig
@@ -143,6 +145,22 @@ def test_rows_that_a_reward_cannot_score_are_bad(tmp_path):
         ("exact_match", 4)
     ]
     assert inspected(file).files[0].judged == []  # nothing says which reward such a source has
+
+
+def test_a_gap_in_a_column_of_numbers_is_a_row_without_an_answer_and_the_others_are_whole_numbers(tmp_path):
+    file = tmp_path / "a.parquet"
+    answers = pyarrow.array([18.0, math.nan, None, 1e16])
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": list("abcd"), "answer": answers}), file)
+    (report,) = inspected(file, rewards=["exact_match", "gsm8k", "numeric", "question_exact_match"]).files
+    assert reasons(report) == dict.fromkeys((1, 2), "no ground truth, which other rows have")
+    assert [(each.tried, each.scored) for each in report.judged] == [(2, 2)] * 4
+
+
+def test_a_mapping_as_ground_truth_is_bad_but_for_the_rewards_that_read_its_field(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "answer": {"target": ["Paris"]}}])
+    (report,) = inspected(file, rewards=["exact_match"]).files
+    assert "is a mapping, which is not read here" in reasons(report)[0]
+    assert inspected(file, rewards=["question_exact_match"]).files[0].bad == []
 
 
 def test_a_comparing_reward_that_gives_nothing_for_the_answer_itself_makes_a_bad_row(tmp_path):

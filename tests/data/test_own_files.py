@@ -41,7 +41,16 @@ def test_columns_are_named_and_rows_become_what_the_trainer_reads(tmp_path, data
 
 @pytest.mark.parametrize(
     ("answer", "truth"),
-    [(2, "2"), (0.5, "0.5"), ("x", "x"), (["a", 1], ["a", "1"]), ({"inputs": ["1"]}, '{"inputs": ["1"]}')],
+    [
+        (2, "2"),
+        (0.5, "0.5"),
+        (18.0, "18"),
+        (True, "true"),
+        ("x", "x"),
+        (["a", 1.0], ["a", "1"]),
+        ({"inputs": ["1"]}, '{"inputs": ["1"]}'),
+        ([{"a": 1}], '[{"a": 1}]'),
+    ],
 )
 def test_ground_truths_are_text_or_a_list_of_accepted_answers_or_json(answer, truth, tmp_path):
     assert truths(converted(write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "answer": answer}]))["train"]) == [truth]

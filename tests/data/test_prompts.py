@@ -1,5 +1,6 @@
 import datetime
 import decimal
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -300,6 +301,8 @@ def test_text_that_is_to_be_templated_needs_a_chat_template_too(jsonl, data_conf
         ),
         ([{"prompt": "1+1=", "answer": None}], {"ground_truth_key": "answer"}, r"line 1: .*'answer' .* is null"),
         ([{"prompt": "1+1="}], {}, r"line 1: .*besides the prompt the row has: nothing else"),
+        ([{"prompt": "1+1=", "answer": 2.0}, {"prompt": "1", "answer": math.nan}], {}, "line 2: no ground truth"),
+        ([{"prompt": "1+1=", "answer": []}], {"ground_truth_key": "answer"}, "line 1: .* or an empty list"),
     ],
 )
 def test_a_row_without_the_answer_that_a_reward_needs_is_named_with_what_was_tried(

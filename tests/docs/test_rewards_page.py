@@ -15,7 +15,11 @@ import yaml
 from hwgrpo.catalog import REWARDS
 from hwgrpo.cli.main import main
 from hwgrpo.config.schema import RewardFunctionConfig
+from hwgrpo.data.reward_check import COMPARING
+from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rewards.services.concurrent_requests import InvalidReply
+from hwgrpo.rewards.services.judge_replies import ScoreReader
 from hwgrpo.values import Completions, Prompt, PromptBatch
 from tests.docs.pages import blocks, code, page, section, table
 
@@ -50,7 +54,7 @@ def text(cell: str) -> str:
 
 
 def test_every_reward_and_its_arguments_are_on_the_page():
-    given = {"batch", "completions", "data_source", "solution_str", "ground_truth"}
+    given = {"batch", "completions", "data_source", "solution_str", "ground_truth", "opened_markers"}
     rows = {code(row["reward"])[0]: row for row in table(PAGE, "reward", "`kwargs`")}
     assert sorted(rows) == FUNCTIONS
     for name, row in rows.items():
@@ -73,6 +77,28 @@ def test_a_reward_scores_the_rows_of_the_page_as_it_says(name: str):
         if name == "math" and found != expected:  # its timer is a clock: beside other work a comparison needs longer
             found = score(name, text(row["response"]), truths, arguments | {"timeout": 60})
         assert found == expected, row
+
+
+def test_ground_truths_are_read_as_the_page_says():
+    rows = table(PAGE, "reward", "ground truth", "score")
+    assert {code(row["reward"])[0] for row in rows} == {*COMPARING, "regex"}
+    for row in rows:
+        [name], truth = code(row["reward"]), json.loads(text(row["ground truth"]))
+        assert score(name, text(row["response"]), truth, {}) == pytest.approx(float(row["score"]), abs=5.1e-4), row
+    assert len(rows) >= 10
+
+
+def test_a_judges_score_is_read_as_its_page_says():
+    reader = ScoreReader(Kwargs("judge"), None, None, None)
+    rows = table(page("reward-models.md"), "reply", "score")
+    for row in rows:
+        reply = code(row["reply"])[0]
+        if row["score"] == "none":
+            with pytest.raises(InvalidReply):
+                reader.score(reply)
+        else:
+            assert reader.score(reply) == float(row["score"]), reply
+    assert len(rows) >= 10
 
 
 @pytest.mark.parametrize("block", blocks(PAGE, "bash"), ids=lambda block: re.findall(r"runs/(\w+)", block)[0])

@@ -285,6 +285,10 @@ def test_a_reward_function_and_the_overlong_penalty(tmp_path: Path, monkeypatch:
     assert [each.name for each in config_of(imported(), tmp_path).reward.functions] == ["by_source"]
 
 
+def test_rewards_of_an_import_see_no_special_tokens_as_in_verl(tmp_path):
+    assert config_of(imported(), tmp_path).rollout.skip_special_tokens
+
+
 def test_batch_sizes_that_verl_refuses_are_refused():
     with pytest.raises(ConfigError, match=r"data.train_batch_size=128 must be a multiple of .*ppo_mini_batch_size=256"):
         imported("data.train_batch_size=128")

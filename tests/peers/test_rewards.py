@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from hwgrpo.rewards.mathematics import math
-from hwgrpo.rewards.verifiable import format_reward, gsm8k, length_reward
+from hwgrpo.rewards.verifiable import format_reward, length_reward
 from hwgrpo.rewards.verifiers.cosine_length import length_cosine
+from hwgrpo.rewards.verifiers.gsm8k import gsm8k
 from hwgrpo.rewards.verifiers.numeric import numeric
 from hwgrpo.rewards.verifiers.question_answers import question_exact_match
 from hwgrpo.rewards.verifiers.repetition import repetition

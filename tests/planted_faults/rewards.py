@@ -207,6 +207,20 @@ FAULTS = (
         "rewards/test_verifiers.py -k final_number",
     ),
     Fault(
+        "a ground truth with the .0 of a float",
+        "rewards/ground_truths.py",
+        'digits.rstrip("0").rstrip(".") if "." in digits else digits',
+        "str(number)",
+        "rewards/test_ground_truths.py -k one_or_several",
+    ),
+    Fault(
+        "the first end of a range as the answer",
+        "rewards/verifiers/numeric.py",
+        "return None if _goes_on(numbers[0]) else numbers[0]",
+        "return numbers[0]",
+        "rewards/test_verifiers.py -k final_number",
+    ),
+    Fault(
         "units without a difference",
         "rewards/verifiers/numeric.py",
         "if unit and not has_unit(answer.rest, unit):",
@@ -249,10 +263,17 @@ FAULTS = (
         "docs/test_rewards_page.py -k length_cosine",
     ),
     Fault(
+        "a marker that the prompt leaves open not counted",
+        "response_text.py",
+        "return opened[marker.start() :] + response",
+        "return response",
+        "rewards/test_opened_markers.py -k trainer_passes",
+    ),
+    Fault(
         "tags that repeat counted",
         "rewards/verifiers/tag_counts.py",
-        "solution_str.count(marker) == 1",
-        "marker in solution_str",
+        "text.count(marker) == 1",
+        "marker in text",
         "docs/test_rewards_page.py -k tags",
     ),
     Fault(

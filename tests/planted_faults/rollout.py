@@ -153,6 +153,13 @@ FAULTS = (
         "rollout/test_stopping.py",
     ),
     Fault(
+        "markers that are special tokens left out of the text",
+        "rollout/stopping.py",
+        "ResponseDecoder(tokenizer, skip_special_tokens, end_ids)",
+        "ResponseDecoder(tokenizer, True, end_ids)",
+        "rollout/test_stopping.py -k special_tokens",
+    ),
+    Fault(
         "a token drawn from logits that are not finite",
         "rollout/local/token_sampling.py",
         "logprob_S > -torch.inf",

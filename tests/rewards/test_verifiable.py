@@ -1,7 +1,8 @@
 import pytest
 
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.rewards.verifiable import exact_match, format_reward, gsm8k, length_reward
+from hwgrpo.rewards.verifiable import exact_match, format_reward, length_reward
+from hwgrpo.rewards.verifiers.gsm8k import gsm8k
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ FRAGMENTS = (
 )  # fmt: skip
 REPEATED = (
     *("1", ",234", "1/", "1^", "1 ", "-", "^", "$", "\\(", "\\boxed{", "\\frac{1}{", "answer", "answer is "),
-    *("a ", "A or ", "Answer: B or A, ", "#### ", "<answer>", "<think>", "```", " ", "\n", "x"),
+    *("a ", "A or ", "Answer: B or A, ", "#### ", "<answer>", "<think>", "```", " ", "\n", "x",
+      "_", "__1", "1'000", "1\\,", "–", "1.1.", "\\boxed ", "\\fbox{", "A$", "US\\$1"),
 )  # fmt: skip
 """Texts whose repetition takes patterns with nested or overlapping repeats quadratic time."""
 RESPONSES = st.text(max_size=60) | st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=25).map("".join)
@@ -86,7 +87,7 @@ def test_json_is_found_in_linear_time():
         ("numeric", "1,2", "'1,2' contains no number"),
         ("numeric", None, "data.ground_truth_key"),
         ("multiple_choice", "Paris", "'Paris' is none of the letters A to Z"),
-        ("multiple_choice", 1, "1 is none of the letters"),
+        ("multiple_choice", 1, "'1' is none of the letters"),
         ("question_f1", [], "lists no right answer"),
         ("question_f1", [None], "data.ground_truth_key"),
         ("question_exact_match", None, "data.ground_truth_key"),
@@ -195,6 +196,20 @@ def test_letters_beyond_the_options_are_no_choice():
         ("1,23,456", None),
         ("5, and that is it", 5),
         ("no number", None),
+        ("it is –5", -5),
+        ("from 3 –5", 5),
+        ("_18_ eggs, x_1 = 3_", 3),
+        ("1’000", 1000),
+        ("\\boxed{1\\ 000}", 1000),
+        ("A$18", 18),
+        ("\\fbox {7} and 8", 7),
+        ("on 1.2.2024", None),
+        ("3\\frac12", 0.5),
+        ("the answer is 10-2=8", 8),
+        ("The answer is 3–5 days", None),
+        ("**Answer**: − 5", 5),
+        ("#### − 5", -5),
+        ("<answer>\n- 5\n</answer>", 5),
     ],
 )
 def test_the_final_number(response: str, value: float | None):

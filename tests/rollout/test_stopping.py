@@ -1,12 +1,17 @@
 """Stop tokens and stop strings, token by token."""
 
 import numpy as np
+import pytest
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.rollout.requests import Request, Sample, make_completions
+from hwgrpo.rollout.server.server_api import ServerRequest
+from hwgrpo.rollout.server.vllm import completion_body
 from hwgrpo.rollout.stopping import StopDetector, end_token_ids
+from hwgrpo.values import Sampling
 
 TOKENIZER = character_tokenizer("")
 PAD, EOS = 0, 1
@@ -14,6 +19,25 @@ PAD, EOS = 0, 1
 
 def ids(text: str) -> list[int]:
     return list(TOKENIZER(text).input_ids)
+
+
+def tokenizer_with_markers() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of letters, of which beginning, padding, end and two markers are special tokens."""
+    words = ["<pad>", "</s>", "<s>", "<unk>", "<think>", "</think>", *"abc "]
+    core = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    ends = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **ends)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    return tokenizer
+
+
+MARKED = tokenizer_with_markers()
+
+
+def marked(*words: str) -> list[int]:
+    return [MARKED.get_vocab()[word] for word in words]
 
 
 def feed(watch: StopDetector, tokens: list[int]) -> int | None:
@@ -81,3 +105,34 @@ def test_a_stop_string_made_of_three_bytes_a_character_is_found_when_its_last_by
     tokens = list("a漢字漢字b".encode())
     assert feed(watch, tokens) == 13
     assert watch.text(tokens[:13], finished=True) == "a"
+
+
+def test_markers_that_are_special_tokens_stay_in_the_text_and_end_padding_beginning_and_unknown_do_not():
+    tokens = marked("<s>", "<think>", "a", "<pad>", "<unk>", "</think>", "b", "</s>")
+    for skips, text in ((False, "<think>a</think>b"), (True, "ab")):
+        assert StopDetector(MARKED, marked("</s>"), [], 1, skips).text(tokens, finished=True) == text
+
+
+def test_a_stop_string_of_special_tokens_ends_a_response_unless_they_have_no_text():
+    tokens = marked("a", "</think>", "b", "<pad>", "</think>", "c")
+    assert feed(StopDetector(MARKED, [], ["</think>"], 1), tokens) == 2
+    assert feed(StopDetector(MARKED, [], ["b</think>"], 1), tokens) == 5
+    assert StopDetector(MARKED, [], ["</think>"], 1).text(tokens[:2], finished=True) == "a"
+    assert feed(StopDetector(MARKED, [], ["</think>"], 1, skip_special_tokens=True), tokens) is None
+    over = [*marked("a"), *marked("<think>") * 50, *marked("b")]
+    assert feed(StopDetector(MARKED, [], ["ab"], 1, skip_special_tokens=True), over) == len(over)
+
+
+def test_end_tokens_of_the_generation_config_have_no_text():
+    watch = StopDetector(MARKED, marked("</think>"), [], 1)
+    assert watch.text(marked("a", "</think>", "b"), finished=False) == "ab"
+
+
+@pytest.mark.parametrize(("skips", "text"), [(False, "<think>a"), (True, "a")])
+def test_responses_of_an_engine_outside_are_decoded_as_the_settings_say(skips: bool, text: str):
+    sample = Sample(marked("<think>", "a", "</think>"), [0.0] * 3, stopped=True)
+    sampling = Sampling(n=1, max_response_tokens=9, stop=("</think>",), skip_special_tokens=skips)
+    completions = make_completions([[sample]], sampling, MARKED, marked("</s>"), 0)
+    assert completions.texts == (text,)
+    server_request = ServerRequest("m", 0, Request((1,), 1, 0), sampling, (1,))
+    assert completion_body(server_request)["skip_special_tokens"] is skips

@@ -34,6 +34,7 @@ def test_the_defaults_of_trl_are_applied(tmp_path: Path):
         "rollout.max_response_tokens": 512,
         "rollout.temperature": 1.0,
         "rollout.engine": "local",
+        "rollout.skip_special_tokens": True,
         "model.gradient_checkpointing": True,
         "model.dtype": "bfloat16",
         "optim.lr": 1e-6,

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.errors import ConfigError, quoted
+from hwgrpo.errors import ConfigError, DataError, quoted
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.conversation import prompt_text
+from hwgrpo.rewards.ground_truths import shown_answers
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply
+from hwgrpo.rewards.verifiers.quantities import plain_number
 from hwgrpo.values import Prompt
 
 TEMPLATE = """Grade the response to the task below on a scale from 0 to 10.
@@ -28,8 +30,12 @@ TEMPLATE = """Grade the response to the task below on a scale from 0 to 10.
 </response>
 
 Explain the grade in one sentence. Then write on a line of its own: score: <number>"""
-PATTERN = r"(?i)score\s*+:\s*+(?:\*++\s*+)?(-?\d+(?:\.\d+)?)"
-"""The default: `score: 7`, `Score: **7.5**`. Possessive, so that a long run of white space is read once."""
+PATTERN = (
+    r"(?i)score[\"'*_`]{0,3}\s{0,4}(?:\([^()\n]{1,30}\)[*_`]{0,3}\s{0,4})?[:：=]"
+    r"[\s\"'*_`$\\({\[<]{0,12}(?:boxed\{)?([-+−]?\.?\d[\d.,]*(?:e[-+−]?\d+)?(?:[-–—]\d+)?)"
+)
+"""The default: `score: 7`, `**Score**: 7.5`, `"score": 1e-1`, `Score (0-10): **.5**`. Repeats before the number are
+bounded, so that it is found in linear time; a range is matched whole, and refused as no number."""
 OBJECT = re.compile(r"\{\s*+[\"}]")
 """Where a JSON object may begin."""
 MOST_BROKEN = 1000
@@ -75,12 +81,16 @@ class Template:
 
         Raises:
             ConfigError: the data has no such column.
+            DataError: the row's ground truth, which the template wants, is missing or of no known form.
         """
-        values = {"prompt": prompt_text(prompt), "response": response, "ground_truth": prompt.ground_truth}
+        values = {"prompt": prompt_text(prompt), "response": response}
         filled = []
         for literal, field, _, _ in self._parts:
             filled.append(literal)
             if field is None:
+                continue
+            if field == "ground_truth":
+                filled.append(_truth_text(prompt))
                 continue
             if field not in values and field not in prompt.columns:
                 raise ConfigError(
@@ -90,6 +100,13 @@ class Template:
             value = values[field] if field in values else prompt.columns[field]
             filled.append(value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False))
         return "".join(filled)
+
+
+def _truth_text(prompt: Prompt) -> str:
+    try:
+        return shown_answers(prompt.ground_truth)
+    except DataError as error:
+        raise DataError(f"{prompt.place or f'prompt {prompt.uid}'}: {error}") from error
 
 
 def template_text(checks: Kwargs, template: str | None, template_file: str | None) -> tuple[str, str]:
@@ -156,10 +173,10 @@ class ScoreReader:
         if not matches:
             raise InvalidReply(f"no score in the reply {quoted(reply, 200)}")
         found = matches[-1][1]
-        try:
-            return float(found)
-        except (TypeError, ValueError):
-            raise InvalidReply(f"the score {found!r} in the reply is no number") from None
+        number = None if found is None else plain_number(found)
+        if number is None:
+            raise InvalidReply(f"the score {found!r} in the reply is no number")
+        return number
 
     def _by_field(self, reply: str, field: str) -> float:
         found = last_object(reply)

@@ -8,7 +8,8 @@ from typing import Any
 
 from hwgrpo.errors import DataError, choice_error, quoted
 from hwgrpo.rewards.mathematics import math
-from hwgrpo.rewards.verifiable import exact_match, gsm8k
+from hwgrpo.rewards.verifiable import exact_match
+from hwgrpo.rewards.verifiers.gsm8k import gsm8k
 from hwgrpo.rewards.verifiers.question_answers import question_exact_match
 
 REWARDS = {"exact_match": exact_match, "gsm8k": gsm8k, "math": math, "question_exact_match": question_exact_match}

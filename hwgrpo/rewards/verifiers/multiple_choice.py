@@ -7,7 +7,7 @@ import string
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, quoted
-from hwgrpo.rewards.verifiable import answer_text
+from hwgrpo.rewards.ground_truths import right_answers
 from hwgrpo.rewards.verifiers.stated_answer import after_thinking
 
 NOUN = r"(?:(?:the )?(?:option|choice|letter) )?"
@@ -39,7 +39,7 @@ def multiple_choice(solution_str: str, ground_truth: Any, options: int = 26, sco
 
     Args:
         solution_str: the response.
-        ground_truth: the letter, as in `B`, `(b)` or `B) Paris`.
+        ground_truth: the letter, as in `B`, `(b)` or `B) Paris`; of a list any.
         options: number of options, A to at most Z; other letters are no choice.
         score: reward of the right letter.
 
@@ -53,7 +53,8 @@ def multiple_choice(solution_str: str, ground_truth: Any, options: int = 26, sco
     if not 2 <= options <= len(string.ascii_uppercase):
         raise ConfigError(f"kwargs.options={options} of reward multiple_choice; allowed: 2 to 26")
     letters = string.ascii_uppercase[:options]
-    return score if chosen_letter(solution_str, letters) == _truth(ground_truth, letters) else 0.0
+    truths = [_truth(answer, letters) for answer in right_answers(ground_truth)]
+    return score if chosen_letter(solution_str, letters) in truths else 0.0
 
 
 def chosen_letter(text: str, letters: str) -> str | None:
@@ -100,12 +101,12 @@ def _is_choice(line: str, item: re.Match[str], letters: str) -> bool:
     return letter not in "AI" or SENTENCE.match(line, item.end(2)) is None
 
 
-def _truth(ground_truth: Any, letters: str) -> str:
-    text = " ".join(answer_text(ground_truth).split())
+def _truth(answer: str, letters: str) -> str:
+    text = " ".join(answer.split())
     found = ALONE.fullmatch(text) or WITH_TEXT.fullmatch(text)
     if found and found[1].upper() in letters:
         return found[1].upper()
     raise DataError(
-        f"the ground truth {quoted(ground_truth)} is none of the letters A to {letters[-1]}; kwargs.options of reward "
+        f"the ground truth {quoted(answer)} is none of the letters A to {letters[-1]}; kwargs.options of reward "
         "multiple_choice is the number of options"
     )

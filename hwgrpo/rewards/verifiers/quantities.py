@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 QUANTITY = re.compile(
     r"(?<![A-Za-z0-9_.^])(?<!\^[-+])(?P<sign>[-+](?=[0-9.]))?"
-    r"(?P<number>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?P<number>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?P<dotted>(?:\.[0-9]+)+)?"
     r"(?:[eE](?P<exponent>[-+]?[0-9]{1,4})(?![0-9A-Za-z]))?"
     r"(?: ?(?:×|\*|x|·) ?10 ?(?:\^|\*\*) ?\(?(?P<ten>[-+]?[0-9]{1,4})\)?|(?:\^|\*\*)\(?(?P<power>[-+]?[0-9]{1,4})\)?"
     r"|(?: ?/ ?)(?P<divisor>[0-9][0-9,]*(?:\.[0-9]+)?))?"
@@ -17,7 +17,13 @@ QUANTITY = re.compile(
 THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 FRACTION = re.compile(r"\\[dt]?frac ?(?:\{([^{}\\]{1,60})\} ?\{([^{}\\]{1,60})\}|([0-9])([0-9]))")
 STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|operatorname|mbox) ?(?=\{)")
-BOLD = re.compile(r"(?<![0-9])\*\*|\*\*(?![0-9])")
+BOLD = re.compile(r"(?<![0-9])\*\*|\*\*(?![0-9])|(?<!\w)__?(?=[-+$.0-9])|(?<=[0-9.%])__?(?!\w)")
+DOLLARS = re.compile(r"(?<![A-Za-z0-9_\\])[A-Z]{1,2}(?=\\?\$[0-9.])")
+"""The letters of `US$18` and `A$18`."""
+GROUPS = re.compile(r"(?<=[0-9])(?:\\,|\\ |['’_\u00a0\u202f\u2009])(?=[0-9]{3}(?![0-9]))")
+"""Separators of thousands that are no comma: `1\\,000`, `1'000`."""
+DASH = re.compile(r"(?<![\w.%)\]}])(?<![0-9] )[–‒](?=\\?\$?[0-9.])")
+"""A dash as a minus sign, where no range can stand."""
 SUPERSCRIPT = re.compile("[⁻⁺]?[⁰¹²³⁴-⁹]+")
 PLAIN = {
     **dict.fromkeys(("−", "－", "﹣"), "-"),
@@ -34,7 +40,9 @@ PLAIN = {
     "\\approx": "≈",
 }
 """LaTeX and look-alikes -> the characters that are read."""
-REMOVED = str.maketrans("", "", "${}€£¥\\`")
+REMOVED = str.maketrans("", "", "${}€£¥₹\\`")
+WIDE = {0xFF01 + code: 0x21 + code for code in range(94)}
+"""Full-width characters -> those of ASCII."""
 DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 LONGEST_NUMBER = 400
 """Characters of a number; no float has more before its decimal point."""
@@ -59,11 +67,17 @@ class Quantity:
 
 def plain(text: str) -> str:
     """Return a text without LaTeX markup, currency signs and emphasis; white space within lines is one space."""
+    text = DASH.sub("-", GROUPS.sub("", DOLLARS.sub("", text.translate(WIDE))))
     for written, read in PLAIN.items():
         text = text.replace(written, read)
-    text = FRACTION.sub(lambda found: f"{found[1] or found[3]}/{found[2] or found[4]}", text)
+    text = FRACTION.sub(_fraction, text)
     text = SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(DIGITS), BOLD.sub("", STYLE.sub("", text)))
     return "\n".join(" ".join(line.split()) for line in text.translate(REMOVED).split("\n"))
+
+
+def _fraction(found: re.Match[str]) -> str:
+    apart = " " if found.string[found.start() - 1 : found.start()].isdigit() else ""  # of a mixed number: not 11/2
+    return f"{apart}{found[1] or found[3]}/{found[2] or found[4]}"
 
 
 def quantities(text: str) -> list[Quantity | None]:
@@ -73,7 +87,7 @@ def quantities(text: str) -> list[Quantity | None]:
 
 def _quantity(found: re.Match[str], text: str) -> Quantity | None:
     value, divisor = _number(found["number"]), _number(found["divisor"] or "1")
-    if value is None or not divisor:
+    if value is None or not divisor or found["dotted"]:  # 1.2.3 is a version, a date, or has points for thousands
         return None
     try:
         value *= 10.0 ** int(found["exponent"] or 0) * 10.0 ** int(found["ten"] or 0) / divisor
@@ -94,6 +108,18 @@ def _number(text: str) -> float | None:
     if "," in whole and not THOUSANDS.fullmatch(whole):
         return None  # a list, or a decimal comma
     return float(whole.replace(",", "") + point + decimals)
+
+
+def plain_number(text: str) -> float | None:
+    """Return the value of a text that is one number, as in `-1,000.5`, `.5`, `1e-1`; None for any other text."""
+    text = text.strip().replace("−", "-").rstrip(".,")
+    whole = text.lstrip("+-").partition(".")[0]
+    if "," in text and not (THOUSANDS.fullmatch(whole) and "," not in text.partition(".")[2]):
+        return None
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
 
 
 def unit_of(rest: str) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import collections
 import re
 import string
-from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.errors import DataError, quoted
-from hwgrpo.rewards.verifiable import answer_text
+from hwgrpo.rewards.ground_truths import TARGET, right_answers
 from hwgrpo.rewards.verifiers.stated_answer import after_thinking, tagged
 
 ARTICLE = re.compile(r"\b(?:a|an|the)\b")
@@ -32,7 +30,7 @@ def question_exact_match(solution_str: str, ground_truth: Any, tag: str | None =
     Source: the evaluation script of SQuAD (arXiv 1606.05250).
     """
     answer = normalized(short_answer(solution_str, tag))
-    return score if any(answer == normalized(truth) for truth in right_answers(ground_truth)) else 0.0
+    return score if any(answer == normalized(truth) for truth in right_answers(ground_truth, TARGET)) else 0.0
 
 
 def question_f1(solution_str: str, ground_truth: Any, tag: str | None = "answer") -> float:
@@ -51,7 +49,7 @@ def question_f1(solution_str: str, ground_truth: Any, tag: str | None = "answer"
     Source: the evaluation scripts of SQuAD 1.1 and 2.0 (arXiv 1606.05250, 1806.03822).
     """
     words = normalized(short_answer(solution_str, tag)).split()
-    return max(_f1(words, normalized(truth).split()) for truth in right_answers(ground_truth))
+    return max(_f1(words, normalized(truth).split()) for truth in right_answers(ground_truth, TARGET))
 
 
 def _f1(words: list[str], truth: list[str]) -> float:
@@ -70,15 +68,3 @@ def short_answer(text: str, tag: str | None) -> str:
     """Return the text of a response that is compared."""
     content = tagged(text, tag) if tag else None
     return after_thinking(text) if content is None else content
-
-
-def right_answers(ground_truth: Any) -> list[str]:
-    """Return the right answers of a row as texts."""
-    if isinstance(ground_truth, Mapping):
-        ground_truth = ground_truth.get("target")
-    if hasattr(ground_truth, "tolist"):
-        ground_truth = ground_truth.tolist()  # an array of a Parquet file
-    answers = list(ground_truth) if isinstance(ground_truth, list | tuple | set) else [ground_truth]
-    if not answers:
-        raise DataError(f"the ground truth {quoted(ground_truth)} lists no right answer")
-    return [answer_text(answer) for answer in answers]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
+
 
 def after_thinking(text: str) -> str:
     """Return what follows the last `</think>`; the entire text without one."""
@@ -16,11 +20,10 @@ def tagged(text: str, tag: str = "answer") -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`, None without one whose braces close."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, None without one whose braces close."""
+    start = next((found.end() for found in reversed(list(BOX.finditer(text)))), None)
+    if start is None:
         return None
-    start += len("\\boxed{")
     depth = 1
     for index in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[index], 0)

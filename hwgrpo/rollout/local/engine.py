@@ -239,7 +239,7 @@ class LocalEngine:
     ) -> tuple[Decoded, list[str]]:
         distinct = {token_ids: row for row, token_ids in enumerate(dict.fromkeys(p.token_ids for p in prompts))}
         end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
-        watch = StopDetector(self._tokenizer, end_ids, sampling.stop, len(prompts))
+        watch = StopDetector(self._tokenizer, end_ids, sampling.stop, len(prompts), sampling.skip_special_tokens)
         decoded = decode(
             self._rows(model, list(distinct), sampling),
             np.array([distinct[prompt.token_ids] for prompt in prompts]),

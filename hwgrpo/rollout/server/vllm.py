@@ -179,6 +179,7 @@ def completion_body(server_request: ServerRequest) -> dict[str, Any]:
         "min_p": 0.0 if sampling.greedy else sampling.min_p,
         "stop": list(sampling.stop),
         "stop_token_ids": list(server_request.end_ids),
+        "skip_special_tokens": sampling.skip_special_tokens,
         "ignore_eos": True,  # EOS is among the stop tokens
         "logprobs": 0,
         "return_token_ids": True,

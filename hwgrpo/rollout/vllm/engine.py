@@ -248,6 +248,7 @@ class VllmEngine:
             stop_token_ids=[*end_ids],
             ignore_eos=True,  # EOS is among the stop tokens
             detokenize=bool(sampling.stop),
+            skip_special_tokens=sampling.skip_special_tokens,
             logprobs=0,
             output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
             **filters,
