@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hwgrpo.imports.import_result import TITLES, Imported
 from hwgrpo.imports.recipe_text import compact
+from hwgrpo.text import one_line
 
-_LEAST, _GAP = 10, "  "
+_LEAST, _GAP, _MOST = 10, "  ", 4000
 
 
 def table_text(imported: Imported, width: int) -> str:
@@ -16,7 +17,9 @@ def table_text(imported: Imported, width: int) -> str:
     lines = []
     for group, title in TITLES.items():
         rows = [
-            (each.key, compact(each.value), each.becomes, each.note) for each in imported.entries if each.group == group
+            [*map(_cell, (each.key, compact(each.value), each.becomes, each.note))]
+            for each in imported.entries
+            if each.group == group
         ]
         if not rows:
             continue
@@ -28,6 +31,10 @@ def table_text(imported: Imported, width: int) -> str:
         for row in cells:
             lines += _wrapped(row, widths)
     return "\n".join(lines[1:]) + "\n"
+
+
+def _cell(text: str) -> str:
+    return one_line(text if len(text) <= _MOST else f"{text[:_MOST]}... ({len(text)} characters)")
 
 
 def _widths(cells: Sequence[Sequence[str]], width: int) -> list[int]:

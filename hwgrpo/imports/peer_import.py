@@ -11,9 +11,11 @@ from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import check_used, unused_settings
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.hydra_values import primitive
 from hwgrpo.imports.import_result import Entry, Imported
 from hwgrpo.imports.peer_settings import PeerSettings
 from hwgrpo.imports.recipe_text import compact, nested
+from hwgrpo.imports.variable_text import VariableText, known
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
 
 Conversion = Callable[[Any], Iterator[Converted]]
@@ -81,8 +83,8 @@ def _same(v: PeerSettings) -> Iterator[Converted]:
             continue
         if row.values:
             value = row.values[value].partition(" | ")[0]
-        elif not isinstance(value, list | dict) and value in row.replaces:
-            value = row.replaces[value]
+        elif not isinstance(value, list | dict) and known(value) in row.replaces:
+            value = row.replaces[known(value)]
         yield Assignment(row.here, value, (row.key,), row.note)
 
 
@@ -91,8 +93,9 @@ def _refused(v: PeerSettings) -> Iterator[Refusal]:
     for key, value in v.given.items():
         row = v.names.row_of(key)
         assert row is not None
-        if row.kind == "refused" and not any(value == each and type(value) is type(each) for each in _neutral(row)):
-            if row.neutral == (None,) and not value:
+        read = primitive(value.value) if isinstance(value, VariableText) else value
+        if row.kind == "refused" and not any(read == each and type(read) is type(each) for each in _neutral(row)):
+            if row.neutral == (None,) and not read:
                 continue
             yield Refusal(key, value, row.note, row.instead)
 
