@@ -95,7 +95,7 @@ def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool
         ConfigError: a setting is unknown, illegal or refused.
     """
     from hwgrpo.imports.import_table import table_text
-    from hwgrpo.imports.recipe_text import recipe_text
+    from hwgrpo.imports.recipe_text import compact, recipe_text
 
     has_file = "=" not in arguments[0] and not arguments[0].startswith("--")
     file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
@@ -103,7 +103,7 @@ def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool
     if prints:
         print(table_text(imported, shutil.get_terminal_size((140, 24)).columns), file=sys.stderr)
         for notice in [*notices, *imported.notices]:
-            print(f"hwgrpo: note: {terminal_lines(notice)}", file=sys.stderr)
+            print(f"hwgrpo: note: {terminal_lines(compact(notice))}", file=sys.stderr)
     if imported.refused() and not drop_refused:
         keys = ", ".join(f"{each.key}={_shown(each.value)}" for each in imported.refused())
         raise ConfigError(

@@ -153,7 +153,7 @@ def written_values(config: Any, tree: Any, section: type, left_out: Mapping[Plac
         more = {
             place: Written(text, value)
             for place, (text, _, value) in values.items()
-            if place not in found and any(_meets(target, found) for target in _references(text, place))
+            if place not in found and any(_meets(target, found) for target in references(text, place))
         }
         if not more:
             return found
@@ -289,7 +289,7 @@ def value_at(tree: Any, place: Place) -> Any:
     return value
 
 
-def _references(text: str, place: Place) -> Iterator[Place]:
+def references(text: str, place: Place) -> Iterator[Place]:
     """Yield the places that a text's node interpolations name, relative ones seen from its own place."""
     for found in _REFERENCE.finditer(text):
         path = found["path"]

@@ -28,6 +28,7 @@ _SPLIT_HERE = re.compile(r"\s*(?:[\[{'\"]|--\w|[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=[
 _NUMBER = re.compile(r"\s*[-+]?[0-9]{1,40}\s*")
 _LONGEST_SOURCE = 80
 """Characters of a piece of a script that a reason shows."""
+_LONGEST_REASON = 300
 _CASES = {"^^": str.upper, ",,": str.lower}
 
 
@@ -94,6 +95,7 @@ class BashVariables:
 
     def mark(self, reason: str) -> str:
         """Return a mark for an unknown piece."""
+        reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
         self.budget.spend(len(reason), self.place())
         self.unknown.append(f"{self._name}, line {self.line}: {reason}")
         return f"\ud800{len(self.unknown) - 1}\ud801"

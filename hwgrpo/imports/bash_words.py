@@ -201,7 +201,7 @@ class BashReader:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _word(self) -> Word:
+    def _word(self, *, arrays: bool = True) -> Word:
         parts: list[Part] = []
         start, line = self._at, self._line()
         while self._at < len(self._text):
@@ -214,7 +214,7 @@ class BashReader:
             if here in " \t\n;|&<>)" or (here == "\\" and _CONTINUED.match(self._text, self._at)):
                 break
             if here == "(":
-                if not _ARRAY.fullmatch(self._text, start, self._at + 1):
+                if not arrays or not _ARRAY.fullmatch(self._text, start, self._at + 1):
                     break
                 self._at += 1
                 return Word(tuple(parts), self._elements(line))
@@ -230,9 +230,9 @@ class BashReader:
             if self._text[self._at] == "\n":
                 self._at += 1
             elif self._skip_blanks() is None:
-                if self._text[self._at] in ";|&<>" and not self._text.startswith(("<(", ">("), self._at):
+                if self._text[self._at] in ";|&<>(" and not self._text.startswith(("<(", ">("), self._at):
                     raise self._error(f"{self._text[self._at]!r} in an array", line)
-                elements.append(self._word())
+                elements.append(self._word(arrays=False))
         raise self._error("the array's ( is not closed", line)
 
     def _part(self) -> list[Part]:

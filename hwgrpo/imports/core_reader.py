@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from hwgrpo.config.yaml_text import read_yaml
+from hwgrpo.config.yaml_text import MAX_KEYS, read_yaml
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.hydra_values import Resolver, flattened, parse_override
 from hwgrpo.imports.peer_settings import PeerSettings, fill, typed
@@ -143,4 +143,6 @@ def _resolved(names: PeerNames, values: Mapping[str, Any], environment: Mapping[
                 raise
             known = value
         resolved |= dict(flattened({key: known})) if isinstance(known, Mapping) else {key: known}
+        if len(resolved) > MAX_KEYS:
+            raise ConfigError(f"{key}: interpolations make more than {MAX_KEYS} settings; write the values themselves")
     return resolved

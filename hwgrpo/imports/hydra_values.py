@@ -226,6 +226,8 @@ class Resolver:
         Raises:
             ConfigError: as `resolve` does.
         """
+        if not path:
+            self._depth = 0
         if key not in self._found:
             if key in path:
                 raise ConfigError(f"{key} refers to itself; write the value itself")

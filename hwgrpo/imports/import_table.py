@@ -9,7 +9,7 @@ from hwgrpo.imports.import_result import TITLES, Imported
 from hwgrpo.imports.recipe_text import compact
 from hwgrpo.text import one_line
 
-_LEAST, _GAP, _MOST = 10, "  ", 4000
+_LEAST, _GAP, _MOST, _MOST_ROWS = 10, "  ", 4000, 500
 
 
 def table_text(imported: Imported, width: int) -> str:
@@ -23,13 +23,15 @@ def table_text(imported: Imported, width: int) -> str:
         ]
         if not rows:
             continue
+        more = len(rows) - _MOST_ROWS
         header = (f"{imported.project} key", "value", "becomes", "note")
         used = [i for i in range(4) if any(row[i] for row in rows)]
-        cells = [[row[i] for i in used] for row in (header, *rows)]
+        cells = [[row[i] for i in used] for row in (header, *rows[:_MOST_ROWS])]
         widths = _widths(cells, width)
         lines += ["", f"{title.format(imported.project)} ({len(rows)})"]
         for row in cells:
             lines += _wrapped(row, widths)
+        lines += [f"and {more} more"] if more > 0 else []
     return "\n".join(lines[1:]) + "\n"
 
 

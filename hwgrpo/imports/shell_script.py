@@ -34,7 +34,7 @@ _NEVER = ("echo", "printf", *_CONSTANTS, *_TESTS)
 _ASKS = ("grep", "command", "which", "type", "false")
 """Commands that fail as often as they succeed."""
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
-MOST_SCRIPT = 300_000
+MOST_SCRIPT = 100_000
 """Characters of a script that is read; the longest known has 20,000."""
 _SETS_ANYTHING = ("source", ".", "eval")
 """Commands after which a variable that seems unset may be set."""
