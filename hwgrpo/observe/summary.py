@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.shown_fields import LOSS, MISSING, decimals, duration, percent
 from hwgrpo.observe.verdict import judge
+from hwgrpo.run_files import read_whole, write_whole
 from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
@@ -110,20 +110,15 @@ def _losses(history: RunHistory) -> dict[str, Any]:
 def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     """Write summary.json atomically and return its path."""
     path = run_dir / FILE
-    temporary = path.with_name(FILE + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(jsonable(summary), file, indent=2, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_whole(path, json.dumps(jsonable(summary), indent=2, allow_nan=False))
     return path
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return summary.json; empty where it is missing or unreadable."""
     try:
-        content = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(read_whole(run_dir / FILE))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

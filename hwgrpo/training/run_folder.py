@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.run_files import write_whole
 from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
@@ -182,13 +183,19 @@ def lock_folder(folder: Path) -> FolderLock:
 
 def _check_places(folder: Path) -> None:
     places = [(folder / name, "a folder", Path.is_dir) for name in FOLDERS]
-    places += [(folder / name, "a file", Path.is_file) for name in FILES]
+    places += [(folder / name, "a file", _is_own_file) for name in FILES]
     for path, kind, is_kind in places:
         if os.path.lexists(path) and not is_kind(path):
+            found = "a symbolic link" if path.is_symlink() else f"not {kind}"
             raise ConfigError(
-                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, but {path} is not {kind}: "
+                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, but {path} is {found}: "
                 f"move {path} away"
             )
+
+
+def _is_own_file(path: Path) -> bool:
+    """Return whether a path is a file, and no link by which a run would write another one."""
+    return path.is_file() and not path.is_symlink()
 
 
 def reason_against_folder(folder: Path) -> str | None:
@@ -227,7 +234,7 @@ def _run_id(path: Path) -> str:
     run_id = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
     if len(run_id) != 2 * RUN_ID_BYTES or not run_id.isalnum():
         run_id = secrets.token_hex(RUN_ID_BYTES)
-        path.write_text(run_id + "\n", encoding="utf-8")
+        write_whole(path, run_id + "\n")
     return run_id
 
 
