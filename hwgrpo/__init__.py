@@ -20,6 +20,7 @@ errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host
 user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects
 http_exchange.py   HTTP requests with limits on time and size
+run_files.py   files of a run folder, written through no link and read in bounds
 paths.py, text.py, jsonlines.py, permissions.py, scratch.py, terminal_width.py, waits.py, closing.py   small helpers
 """
 

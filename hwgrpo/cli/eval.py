@@ -102,6 +102,7 @@ def _config(args: argparse.Namespace) -> Config:
     Raises:
         ConfigError: the folder is neither a run's nor an adapter or a checkpoint in it, or has no model.
     """
+    from hwgrpo.cli.stored_code import check_trust, print_code
     from hwgrpo.config import load_config
     from hwgrpo.config.load import unset_variables
     from hwgrpo.config.rollout_rules import check_rollout
@@ -135,7 +136,13 @@ def _config(args: argparse.Namespace) -> Config:
         recipe = run / "config.yaml"
     if args.model is not None:
         overrides.append(f"model.path={args.model}")
+    is_stored = recipe != Path(args.recipe)
+    if is_stored:
+        print_code(recipe)
     config = load_config(recipe, overrides, data_may_be_missing=True, variables_may_be_missing=True, unread=UNUSED)
+    if is_stored:
+        given = [each.partition("=")[0] for each in args.overrides]
+        check_trust(config, given, "add {}=true to the command")
     for problem in missing_data(config):
         if not problem.startswith("data.train="):  # which an evaluation does not read
             raise ConfigError(problem)
