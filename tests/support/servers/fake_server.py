@@ -160,7 +160,8 @@ class FakeServer:
         """Take the weights of a folder, or those that the workers have received."""
         if "folder" in order:
             folder = Path(order["folder"])
-            self.weights = dict(read_weights(str(self.damage(folder) or folder)))
+            damaged = self.damage(folder)
+            self.weights = dict(read_weights(str(damaged if isinstance(damaged, Path) else folder)))
         else:
             self.weights = self.workers.weights()
         self.label = order["version"]
