@@ -210,10 +210,10 @@ class BashVariables:
         return fields if now is None else [*fields, now]
 
     def _separable(self, text: str) -> str:
-        """Return a text with the values of variables that separators make several fields of, unless one is secret."""
+        """Return a text with the values of variables that separators make several fields of."""
         kept = [self.kept[int(found[1])] for found in KEPT.finditer(text)]
         separated = any(each.value.split() != [each.value] for each in kept)
-        return self.plain(text) if separated and not any(each.is_secret for each in kept) else text
+        return self.plain(text) if separated else text
 
     def _depends_on_separators(self, part: Part, values: Sequence[str], split: bool) -> bool:
         """Return whether a script that sets IFS joins or splits values by it."""

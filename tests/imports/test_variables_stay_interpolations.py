@@ -190,3 +190,11 @@ def test_a_text_with_variables_keeps_what_it_is_in_pieces():
     assert known(joined("a/", text, ":", 3)) == "a/1/b,c:3"
     assert VariableText("${oc.env:F}", "f.py:g").rpartition(":") == ("", "", "${oc.env:F}")
     assert VariableText("${oc.env:F}/f.py:g", "d/f.py:g").rpartition(":") == ("${oc.env:F}/f.py", ":", "g")
+
+
+def test_words_of_a_variable_are_arguments_unless_it_may_be_a_secret():
+    script = f"{VERL} a.b=$X"
+    passed = read_script(script, "run.sh", [], {"X": "/a/b c/d"})
+    assert passed.arguments[-2:] == ["a.b=/a/b", "c/d"]
+    hidden = read_script(script, "run.sh", [], {"X": "two words"})
+    assert hidden.reasons(hidden.marked[-1]) == ["run.sh, line 1: it is made of the variable X, which may be a secret"]
