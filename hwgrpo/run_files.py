@@ -5,6 +5,7 @@ A symbolic link under a name that a run writes would have it write whatever the 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -26,7 +27,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without it
+                raise
     os.replace(temporary, path)
 
 

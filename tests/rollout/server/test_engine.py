@@ -143,9 +143,7 @@ def test_weights_that_have_changed_in_the_folder_are_not_sent_again(make, server
             flip(folder)
 
     server.damage = damage
-    with pytest.raises(
-        RunError, match=r"weights 1 cannot be sent again: their files in .* have changed"
-    ):
+    with pytest.raises(RunError, match=r"weights 1 cannot be sent again: their files in .* have changed"):
         engine.update_weights(1)
     assert len(loads) == 1
     assert server.taken == [0]
