@@ -9,8 +9,10 @@ from typing import IO, Any
 
 from hwgrpo.errors import DataError
 from hwgrpo.file_systems import sync
+from hwgrpo.run_files import MOST_BYTES, open_own, open_to_read
 
 _BLOCK = 1 << 16
+_MOST_STEPS = 1 << 53
 
 
 def jsonable(value: Any) -> Any:
@@ -40,14 +42,20 @@ def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     Raises:
         DataError: a line other than a torn last one is not a JSON object with a `step`.
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+    try:
+        opened = open_to_read(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; move it away") from error
+    with opened as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_BYTES), b""), start=1):
+            if not line.endswith(b"\n") and len(line) < MOST_BYTES:
                 return  # the writer was killed in the middle of it
             try:
                 record = json.loads(line)
                 record["step"] = int(record["step"])
-            except (ValueError, KeyError, TypeError) as error:
+                if abs(record["step"]) > _MOST_STEPS:
+                    raise ValueError("a step of that number")
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {number}: not a JSON object with an integer 'step' ({error!r}); "
                     "the file was changed by something else: repair the line or move the file away"
@@ -64,7 +72,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _drop_torn_line(path: Path) -> None:
     """Cut off what follows the last line end, so that the next line starts at the margin."""
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=open_own) as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - _BLOCK)
@@ -90,7 +98,7 @@ class StepLines:
             if self.path.exists():
                 _drop_torn_line(self.path)
             # Text that is not valid Unicode (a lone surrogate) turns into \udXXX, which is how JSON spells it.
-            self._file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._file = open(self.path, "a", encoding="utf-8", errors="backslashreplace", opener=open_own)  # noqa: SIM115
         self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -100,7 +108,8 @@ class StepLines:
         if not self.path.exists():
             return
         temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:
             file.writelines(line for line, record in _complete_lines(self.path) if record["step"] <= step)
             file.flush()
             sync(file)

@@ -106,6 +106,7 @@ def _config(args: argparse.Namespace) -> Config:
     Raises:
         ConfigError: the folder is neither a run's nor an adapter or a checkpoint in it, or has no model.
     """
+    from hwgrpo.cli.stored_code import check_trust, print_code
     from hwgrpo.config import load_config
     from hwgrpo.config.load import unset_variables
     from hwgrpo.config.rollout_rules import check_rollout
@@ -139,6 +140,9 @@ def _config(args: argparse.Namespace) -> Config:
         recipe = run / "config.yaml"
     if args.model is not None:
         overrides.append(f"model.path={args.model}")
+    is_stored = recipe != Path(args.recipe)
+    if is_stored:
+        print_code(recipe)
     if args.max_rows is not None and args.max_rows < 1:
         raise ConfigError(f"--max-rows {args.max_rows}: use 1 or more, or leave it out for all rows")
     # all rows, unless this command says otherwise
@@ -152,6 +156,9 @@ def _config(args: argparse.Namespace) -> Config:
         variables_may_be_missing=True,
         unread=UNUSED,
     )
+    if is_stored:
+        given = [each.partition("=")[0] for each in args.overrides]
+        check_trust(config, given, "add {}=true to the command")
     if config.data.template_date is None and recipe.is_file():
         config.data.template_date = _date_of_run(recipe.parent)
     for problem in missing_data(config):

@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-shard-size", metavar="SIZE", help="maximum size of a file, e.g. 5GB (default: transformers')"
     )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="of a run with model.trust_remote_code=true: run the Python files of the model's folder",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     from safetensors import SafetensorError
 
+    from hwgrpo.cli.stored_code import check_trust
     from hwgrpo.models.loading import load_tokenizer
     from hwgrpo.models.lora import uses_lora
     from hwgrpo.models.saving import save_model, source_folder
@@ -86,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     if checkpoint.note is not None:
         print(checkpoint.note)
     config = _settings(checkpoint)
+    if not args.trust_remote_code:
+        check_trust(config, ["reward"], "add --trust-remote-code")
     if args.adapter and not uses_lora(config.model.lora):
         raise ConfigError(
             f"--adapter: {checkpoint.folder} was trained without LoRA, so it has no adapter; omit --adapter"
@@ -125,9 +133,16 @@ def _export_settings(args: argparse.Namespace) -> int:
     from hwgrpo.exports.trl_export import export_trl
     from hwgrpo.exports.verl_export import export_verl
 
-    if args.merge or args.adapter or args.dtype is not None or args.max_shard_size is not None:
+    if (
+        args.merge
+        or args.adapter
+        or args.dtype is not None
+        or args.max_shard_size is not None
+        or args.trust_remote_code
+    ):
         raise ConfigError(
-            "--merge, --adapter, --dtype and --max-shard-size are of a checkpoint; leave them out beside --to"
+            "--merge, --adapter, --dtype, --max-shard-size and --trust-remote-code are of a checkpoint; leave "
+            "them out beside --to"
         )
     if args.devices is not None and (args.to != "verl" or args.devices < 1):
         raise ConfigError(f"--devices {args.devices}: it is a number of at least 1, of --to verl")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.launched_ranks import launched_rank
+from hwgrpo.text import terminal_lines
 
 if TYPE_CHECKING:
     from hwgrpo.imports.import_result import Imported
@@ -95,7 +96,7 @@ def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool
         ConfigError: a setting is unknown, illegal or refused.
     """
     from hwgrpo.imports.import_table import table_text
-    from hwgrpo.imports.recipe_text import recipe_text
+    from hwgrpo.imports.recipe_text import compact, recipe_text
 
     has_file = "=" not in arguments[0] and not arguments[0].startswith("--")
     file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
@@ -103,14 +104,20 @@ def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool
     if prints:
         print(table_text(imported, shutil.get_terminal_size((140, 24)).columns), file=sys.stderr)
         for notice in [*notices, *imported.notices]:
-            print(f"hwgrpo: note: {notice}", file=sys.stderr)
+            print(f"hwgrpo: note: {terminal_lines(compact(notice))}", file=sys.stderr)
     if imported.refused() and not drop_refused:
-        keys = ", ".join(f"{each.key}={each.value}" for each in imported.refused())
+        keys = ", ".join(f"{each.key}={_shown(each.value)}" for each in imported.refused())
         raise ConfigError(
             f"without a counterpart here: {keys}; see above. Change them, or leave them out with --drop-refused"
         )
     source = imported.project if file is None else "standard input" if file == "-" else file
     return imported, recipe_text(imported, source)
+
+
+def _shown(value: object) -> object:
+    from hwgrpo.imports.recipe_text import compact
+
+    return compact(value) if isinstance(value, str) else value
 
 
 def _imported(system: str, file: str | None, settings: Sequence[str]) -> tuple[Imported, list[str]]:

@@ -13,6 +13,7 @@ presets.py         the settings of published methods
 overrides.py       `section.key=value` arguments
 keys.py            the type of each key; errors for unknown ones
 interpolation.py   `${...}` in values
+interpolation_bounds.py  how many there may be, and how long they may become
 typed.py           YAML values -> the schema's types, strictly
 yaml_text.py       YAML with the line of every mistake
 validate.py        checks beyond types: limits, files, conflicting settings

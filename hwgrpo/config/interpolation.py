@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hwgrpo.config.document import entries
+from hwgrpo.config.interpolation_bounds import check_interpolations
 from hwgrpo.config.keys import INDEX, expand_names
 from hwgrpo.config.overrides import merge
 from hwgrpo.config.schema import Config
@@ -44,6 +45,7 @@ def resolve_interpolations(raw: dict[str, Any], *, lenient: bool) -> tuple[dict[
         ConfigError: an interpolation names nothing that is there, or itself; the message shows no value that was read.
     """
     found = list(interpolations(raw, Config))
+    check_interpolations({place: text for place, text, _ in found}, raw)
     for place, text, _ in found:
         try:
             OmegaConf.create({"value": text})

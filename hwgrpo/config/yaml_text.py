@@ -17,6 +17,8 @@ from hwgrpo.errors import ConfigError
 MAX_BYTES = 2**20
 """Size of the largest recipe that is read; one with every setting has 10 KiB."""
 MAX_DEPTH = 50
+MAX_KEYS = 10_000
+"""Keys of all mappings in one recipe, each anchor counted as often as it is used."""
 MAX_NODES = 100_000
 """Values in one recipe, each anchor counted as often as it is used."""
 MAX_DIGITS = 400
@@ -34,6 +36,8 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
     Raises:
         ConfigError: it is not valid YAML, or larger or deeper than any recipe.
     """
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{place} has {len(text)} characters, and at most {MAX_BYTES} are read; use a smaller value")
     loader = None
     try:
         loader = _Loader(text)
@@ -68,15 +72,18 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._depth = 0
-        self._measures: dict[int, tuple[int, int]] = {}
-        """id of a node -> (its values, its depth), anchors counted where they are used."""
+        self._depth = self._keys = 0
+        self._measures: dict[int, tuple[int, int, int]] = {}
+        """id of a node -> (its values, its keys, its depth), anchors counted where they are used."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:  # type: ignore[override]
         mark, alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels deep", problem_mark=mark)
+        self._keys += isinstance(parent, yaml.MappingNode) and index is None
+        if self._keys > MAX_KEYS:  # before the rest is read
+            raise yaml.MarkedYAMLError(problem=f"more than {MAX_KEYS} keys", problem_mark=mark)
         node: yaml.Node = super().compose_node(parent, index)  # type: ignore[assignment]
         self._depth -= 1
         if not alias:
@@ -95,12 +102,14 @@ class _Loader(yaml.SafeLoader):
             self._check_names(node)
             below = [value for _, value in node.value]
         measures = [self._measures[id(child)] for child in below]
-        size, depth = 1 + sum(m[0] for m in measures), 1 + max((m[1] for m in measures), default=0)
-        if size > MAX_NODES or depth > MAX_DEPTH:
+        size, depth = 1 + sum(m[0] for m in measures), 1 + max((m[2] for m in measures), default=0)
+        keys = (len(below) if isinstance(node, yaml.MappingNode) else 0) + sum(m[1] for m in measures)
+        if size > MAX_NODES or keys > MAX_KEYS or depth > MAX_DEPTH:
             raise yaml.MarkedYAMLError(
-                problem=f"anchors make more than {MAX_NODES} values or {MAX_DEPTH} levels of it", problem_mark=mark
+                problem=f"anchors make more than {MAX_NODES} values, {MAX_KEYS} keys or {MAX_DEPTH} levels of it",
+                problem_mark=mark,
             )
-        self._measures[id(node)] = size, depth
+        self._measures[id(node)] = size, keys, depth
 
     def _check_names(self, node: yaml.MappingNode) -> None:
         """Check that the keys of a mapping are text, each once; `on` and `007` are text here."""

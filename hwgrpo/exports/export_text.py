@@ -11,8 +11,10 @@ from typing import Any
 from hwgrpo.exports.peer_export import Exported, Lost
 from hwgrpo.imports.hydra_values import parse_value
 from hwgrpo.imports.recipe_text import compact
+from hwgrpo.imports.variable_text import VariableText
 from hwgrpo.peer_tables.peer_row import UNSET
 from hwgrpo.peer_tables.verl_names import ROWS
+from hwgrpo.text import one_line
 
 _PLAIN = re.compile(r"[\w./:@+-]+")
 
@@ -41,7 +43,7 @@ def trl_yaml(exported: Exported, source: str) -> str:
     """
     import yaml
 
-    text = yaml.safe_dump(exported.settings, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(_plain(exported.settings), sort_keys=False, allow_unicode=True)
     processes = "# For one process; for N, divide gradient_accumulation_steps by N."
     return "\n".join([*_comments(exported, source), processes]) + "\n" + text
 
@@ -55,9 +57,18 @@ def hydra_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value) if value is not None else "null"
     if isinstance(value, str) and not (_PLAIN.fullmatch(value) and parse_value(value, "") == value):
-        escaped = value.replace("${", "\\${").replace('"', '\\"')
-        return f'"{escaped}"'
+        escaped = value if isinstance(value, VariableText) else value.replace("${", "\\${")
+        return '"' + escaped.replace('"', '\\"') + '"'
     return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that YAML knows: a text with variables is one."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_plain, value)]
+    return str(value) if isinstance(value, str) else value
 
 
 def _added(key: str) -> str:
@@ -66,14 +77,15 @@ def _added(key: str) -> str:
 
 
 def _comments(exported: Exported, source: str) -> Iterator[str]:
-    yield f"# {source} of hwgrpo as settings of {exported.project}."
+    yield one_line(f"# {source} of hwgrpo as settings of {exported.project}.")
     yield from (f"# Lost: {lost_text(each, exported.project)}" for each in exported.lost)
 
 
 def lost_text(lost: Lost, project: str) -> str:
     """Return what is lost, in a line."""
     has = f"{project}'s run has {_shown(lost.becomes)}" if lost.becomes is not UNSET else ""
-    return " ".join(f"{lost.key}={_shown(lost.value)}: {'; '.join(filter(None, (has, lost.why)))}".split())
+    line = f"{lost.key}={_shown(lost.value)}: {'; '.join(filter(None, (has, lost.why)))}"
+    return one_line(" ".join(line.split()))
 
 
 def _shown(value: Any) -> str:

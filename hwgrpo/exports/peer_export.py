@@ -13,6 +13,7 @@ from hwgrpo.config.typed import build
 from hwgrpo.config.uses import unused_settings
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.recipe_text import nested
+from hwgrpo.imports.variable_text import VariableText, known
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
 
@@ -77,6 +78,8 @@ def export_peer(
 
 def inverse(row: PeerRow, value: Any) -> Any:
     """Return the project's first value that becomes a value here; UNSET where none does."""
+    if isinstance(value, VariableText):
+        return value
     if row.values:
         return next((name for name, here in row.values.items() if here.partition(" | ")[0] == value), UNSET)
     replaced = {here: there for there, here in row.replaces.items()} if not isinstance(value, list | dict) else {}
@@ -129,5 +132,5 @@ def _value(config: Config, key: str) -> Any:
 def synthetic(config: Config, project: str) -> dict[str, str]:
     """Return the settings that name models or data that only hwgrpo makes, with the reason."""
     schemes = {"data.train": "task://", "data.validation": "task://", "model.path": "builtin://"}
-    made = {key: scheme for key, scheme in schemes.items() if scheme in str(_value(config, key))}
+    made = {key: scheme for key, scheme in schemes.items() if scheme in str(known(_value(config, key)))}
     return {key: f"{project} has no {scheme}: give it a path" for key, scheme in made.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 from hwgrpo.config.schema import Config, RewardFunctionConfig
 from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
+from hwgrpo.exports.variable_settings import variable_keys, with_variables
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.trl_algorithm import REWARDS, SAPO, VESPO
 from hwgrpo.imports.trl_batches import LOADERS
@@ -35,8 +36,9 @@ _REASONS = {
 
 def export_trl(config: Config) -> Exported:
     """Return a recipe in TRL's settings, for one process."""
-    values = dict(_joint(config))
-    return export_peer(config, TRL, values, _import_again, _REASONS, synthetic(config, "TRL"))
+    config = with_variables(config)
+    unread = dict.fromkeys(variable_keys(config), "TRL's file reads no variables: write the value there")
+    return export_peer(config, TRL, dict(_joint(config)), _import_again, _REASONS, unread | synthetic(config, "TRL"))
 
 
 def _import_again(values: Mapping[str, Any]) -> Imported:

@@ -7,7 +7,9 @@ from typing import Any
 
 from hwgrpo.config.schema import Config
 from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
+from hwgrpo.exports.variable_settings import with_variables
 from hwgrpo.imports.import_result import Imported
+from hwgrpo.imports.variable_text import known
 from hwgrpo.imports.verl_algorithm import BY_SOURCE, KWARGS, NO_LIMIT
 from hwgrpo.imports.verl_import import import_verl
 from hwgrpo.imports.verl_settings import ACTOR, MODEL, ROLLOUT, verl_settings
@@ -42,6 +44,7 @@ def export_verl(config: Config, devices: int = 8) -> Exported:
         config: checked settings.
         devices: devices of a node in verl's run; 8 is verl's default.
     """
+    config = with_variables(config)
     values = dict(_joint(config, devices))
     return export_peer(config, VERL, values, _import_again, _REASONS, synthetic(config, "verl"))
 
@@ -69,7 +72,7 @@ def _data(config: Config) -> Iterator[tuple[str, Any]]:
     yield "data.train_files", d.train
     if d.validation is not None:
         yield "data.val_files", d.validation
-    elif not str(d.train).startswith("task://"):
+    elif not str(known(d.train)).startswith("task://"):
         yield "data.val_files", d.train
         yield "trainer.val_before_train", False
         yield "trainer.test_freq", -1

@@ -11,6 +11,8 @@ bash_arithmetic.py  `$((...))`, `((...))`, `let`
 bash_braces.py     `{1,2}`, `{1..8}`
 bash_programs.py   `$(dirname ...)` and its kin
 hydra_values.py    Hydra's overrides, values and interpolations
+variable_text.py   texts with values of variables, which stay interpolations
+reading_budget.py  bounds on what is read
 peer_settings.py   another project's settings by the names of the tables, checked
 peer_import.py     they become settings here
 verl_settings.py   a verl run's settings

@@ -10,6 +10,7 @@ from typing import Protocol
 _TOKEN = re.compile(
     r"\s*(\d+#[\w@]*|\d\w*|[A-Za-z_]\w*|<<=|>>=|\*\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%<>=!~&|^?:,()\[\]])"
 )
+_END = re.compile(r"\s*\Z")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
 _DEEPEST = 16
@@ -92,7 +93,7 @@ def _number(text: str) -> int:
         digit = _DIGITS.index(each)
         if digit >= size:
             raise ValueError(f"{text} is no number")
-        value = value * size + digit
+        value = (value * size + digit) % (1 << 64)  # as bash's, of 64 bits
     return value
 
 
@@ -108,7 +109,7 @@ class _Expression:
         self._tokens: list[str] = []
         self._names, self._depth, self._at, self._skips = names, depth, 0, False
         place = 0
-        while source[place:].strip():
+        while not _END.match(source, place):
             found = _TOKEN.match(source, place)
             if found is None:
                 raise ValueError(f"{source[place:].strip()} is no expression")

@@ -60,6 +60,7 @@ class BashSetters:
         changed: list[str] = []
         if name in self.functions:
             changed = sorted(self._set_in_functions)
+            self._known.budget.spend(len(changed), self._known.place())
         elif name == "printf" and texts[:1] == ["-v"]:
             changed = texts[1:2]
         elif name in ("pushd", "popd"):
@@ -76,8 +77,8 @@ class BashSetters:
         options = [word.literal for word in words]
         if name == "shift":
             fields, arguments = self.fields(words[1:]), self._known.arguments
-            count = fields[0] if fields else "1"
-            if any(map(MARK.search, [count, *arguments[:1]])) or not count.isdigit():
+            count = self._known.plain(fields[0]) if fields else "1"
+            if any(map(MARK.search, [count, *arguments[:1]])) or not count.isdecimal() or len(count) > 9:
                 self._known.set_arguments([self._known.mark("the number of arguments is not known")])
             elif int(count) <= len(arguments):
                 self._known.set_arguments(arguments[int(count) :])
@@ -86,7 +87,7 @@ class BashSetters:
 
     def change_folder(self, fields: list[str]) -> None:
         """Let `cd` change `$PWD`."""
-        folder = folder_after(self._known.folder(), fields)
+        folder = folder_after(self._known.folder(), [*map(self._known.plain, fields)])
         if folder is not None and not MARK.search(folder):
             self._known.assign("PWD", [folder])
         else:
@@ -96,7 +97,9 @@ class BashSetters:
         """Run `export`, `declare` and their kin."""
         options = "".join(word.literal or "" for word in words if (word.literal or "").startswith("-"))
         before, after = self._known.values, {}
-        for word in [each for one in words for each in expand_braces(one)]:
+        budget, place = self._known.budget, self._known.place()
+        for word in [each for one in words for each in expand_braces(one, budget, place)]:
+            budget.spend(len(before), place)
             self._known.values = dict(before)  # bash expands all words before it sets the first
             found = assigned_name(word)
             declared = found[1] if found else word.literal or ""

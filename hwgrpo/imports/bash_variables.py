@@ -10,7 +10,9 @@ from hwgrpo.imports.bash_arithmetic import evaluate
 from hwgrpo.imports.bash_braces import expand_braces
 from hwgrpo.imports.bash_programs import output_of
 from hwgrpo.imports.bash_words import BashReader, Part, Word
-from hwgrpo.imports.script_command import MARK
+from hwgrpo.imports.reading_budget import Budget, check_depth
+from hwgrpo.imports.script_command import KEPT, MARK, KeptVariable
+from hwgrpo.text import has_credentials, hide_secrets, is_secret
 
 _EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|\d+|[@*#])(\[[^]]*\])?(.*)\}", re.DOTALL)
 _FORM = re.compile(r":?[-=+?]|%%?|##?|/[/#%]?|\^\^?|,,?|:")
@@ -19,24 +21,67 @@ _SET_BY_BASH = re.compile(
     "S?RANDOM|SECONDS|LINENO|EPOCH(?:SECONDS|REALTIME)|HOSTNAME|(?:HOST|MACH|OS)TYPE|E?UID|PPID|SHLVL|BASH(?:_?[A-Z]+)?"
     "|SHELLOPTS|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|OPTIND|(?:OLD)?PWD|IFS|PATH|TERM|_"
 )
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
+_SPLIT_HERE = re.compile(r"\s*(?:[\[{'\"]|--\w|[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=[^=])")
+"""How a value begins that is a list, a mapping, a quoted text or settings: what is read of it depends on its text."""
+_NUMBER = re.compile(r"\s*[-+]?[0-9]{1,40}\s*")
+_LONGEST_SOURCE = 80
+"""Characters of a piece of a script that a reason shows."""
+_LONGEST_REASON = 300
 _CASES = {"^^": str.upper, ",,": str.lower}
+
+
+_EVALUATION = 20
+"""What the value of a variable in an expression counts beside its characters."""
+_DIGITS = 9
+"""Of the number of an argument."""
+_SHORTEST_SECRET = 8
+"""Length from which the value of any variable may be a secret, unless it is a path or a number."""
+_OF_SHELL = ("PWD", "OLDPWD", "IFS")
+
+
+def _is_kept(name: str, value: str) -> bool:
+    secret = _may_be_secret(name, value)
+    return bool(value and _NAME.fullmatch(name)) and name not in _OF_SHELL and (secret or not _SPLIT_HERE.match(value))
 
 
 class _UnknownError(Exception):
     """Arithmetic needs what is not known; its argument is the marks."""
 
 
+def _may_be_secret(name: str, value: str) -> bool:
+    """Return whether a variable's value may be a secret: by its name, or as no path, number or short word is."""
+    return (
+        is_secret(name)
+        or has_credentials(value)
+        or hide_secrets(value) != value
+        or (len(value) >= _SHORTEST_SECRET and "/" not in value and not _NUMBER.fullmatch(value))
+    )
+
+
 class BashVariables:
-    """The variables and arguments of a script, as far as they are known."""
+    """The variables and arguments of a script, as far as they are known.
+
+    Values of the environment are marks, too, so that they are in no recipe or table; an operation that needs the text
+    of one takes it, unless it may be a secret.
+    """
 
     def __init__(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], path: str | None = None
     ) -> None:
         self._name, self._path = name, path
+        self.budget, self._depth = Budget("the words of the script"), 0
+        self.kept = [
+            KeptVariable(key, value, _may_be_secret(key, value))
+            for key, value in environment.items()
+            if _is_kept(key, value)
+        ]
+        """Variables of the environment whose values are marks."""
         self.arguments = [*arguments]
         """`$1`, `$2`, ...; one mark where they are not known."""
         self.values: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
+        self.values |= {each.name: [f"\ud802{i}\ud803"] for i, each in enumerate(self.kept)}
         if path is not None:
             self.values["BASH_SOURCE"] = [path]
         self.unknown: list[str] = []
@@ -50,8 +95,32 @@ class BashVariables:
 
     def mark(self, reason: str) -> str:
         """Return a mark for an unknown piece."""
+        reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+        self.budget.spend(len(reason), self.place())
         self.unknown.append(f"{self._name}, line {self.line}: {reason}")
-        return f"\ue000{len(self.unknown) - 1}\ue001"
+        return f"\ud800{len(self.unknown) - 1}\ud801"
+
+    def place(self) -> str:
+        """Return the line that is read, for errors."""
+        return f"{self._name}, line {self.line}"
+
+    def plain(self, text: str, *, number: bool = False) -> str:
+        """Return a text with the values of variables, for what needs it; a mark stands for those that may be secret.
+
+        Args:
+            text: with marks of variables.
+            number: whether only numbers are of use.
+        """
+
+        def value_of(found: re.Match[str]) -> str:
+            each = self.kept[int(found[1])]
+            if number and not _NUMBER.fullmatch(each.value):
+                return self.mark(f"the variable {each.name} of the environment is no number")
+            if each.is_secret and not number:
+                return self.mark(f"it is made of the variable {each.name}, which may be a secret")
+            return each.value
+
+        return KEPT.sub(value_of, text)
 
     def set_unknown(self, name: str, reason: str) -> None:
         """Make the value of a variable unknown."""
@@ -59,6 +128,7 @@ class BashVariables:
 
     def assign(self, name: str, values: list[str]) -> None:
         """Set a variable, or make it unknown where the statement may not be run."""
+        self.budget.spend(sum(map(len, values)) + len(values), self.place())
         if self.why is None:
             self.values[name] = values
         else:
@@ -67,6 +137,7 @@ class BashVariables:
     def assign_element(self, name: str, index: str, value: str, adds: bool) -> None:
         """Set an element of an array; the variable is unknown where its place is."""
         place, values = self.arithmetic(index), self.values.get(name, [])
+        self.budget.spend(len(values), self.place())
         if not place.isdigit() or int(place) > len(values) or _is_unknown(values):
             self.set_unknown(name, f"{name}[{index}] is set by its index in line {self.line}")
             return
@@ -86,8 +157,14 @@ class BashVariables:
             unset: what a variable that is not set becomes; None: a mark.
             assigned: whether it is the value of an assignment.
         """
-        words = expand_braces(word) if split else [word]
-        return [each for one in words for each in self._fields(self._with_home(one.parts, assigned), split, unset)]
+        self._depth += 1
+        check_depth(self._depth, self.place())
+        words = expand_braces(word, self.budget, self.place()) if split else [word]
+        fields = [each for one in words for each in self._fields(self._with_home(one.parts, assigned), split, unset)]
+        self._depth -= 1
+        values = sum(len(self.kept[int(found[1])].value) for each in fields for found in KEPT.finditer(each))
+        self.budget.spend(values + sum(map(len, fields)) + len(fields), self.place())
+        return fields
 
     def _with_home(self, parts: tuple[Part, ...], assigned: bool) -> list[Part]:
         """Return parts with the `~` of one's home folder replaced."""
@@ -111,6 +188,8 @@ class BashVariables:
                     now = (now or "") + part.text
                 continue
             values = self._values_of_part(part, unset)
+            if split and not part.quoted:
+                values = [*map(self._separable, values)]
             if self._depends_on_separators(part, values, split):
                 values = [self.mark("IFS is set, by which bash joins and splits values")]
             if not split or (part.quoted and not _ALL.match(part.text)):
@@ -130,6 +209,12 @@ class BashVariables:
                     now = None
         return fields if now is None else [*fields, now]
 
+    def _separable(self, text: str) -> str:
+        """Return a text with the values of variables that separators make several fields of."""
+        kept = [self.kept[int(found[1])] for found in KEPT.finditer(text)]
+        separated = any(each.value.split() != [each.value] for each in kept)
+        return self.plain(text) if separated else text
+
     def _depends_on_separators(self, part: Part, values: Sequence[str], split: bool) -> bool:
         """Return whether a script that sets IFS joins or splits values by it."""
         if "IFS" not in self.values:
@@ -137,7 +222,8 @@ class BashVariables:
         if not split or (part.quoted and not _ALL.match(part.text)):
             return len(values) > 1
         separators = {*" \t\n", *"".join(self.values["IFS"])}
-        return not part.quoted and any(separators & {*value} for value in values)
+        read = (KEPT.sub(lambda found: self.kept[int(found[1])].value, value) for value in values)
+        return not part.quoted and any(separators & {*value} for value in read)
 
     def _values_of_part(self, part: Part, unset: str | None) -> list[str]:
         name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d+)\}?", part.text)
@@ -147,18 +233,20 @@ class BashVariables:
 
     def _expansion(self, source: str) -> list[str]:
         """Return the values of an expansion: one, or those of an array."""
+        self.budget.spend(len(source), self.place())
+        shown = source if len(source) <= _LONGEST_SOURCE else f"{source[:_LONGEST_SOURCE]}..."
         if source.startswith("$((") and source.endswith("))"):
             return [self.arithmetic(source[3:-2])]
         if source.startswith("$["):
             return [self.arithmetic(source[2:-1])]
         if source.startswith(("<(", ">(")):
-            return [self.mark(f"{source} is the output of a program")]
+            return [self.mark(f"{shown} is the output of a program")]
         if source.startswith(("$(", "`")):
             return [self._output(source)]
         found = _EXPANSION.fullmatch(source if source.startswith("${") else f"${{{source[1:]}}}")
         form = _FORM.match(found[4]) if found is not None else None
         if found is None or (found[4] and (form is None or found[1])):
-            return [self.mark(f"{source} is not read")]
+            return [self.mark(f"{shown} is not read")]
         counts, name, index, rest = found[1], found[2], found[3] or "", found[4]
         listed = name in ("@", "*") or index in ("[@]", "[*]")
         values = self.values_of(name)
@@ -169,7 +257,7 @@ class BashVariables:
         if values is None and not self.sees_all and not name.isdigit():
             return [self.mark(f"the variable {name} may be set by a file or command that is not read")]
         if counts:
-            return [self._counted(source, values or [], listed)]
+            return [self._counted(shown, [*map(self.plain, values or [])], listed)]
         if form is None:
             return [self._not_set(name)] if values is None else values
         operand = rest[form.end() :]
@@ -178,10 +266,9 @@ class BashVariables:
         if values is None:
             return [self._not_set(name)]
         if form[0] == ":":
-            return self._sliced(
-                source, [self._path or self._name, *values] if name in ("@", "*") else values, listed, operand
-            )
-        return [self._changed(source, value, form[0], operand) for value in values]
+            values = [self._path or self._name, *values] if name in ("@", "*") else values
+            return self._sliced(shown, values if listed else [*map(self.plain, values)], listed, operand)
+        return [self._changed(shown, self.plain(value), form[0], operand) for value in values]
 
     def _not_set(self, name: str) -> str:
         what = f"the script has no argument ${name}" if name.isdigit() else f"the variable {name} is not set"
@@ -189,18 +276,22 @@ class BashVariables:
 
     def _output(self, source: str) -> str:
         statements = BashReader(source[2:-1] if source.startswith("$(") else source[1:-1], self._name).statements()
-        known = output_of(statements, self.expand, self.folder())
+        known = output_of(statements, self._plain_fields, self.folder())
         if known is None or MARK.search(known):
-            return self.mark(f"{source} is the output of a program")
+            return self.mark(f"{source[:_LONGEST_SOURCE]} is the output of a program")
         return known
+
+    def _plain_fields(self, word: Word) -> list[str]:
+        return [*map(self.plain, self.expand(word))]
 
     def folder(self) -> str | None:
         """Return the folder in which the script is; None where it is not known."""
-        return "".join(self.values.get("PWD", [])) or None
+        return self.plain("".join(self.values.get("PWD", []))) or None
 
     def _element(self, values: list[str], index: str) -> list[str] | None:
         if _is_unknown(values):
             return values
+        self.budget.spend(len(values), self.place())
         place = self.arithmetic(index)
         if MARK.search(place):
             return [place]
@@ -250,7 +341,8 @@ class BashVariables:
     def _changed(self, source: str, value: str, form: str, operand: str) -> str:
         """Return `${X%y}`, `${X/y/z}`, `${X^^}` and their kin."""
         if form in ("%", "%%", "#", "##"):
-            trimmed = _trimmed(value, form, self._text_of(operand))
+            self.budget.spend(len(value) ** 2 // 100, self.place())
+            trimmed = _trimmed(value, form, self.plain(self._text_of(operand)))
             lost = len(MARK.findall(trimmed)) < len(MARK.findall(value)) and len(form) == 1
             return self.mark(f"{source} is not known") if lost else trimmed
         if MARK.search(value):
@@ -261,13 +353,14 @@ class BashVariables:
             return _CASES[form * 2](value[:1]) + value[1:]
         cut = re.search(r"(?<!\\)/", operand)
         pattern, new = (operand[: cut.start()], operand[cut.end() :]) if cut else (operand, "")
-        pattern, new = self._text_of(pattern), self._text_of(new)
+        pattern, new = (self.plain(self._text_of(each)) for each in (pattern, new))
         if not form.startswith("/") or not pattern or re.search(r"[*?\[\\&$`]", pattern + new):
             return self.mark(f"{source} is not read")
         if form == "/#":
             return new + value.removeprefix(pattern) if value.startswith(pattern) else value
         if form == "/%":
             return value.removesuffix(pattern) + new if value.endswith(pattern) else value
+        self.budget.spend(value.count(pattern) * len(new), self.place())
         return value.replace(pattern, new, -1 if form == "//" else 1)
 
     def values_of(self, name: str) -> list[str] | None:
@@ -276,7 +369,9 @@ class BashVariables:
             return self.arguments
         if name == "0":
             return [self.mark("the name of the script is not known") if self._path is None else self._path]
-        if name == "#" or name.isdigit():
+        if name == "#" or name.isdecimal():
+            if len(name) > _DIGITS:
+                return None
             if _is_unknown(self.arguments):
                 return self.arguments
             return [str(len(self.arguments))] if name == "#" else self.arguments[int(name) - 1 : int(name)] or None
@@ -290,7 +385,7 @@ class BashVariables:
 
     def arithmetic(self, source: str) -> str:
         """Return the value of an expression, or marks."""
-        text = self._text_of(source)
+        text = self.plain(self._text_of(source), number=True)
         if MARK.search(text):
             return "".join(found[0] for found in MARK.finditer(text))
         try:
@@ -298,7 +393,7 @@ class BashVariables:
         except _UnknownError as error:
             return str(error)
         except (ValueError, RecursionError) as error:
-            return self.mark(f"bash refuses $(({source})): {error}")
+            return self.mark(f"bash refuses $(({source[:_LONGEST_SOURCE]})): {str(error)[:_LONGEST_SOURCE]}")
 
     def text(self, name: str, index: int) -> str:
         """Return the text of a variable or element for an expression; "" where it is not set."""
@@ -306,6 +401,8 @@ class BashVariables:
         if values is None and not self.sees_all:
             raise _UnknownError(self.mark(f"the variable {name} may be set by a file or command that is not read"))
         found = "".join((self._element(values, str(index)) if values else None) or "")
+        found = self.plain(found, number=True)
+        self.budget.spend(len(found) + _EVALUATION, self.place())
         if marks := MARK.search(found):
             raise _UnknownError(marks[0])
         return found

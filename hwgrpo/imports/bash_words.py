@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.imports.reading_budget import Budget
 
 OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&", "\n")
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:<<<|<<-?|>>|>\||>&|<&|<>|>|<)")
@@ -24,7 +25,8 @@ def _unescaped(found: re.Match[str]) -> str:
     """Return the character of an escape of `$'...'`."""
     code = found[1]
     if code[0] in "xu":
-        return chr(int(code[1:], 16))
+        character = chr(int(code[1:], 16))
+        return "\ufffd" if "\ud800" <= character <= "\udfff" else character
     return chr(int(code, 8) & 255) if code[0].isdigit() else _ESCAPES.get(code, code)
 
 
@@ -60,13 +62,27 @@ class Statement:
     words: list[Word] = field(default_factory=list)
     after: str = "\n"
     """The operator before it."""
+    tests: bool | None = None
+    """Whether it is within `[[ ... ]]`; None: it has not begun."""
+
+    def add(self, word: Word) -> None:
+        """Append a word."""
+        self.words.append(word)
+        literal = word.literal
+        if self.tests is None and literal not in _BEFORE_TESTS:
+            self.tests = literal == "[["
+        elif self.tests and literal == "]]":
+            self.tests = False
 
 
 class BashReader:
     """Reader of a script's statements."""
 
-    def __init__(self, text: str, name: str) -> None:
+    def __init__(self, text: str, name: str, budget: Budget | None = None) -> None:
         self._text, self._name, self._at = text.replace("\r\n", "\n"), name, 0
+        self._budget = budget or Budget("the texts after <<")
+        self._counted = 0, 1
+        """A place of the text, and its line."""
         self.notices: list[str] = []
 
     def statements(self) -> list[Statement]:
@@ -82,10 +98,10 @@ class BashReader:
                 self.notices += blank
                 continue
             if self._in_double_brackets(now):
-                now.words.append(self._tested_word())
+                now.add(self._tested_word())
                 continue
             operator = next((each for each in OPERATORS if self._text.startswith(each, self._at)), None)
-            if operator is not None and not re.match(r"&>", self._text[self._at :]):
+            if operator is not None and not self._text.startswith("&>", self._at):
                 self._at += len(operator)
                 found += [now] if now.words else []
                 now = Statement(self._line(), after=operator if now.words or operator != "\n" else now.after)
@@ -99,16 +115,15 @@ class BashReader:
                 if now.words and bracket.literal in ("(", ")"):
                     found.append(now)
                     now = Statement(self._line(), after=";")
-                now.words.append(bracket)
+                now.add(bracket)
                 found.append(now)
                 now = Statement(self._line(), after=";")
                 continue
-            now.words.append(self._word())
+            now.add(self._word())
         return [*found, now] if now.words else found
 
     def _in_double_brackets(self, now: Statement) -> bool:
-        literals = [word.literal for word in now.words if word.literal not in _BEFORE_TESTS]
-        return literals[:1] == ["[["] and "]]" not in literals and not self._text.startswith(("\n", ";"), self._at)
+        return bool(now.tests) and not self._text.startswith(("\n", ";"), self._at)
 
     def _tested_word(self) -> Word:
         """Return a word of `[[ ... ]]`, in which `<`, `&&` and brackets are operators of its own."""
@@ -126,7 +141,9 @@ class BashReader:
         return tuple(parts)
 
     def _line(self) -> int:
-        return self._text.count("\n", 0, self._at) + 1
+        at, line = self._counted if self._counted[0] <= self._at else (0, 1)
+        self._counted = self._at, line + self._text.count("\n", at, self._at)
+        return self._counted[1]
 
     def _error(self, what: str, line: int) -> ConfigError:
         return ConfigError(f"{self._name}, line {line}: {what}")
@@ -138,7 +155,8 @@ class BashReader:
             self._at = blank.end()
             return []
         if text[at] == "#":
-            self._at = (text.find("\n", at) + len(text) + 1) % (len(text) + 1) if "\n" in text[at:] else len(text)
+            end = text.find("\n", at)
+            self._at = end if end >= 0 else len(text)
             return []
         if (ends := _CONTINUED.match(text, at)) is None:
             return None
@@ -168,6 +186,7 @@ class BashReader:
             if body is None:
                 raise self._error(f"the text after <<{end} has no end", line)
             rest = self._text.index("\n", self._at)
+            self._budget.spend(len(self._text) // 100, f"{self._name}, line {line}")
             self._text = self._text[:rest] + "\n" * body[0].count("\n") + self._text[body.end() :]
         return True
 
@@ -182,7 +201,7 @@ class BashReader:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _word(self) -> Word:
+    def _word(self, *, arrays: bool = True) -> Word:
         parts: list[Part] = []
         start, line = self._at, self._line()
         while self._at < len(self._text):
@@ -195,7 +214,7 @@ class BashReader:
             if here in " \t\n;|&<>)" or (here == "\\" and _CONTINUED.match(self._text, self._at)):
                 break
             if here == "(":
-                if not _ARRAY.fullmatch(self._text, start, self._at + 1):
+                if not arrays or not _ARRAY.fullmatch(self._text, start, self._at + 1):
                     break
                 self._at += 1
                 return Word(tuple(parts), self._elements(line))
@@ -211,9 +230,9 @@ class BashReader:
             if self._text[self._at] == "\n":
                 self._at += 1
             elif self._skip_blanks() is None:
-                if self._text[self._at] in ";|&<>" and not self._text.startswith(("<(", ">("), self._at):
+                if self._text[self._at] in ";|&<>(" and not self._text.startswith(("<(", ">("), self._at):
                     raise self._error(f"{self._text[self._at]!r} in an array", line)
-                elements.append(self._word())
+                elements.append(self._word(arrays=False))
         raise self._error("the array's ( is not closed", line)
 
     def _part(self) -> list[Part]:

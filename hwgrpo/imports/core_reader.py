@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from hwgrpo.config.yaml_text import read_yaml
-from hwgrpo.errors import ConfigError
-from hwgrpo.imports.hydra_values import flattened, parse_override, resolve
+from hwgrpo.config.yaml_text import MAX_KEYS, read_yaml
+from hwgrpo.errors import ConfigError, shown
+from hwgrpo.imports.hydra_values import Resolver, flattened, parse_override
 from hwgrpo.imports.peer_settings import PeerSettings, fill, typed
+from hwgrpo.imports.reading_budget import MOST_CHARACTERS
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.peer_row import UNSET
 
@@ -49,11 +51,37 @@ def text_of(file: str, what: str) -> str:
         ConfigError: it cannot be read; the message says `what` is wanted.
     """
     if file == "-":
-        return sys.stdin.read()
+        return _bounded(sys.stdin, "standard input", what)
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(Path(file), what)
+    except FileNotFoundError as error:
         raise ConfigError(f"{file} cannot be read: {error}; name {what}") from error
+
+
+def read_text(file: Path, what: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it cannot be read; the message says `what` is wanted.
+    """
+    try:
+        with Path(os.path.expanduser(file)).open(encoding="utf-8") as opened:
+            return _bounded(opened, str(file), what)
+    except (FileNotFoundError, ConfigError):
+        raise
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise ConfigError(f"{shown(str(file))} cannot be read: {error}; name {what}") from error
+
+
+def _bounded(file: TextIO, name: str, what: str) -> str:
+    try:
+        text = file.read(MOST_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown(name)} is no text in UTF-8 (byte {error.start + 1}); name {what}") from error
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{shown(name)} has more than {MOST_CHARACTERS} characters; name {what}")
+    return text
 
 
 def read_yaml_settings(
@@ -104,14 +132,17 @@ def _of_yaml(names: PeerNames, file: str, notices: list[str], path: tuple[str, .
 def _resolved(names: PeerNames, values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return values with their interpolations resolved; those of keys that are not read stay as they are."""
     defaults = {key: None if row.default is UNSET else row.default for key, row in names.rows.items()}
+    resolver = Resolver(values, defaults, environment)
     resolved: dict[str, Any] = {}
     for key, value in values.items():
         row = names.row_of(names.current_name(key)[0])
         try:
-            known = resolve(values, defaults, environment, keys=(key,))[key]
+            known = resolver.resolved(key)
         except ConfigError:
             if key not in _NAMED and row is not None and row.kind in ("same", "joint") and not row.key.endswith(".*"):
                 raise
             known = value
         resolved |= dict(flattened({key: known})) if isinstance(known, Mapping) else {key: known}
+        if len(resolved) > MAX_KEYS:
+            raise ConfigError(f"{key}: interpolations make more than {MAX_KEYS} settings; write the values themselves")
     return resolved

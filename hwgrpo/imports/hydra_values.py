@@ -9,11 +9,14 @@ from typing import Any
 
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.imports.reading_budget import MOST_DIGITS, Budget, check_depth
+from hwgrpo.imports.script_command import MARK
+from hwgrpo.imports.variable_text import VariableText, joined, known
+from hwgrpo.text import is_secret, remember_secrets
 
 _OVERRIDE = re.compile(r"([+]{0,2}|~)([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*)"), re.compile(r"[-+]?(?:\d[\d_]*\.\d*|\.\d+|\d[\d_]*)(?:[eE][-+]?\d+)?")
 _CONSTANTS = {"true": True, "false": False, "null": None}
-_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,14 @@ def parse_value(text: str, key: str) -> Any:
 
 class _ValueReader:
     def __init__(self, text: str, key: str) -> None:
-        self._text, self._key, self._at = text.strip(), key, 0
+        self._text, self._key, self._at, self._depth = text.strip(), key, 0, 0
 
     def all(self) -> Any:
         """Return the value that the text is."""
         if self._text[:1] not in ("[", "{", "'", '"'):
-            return _primitive(self._single())
+            return primitive(self._single())
         value = self._value("")
-        return value if self._at == len(self._text) else _primitive(self._single())
+        return value if self._at == len(self._text) else primitive(self._single())
 
     def _single(self) -> str:
         """Return the text, which is one value.
@@ -61,13 +64,15 @@ class _ValueReader:
         Raises:
             ConfigError: commas outside quotes and brackets make it a sweep.
         """
-        hidden = re.sub(r"'[^']*'|\"[^\"]*\"|\\.", "", self._text)
+        hidden, depth = re.sub(r"'[^']*'|\"[^\"]*\"|\\.", "", self._text), 0
         while (shorter := re.sub(r"\[[^][{}()]*\]|\{[^][{}()]*\}|\([^][{}()]*\)", "", hidden)) != hidden:
-            hidden = shorter
-        if "," in hidden and "\ue000" not in hidden:  # what is not known may have the quotes
+            hidden, depth = shorter, depth + 1
+            check_depth(depth, self._key)
+        if "," in hidden and not MARK.search(hidden):  # what is not known may have the quotes
+            text = self._text if len(self._text) <= 120 else "..."
             raise ConfigError(
-                f"{self._key}={self._text}: Hydra reads the comma as a sweep over several runs, which verl refuses; a "
-                f"list is {self._key}=[{self._text}], a text with commas {self._key}='{self._text}'"
+                f"{self._key}={text}: Hydra reads the comma as a sweep over several runs, which verl refuses; a "
+                f"list is {self._key}=[{text}], a text with commas {self._key}='{text}'"
             )
         return self._text
 
@@ -89,10 +94,12 @@ class _ValueReader:
         while self._at < len(self._text) and (depth or self._text[self._at] not in ends):
             depth += {"{": 1, "}": -1}.get(self._text[self._at], 0)
             self._at += 1
-        return _primitive(self._text[start : self._at].strip())
+        return primitive(self._text[start : self._at].strip())
 
     def _items(self, end: str, *, named: bool) -> Iterator[tuple[str, Any]]:
         self._at += 1
+        self._depth += 1
+        check_depth(self._depth, self._key)
         while (here := self._blanks()) != end:
             if not here:
                 raise ConfigError(f"{self._key}={shown(self._text)}: a bracket is not closed")
@@ -108,6 +115,7 @@ class _ValueReader:
             elif self._blanks() != end:
                 raise ConfigError(f"{self._key}={shown(self._text)}: a comma or {end} is missing")
         self._at += 1
+        self._depth -= 1
 
     def _quoted(self, quote: str) -> str:
         end = re.compile(rf"(?:\\.|[^\\{quote}])*{quote}", re.DOTALL).match(self._text, self._at + 1)
@@ -117,9 +125,12 @@ class _ValueReader:
         return end[0][:-1].replace(f"\\{quote}", quote)
 
 
-def _primitive(text: str) -> Any:
+def primitive(text: str) -> Any:
+    """Return the number, truth value or null that a text is, else the text."""
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()]
+    if len(text) > MOST_DIGITS:
+        return text
     if _NUMBER[0].fullmatch(text):
         return int(text)
     if _NUMBER[1].fullmatch(text):
@@ -157,6 +168,8 @@ def resolve(
 ) -> dict[str, Any]:
     """Return settings with their interpolations resolved: other keys, `.sibling`, `oc.env:NAME,default`, `oc.select`.
 
+    Values of variables stay interpolations, as `VariableText`.
+
     Args:
         settings: dotted key -> value.
         defaults: values of keys that are not set.
@@ -164,57 +177,123 @@ def resolve(
         keys: those to resolve and return; None: all.
 
     Raises:
-        ConfigError: an interpolation names nothing, or itself; it names the key.
+        ConfigError: an interpolation names nothing, or itself, or they make too much text; it names the key.
     """
-    resolver = _Resolver(settings, defaults, environment)
-    chosen = settings if keys is None else keys
-    return {key: resolver.resolved(key, settings[key], (key,)) for key in chosen}
+    resolver = Resolver(settings, defaults, environment)
+    return {key: resolver.resolved(key) for key in (settings if keys is None else keys)}
 
 
-@dataclass(frozen=True)
-class _Resolver:
-    settings: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    environment: Mapping[str, str]
+def pieces_of(text: str, key: str) -> list[tuple[bool, str]]:
+    """Return the pieces of a text: whether each is the inside of an interpolation, and its text.
 
-    def resolved(self, key: str, value: Any, path: tuple[str, ...]) -> Any:
-        """Return the value of a key; `path` has the keys that refer to it."""
+    Raises:
+        ConfigError: interpolations are nested too deep.
+    """
+    pieces, literal, opened = [], 0, []
+    for found in re.finditer(r"\$\{|\}", text):
+        if found[0] != "}":
+            opened.append(found.start())
+            check_depth(len(opened), key)
+        elif len(opened) > 1:
+            opened.pop()
+        elif opened:
+            start = opened.pop()
+            pieces += [(False, text[literal:start])] if start > literal else []
+            pieces.append((True, text[start + 2 : found.start()]))
+            literal = found.end()
+    return [*pieces, (False, text[literal:])] if literal < len(text) or not pieces else pieces
+
+
+class Resolver:
+    """What resolves the interpolations of settings, each once."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], defaults: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
+        self._settings, self._defaults, self._environment = settings, defaults, environment
+        self._found: dict[str, Any] = {}
+        self._below: dict[str, list[str]] = {}
+        """Beginning of keys -> the keys."""
+        self._budget, self._depth = Budget("the interpolations"), 0
+        for key in settings:
+            check_depth(key.count("."), shown(key))
+            for dot in re.finditer(r"\.", key):
+                self._below.setdefault(key[: dot.start()], []).append(key)
+
+    def resolved(self, key: str, path: tuple[str, ...] = ()) -> Any:
+        """Return the value of a setting; `path` has the keys that refer to it.
+
+        Raises:
+            ConfigError: as `resolve` does.
+        """
+        if not path:
+            self._depth = 0
+        if key not in self._found:
+            if key in path:
+                raise ConfigError(f"{key} refers to itself; write the value itself")
+            self._found[key] = self._of(key, self._settings[key], (*path, key))
+        return self._found[key]
+
+    def _of(self, key: str, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, list):
-            return [self.resolved(key, each, path) for each in value]
+            return [self._of(key, each, path) for each in value]
         if isinstance(value, Mapping):
-            return {name: self.resolved(key, each, path) for name, each in value.items()}
-        while isinstance(value, str) and (found := _INNERMOST.search(value)) is not None:
-            inner = self._referred(key, found[1].strip(), path)
-            value = inner if found[0] == value else f"{value[: found.start()]}{inner}{value[found.end() :]}"
-        return value
+            return {name: self._of(key, each, path) for name, each in value.items()}
+        if not isinstance(value, str):
+            self._budget.spend(1, key)
+            return value
+        return self._text(key, value, path)
 
-    def _referred(self, key: str, source: str, path: tuple[str, ...]) -> Any:
+    def _text(self, key: str, text: str, path: tuple[str, ...]) -> Any:
+        """Return the value of a text, which is that of an interpolation if it is nothing else."""
+        self._depth += 1
+        check_depth(self._depth, key)
+        pieces = [self._referred(key, each, path) if refers else each for refers, each in pieces_of(text, key)]
+        self._depth -= 1
+        if len(pieces) == 1:
+            self._spend(key, pieces[0])
+            return pieces[0]
+        text = joined(*pieces)
+        self._budget.spend(len(text) + len(known(text)), key)
+        return text
+
+    def _spend(self, key: str, value: Any) -> None:
+        """Count a value, all that containers hold included: they are shared here, and not where they are written."""
+        left = [value]
+        while left:
+            each = left.pop()
+            left += each if isinstance(each, list) else each.values() if isinstance(each, Mapping) else ()
+            self._budget.spend(1 + (len(each) if isinstance(each, str) else 0), key)
+
+    def _referred(self, key: str, inner: str, path: tuple[str, ...]) -> Any:
+        content = self._text(key, inner, path)
+        source, written = str(known(content)).strip(), str(content).strip()
+        place = f"{key}=${{{written}}}"
         resolver, colon, rest = source.partition(":")
         name, comma, default = (rest if colon else source).partition(",")
         name = name.strip()
         if colon and resolver == "oc.env":
-            if name in self.environment:
-                return self.environment[name]
+            if name in self._environment:
+                remember_secrets([self._environment[name]] if is_secret(name) else [])
+                return VariableText(f"${{{written}}}", self._environment[name])
             if comma:
-                return _primitive(default.strip().strip("'\""))
-            raise ConfigError(f"{key}=${{{source}}}: the environment variable {name} is not set; export it")
+                return primitive(default.strip().strip("'\""))
+            raise ConfigError(f"{place}: the environment variable {name} is not set; export it")
         if colon and resolver != "oc.select":
-            raise ConfigError(f"{key}=${{{source}}}: the resolver {resolver} is not known here; write the value itself")
+            raise ConfigError(f"{place}: the resolver {resolver} is not known here; write the value itself")
         if name.startswith("."):
             up = len(name) - len(name.lstrip("."))
             name = ".".join([*key.split(".")[:-up], name.lstrip(".")])
         if name in path:
-            raise ConfigError(f"{key}=${{{source}}} refers to itself; write the value itself")
-        if name in self.settings:
-            return self.resolved(name, self.settings[name], (*path, name))
-        if self.defaults.get(name) is not None:
-            return self.defaults[name]
-        start = f"{name}."
-        below = {each.removeprefix(start): value for each, value in self.settings.items() if each.startswith(start)}
-        if below:
-            return below
+            raise ConfigError(f"{place} refers to itself; write the value itself")
+        if name in self._settings:
+            return self.resolved(name, path)
+        if self._defaults.get(name) is not None:
+            return self._defaults[name]
+        if name in self._below:
+            return {each.removeprefix(f"{name}."): self.resolved(each, path) for each in self._below[name]}
         if colon:
-            return _primitive(default.strip().strip("'\"")) if comma else None
-        if name in self.defaults:
+            return primitive(default.strip().strip("'\"")) if comma else None
+        if name in self._defaults:
             return None
-        raise ConfigError(f"{key}=${{{source}}}: {name} is not set; write the value itself")
+        raise ConfigError(f"{place}: {name if source == written else written} is not set; write the value itself")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hwgrpo.imports.import_result import TITLES, Imported
 from hwgrpo.imports.recipe_text import compact
+from hwgrpo.text import one_line
 
-_LEAST, _GAP = 10, "  "
+_LEAST, _GAP, _MOST, _MOST_ROWS = 10, "  ", 4000, 500
 
 
 def table_text(imported: Imported, width: int) -> str:
@@ -16,18 +17,26 @@ def table_text(imported: Imported, width: int) -> str:
     lines = []
     for group, title in TITLES.items():
         rows = [
-            (each.key, compact(each.value), each.becomes, each.note) for each in imported.entries if each.group == group
+            [*map(_cell, (each.key, compact(each.value), each.becomes, each.note))]
+            for each in imported.entries
+            if each.group == group
         ]
         if not rows:
             continue
+        more = len(rows) - _MOST_ROWS
         header = (f"{imported.project} key", "value", "becomes", "note")
         used = [i for i in range(4) if any(row[i] for row in rows)]
-        cells = [[row[i] for i in used] for row in (header, *rows)]
+        cells = [[row[i] for i in used] for row in (header, *rows[:_MOST_ROWS])]
         widths = _widths(cells, width)
         lines += ["", f"{title.format(imported.project)} ({len(rows)})"]
         for row in cells:
             lines += _wrapped(row, widths)
+        lines += [f"and {more} more"] if more > 0 else []
     return "\n".join(lines[1:]) + "\n"
+
+
+def _cell(text: str) -> str:
+    return one_line(text if len(text) <= _MOST else f"{text[:_MOST]}... ({len(text)} characters)")
 
 
 def _widths(cells: Sequence[Sequence[str]], width: int) -> list[int]:

@@ -11,6 +11,7 @@ from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
+from hwgrpo.imports.variable_text import known
 
 _N, _STEP, _UPDATE = "rollout.n_samples_per_prompt", "rollout.batch_size", "train.batch_size"
 _ESTIMATOR, _LOSS = "algo.advantage.estimator", "actor.policy_loss_type"
@@ -194,7 +195,7 @@ def _rewards(v: PeerSettings) -> Iterator[Converted]:
     if v.is_given(remote):
         why = "a function gets other arguments there: queries, prompts and labels"
         instead = "reward.functions=[FILE.py:function] with the signature of docs/rewards.md"
-        if v[remote].startswith("http"):
+        if known(v[remote]).startswith("http"):
             why, instead = "a service gets another request there", "reward.functions=[{name: http, kwargs: {url: ...}}]"
         yield Refusal(remote, v[remote], why, instead)
     elif v.is_given(model):

@@ -10,7 +10,8 @@ from typing import Any
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.core_reader import settings_of, text_of
 from hwgrpo.imports.peer_settings import PeerSettings
-from hwgrpo.imports.script_command import without_marks
+from hwgrpo.imports.reading_budget import MOST_DIGITS
+from hwgrpo.imports.script_command import VerlCommand, without_marks
 from hwgrpo.imports.shell_script import read_script
 from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
 
@@ -43,7 +44,7 @@ def read_openrlhf(
     command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE, path=path)
     overridden = {OPENRLHF.current_name(key)[0] for key in given}
     values, notices = {}, list(command.notices)
-    for key, value in _without_key(flag_values(command.arguments)).items():
+    for key, value in _without_key(flag_values(command.marked, command)).items():
         current = OPENRLHF.current_name(key)[0]
         reasons = command.reasons(f"{key} {value}")
         if current in overridden:
@@ -56,23 +57,27 @@ def read_openrlhf(
     return settings_of(OPENRLHF, {**values, **given}), notices
 
 
-def flag_values(arguments: Sequence[str]) -> dict[str, Any]:
+def flag_values(arguments: Sequence[str], command: VerlCommand | None = None) -> dict[str, Any]:
     """Return the value of each flag: true without one, a list of several, numbers as numbers.
+
+    Args:
+        arguments: flags and values.
+        command: that of a script, whose variables they have; None: they have none.
 
     Raises:
         ConfigError: an argument belongs to no flag.
     """
     values: dict[str, list[str]] = {}
-    key = None
+    key, command = None, command or VerlCommand([])
     for each in arguments:
         name, equals, value = each.partition("=")
         if each.startswith("--") or (equals and re.fullmatch(r"[A-Za-z_][\w.]*", name)):
-            key = name.removeprefix("--")
-            values[key] = [value] if equals else []
+            key = command.named(name.removeprefix("--"))
+            values[key] = [command.as_text(value)] if equals else []
         elif key is None:
-            raise ConfigError(f"{shown(each)} belongs to no flag: write --key value, or key=value")
+            raise ConfigError(f"{shown(command.named(each))} belongs to no flag: write --key value, or key=value")
         else:
-            values[key].append(each)
+            values[key].append(command.as_text(each))
     return {key: _value(listed) for key, listed in values.items()}
 
 
@@ -83,7 +88,7 @@ def _without_key(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(listed: Sequence[str]) -> Any:
-    single = [float(each) if _NUMBER.fullmatch(each) else each for each in listed]
+    single = [float(each) if _NUMBER.fullmatch(each) and len(each) <= MOST_DIGITS else each for each in listed]
     if not single:
         return True
     return single[0] if len(single) == 1 else single

@@ -10,12 +10,16 @@ from hwgrpo.config.keys import expand_names
 from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import check_used, unused_settings
+from hwgrpo.errors import ConfigError, error_text, shown
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.hydra_values import primitive
 from hwgrpo.imports.import_result import Entry, Imported
 from hwgrpo.imports.peer_settings import PeerSettings
 from hwgrpo.imports.recipe_text import compact, nested
+from hwgrpo.imports.variable_text import VariableText, known
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
 
+_ORDINARY = 1e15
 Conversion = Callable[[Any], Iterator[Converted]]
 """What reads the settings of a project, a kind of `PeerSettings`, and yields what becomes of some of them."""
 
@@ -34,7 +38,10 @@ def import_peer(
     Raises:
         ConfigError: batch sizes or bounds that the project refuses, too.
     """
-    converted = [*_same(v), *(each for conversion in conversions for each in conversion(v))]
+    try:
+        converted = [*_same(v), *(each for conversion in conversions for each in conversion(v))]
+    except (ArithmeticError, ValueError) as error:
+        raise error if isinstance(error, ConfigError) else _impossible(v, error) from error
     assignments = {each.key: each for each in converted if isinstance(each, Assignment)}
     refusals = [each for each in converted if isinstance(each, Refusal)]
     remarks = [each for each in converted if isinstance(each, Remark)]
@@ -65,6 +72,16 @@ def import_peer(
     return Imported(v.names.project, entries, settings, origins, list(notices), devices)
 
 
+def _impossible(v: PeerSettings, error: Exception) -> ConfigError:
+    """Return the error for numbers that cannot be computed with: 0 where another is divided by it, or out of range."""
+    numbers = {key: value for key, value in v.given.items() if isinstance(value, int | float)}
+    odd = [f"{v.written[key]}={shown(value)}" for key, value in numbers.items() if not 0 < abs(value) < _ORDINARY]
+    return ConfigError(
+        f"the numbers of this run of {v.names.project} cannot be computed with ({error_text(error)}): "
+        f"look at {', '.join(odd[:10]) or 'its numbers'}"
+    )
+
+
 def _same(v: PeerSettings) -> Iterator[Converted]:
     """Convert the keys with one counterpart each."""
     for row in v.names.rows.values():
@@ -81,8 +98,8 @@ def _same(v: PeerSettings) -> Iterator[Converted]:
             continue
         if row.values:
             value = row.values[value].partition(" | ")[0]
-        elif not isinstance(value, list | dict) and value in row.replaces:
-            value = row.replaces[value]
+        elif not isinstance(value, list | dict) and known(value) in row.replaces:
+            value = row.replaces[known(value)]
         yield Assignment(row.here, value, (row.key,), row.note)
 
 
@@ -91,8 +108,9 @@ def _refused(v: PeerSettings) -> Iterator[Refusal]:
     for key, value in v.given.items():
         row = v.names.row_of(key)
         assert row is not None
-        if row.kind == "refused" and not any(value == each and type(value) is type(each) for each in _neutral(row)):
-            if row.neutral == (None,) and not value:
+        read = primitive(value.value) if isinstance(value, VariableText) else value
+        if row.kind == "refused" and not any(read == each and type(read) is type(each) for each in _neutral(row)):
+            if row.neutral == (None,) and not read:
                 continue
             yield Refusal(key, value, row.note, row.instead)
 

@@ -8,6 +8,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, nearest, shown
+from hwgrpo.imports.hydra_values import primitive
+from hwgrpo.imports.reading_budget import MOST_DIGITS
+from hwgrpo.imports.variable_text import VariableText, known
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
 
@@ -22,6 +25,13 @@ NULL_COUNTS = (
 """Numbers with a default whose null the projects read, too."""
 NEVER_NULL = ("actor_rollout_ref.model.path",)
 """Texts that are read, and have a default."""
+
+_LONGEST_KEY = 200
+"""Characters of a key that is compared with the known ones."""
+_MOST_UNKNOWN = 50
+"""Unknown keys that an error names."""
+_TOO_LARGE = 10.0**300
+"""No setting is as large, and a product of two is infinite."""
 
 
 @dataclass
@@ -91,7 +101,7 @@ def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable
         key, why = names.current_name(written)
         row = names.row_of(key)
         if row is None:
-            unknown.append(_unknown(names, written))
+            unknown.append(written)
             continue
         if key in settings.given and None in (settings.given[key], value):
             value = settings.given[key] if value is None else value
@@ -109,7 +119,8 @@ def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable
         if why:
             settings.notes[key] = f"{why} {key}"
     if unknown:
-        raise ConfigError("; ".join(unknown))
+        more = f"; and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
+        raise ConfigError("; ".join(_unknown(names, each) for each in unknown[:_MOST_UNKNOWN]) + more)
     for key in deleted:
         row = names.row_of(names.current_name(key)[0])
         if row is None or row.kind not in ("ignored", "refused"):
@@ -118,6 +129,8 @@ def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable
 
 def _misspelt(names: PeerNames, key: str) -> str | None:
     """Return the key of a row in the same section whose last name is nearly the same; None: there is none."""
+    if len(key) > _LONGEST_KEY:
+        return None
     section, _, last = key.rpartition(".")
     lasts = {row.rpartition(".")[2]: row for row in names.rows if row.rpartition(".")[0] == section}
     near = get_close_matches(last, lasts, 1, 0.8)
@@ -126,7 +139,7 @@ def _misspelt(names: PeerNames, key: str) -> str | None:
 
 def _unknown(names: PeerNames, key: str) -> str:
     known = {each for each in names.rows if not each.endswith(".*")} | {name for name, _ in names.counterparts()}
-    near = nearest(key, known)
+    near = nearest(key, known) if len(key) <= _LONGEST_KEY else None
     last = key.rpartition(".")[2]
     if near is None or near.rpartition(".")[2] != last:
         same = sorted(each for each in known if each.rpartition(".")[2] == last)
@@ -143,18 +156,22 @@ def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
     if value is None or row.key.endswith(".*"):
         return value
     if row.values:
-        text = str(value)
+        text = str(known(value))
         if text not in row.values:
             raise choice_error(written, value, row.values)
         return text
+    if isinstance(value, VariableText) and row.type != "text" and not isinstance(read := primitive(value.value), str):
+        value = read
+        if value is None:
+            return None
     for kind in row.type.split("|"):
         if kind in ("", "mapping") or (kind == "list" and isinstance(value, list)):
             return value
         if kind == "bool" and isinstance(value, bool):
             return value
         if kind == "text" and isinstance(value, str | int | float) and not isinstance(value, bool):
-            return str(value)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value if isinstance(value, str) else str(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _TOO_LARGE:
             if kind == "int" and value == int(value):
                 return int(value)
             if kind == "number":
@@ -170,6 +187,9 @@ def typed(names: PeerNames, key: str, value: Any) -> Any:
     row = names.row_of(names.current_name(key)[0])
     if row is None or row.values or not isinstance(value, str) or "text" in row.type:
         return value
+    written, value = value, known(value)
+    if len(value) > MOST_DIGITS:
+        return written
     if value.lower() in ("none", "null", "~"):
         return None
     if "bool" in row.type and value.lower() in ("true", "false"):
@@ -178,5 +198,5 @@ def typed(names: PeerNames, key: str, value: Any) -> Any:
         try:
             return float(value)
         except ValueError:
-            return value
-    return value
+            return written
+    return written

@@ -9,8 +9,13 @@ from typing import Any
 
 from hwgrpo.errors import shown
 from hwgrpo.imports.import_result import Imported
+from hwgrpo.imports.variable_text import VariableText
+from hwgrpo.text import one_line
 
-_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
+_LONGEST = 1000
+"""Characters of a text in a table or comment."""
+_UNPRINTABLE = re.compile(r"[^ -~]")
 _NOT_TEXT = re.compile(r"(?i)yes|no|true|false|on|off|null")
 
 
@@ -26,7 +31,7 @@ def recipe_text(imported: Imported, source: str) -> str:
         lines.append(f"# On the same number of devices: {imported.devices}")
     lines += [f"# Left out, refused: {each.key}={compact(each.value)}: {each.note}" for each in imported.refused()]
     lines += _lines(nested(imported.settings), imported.origins, ())
-    return "\n".join(" ".join(line.splitlines()) for line in lines) + "\n"
+    return "\n".join(one_line(" ".join(line.splitlines())) for line in lines) + "\n"
 
 
 def _lines(tree: Mapping[str, Any], origins: Mapping[str, str], path: tuple[str, ...]) -> Iterator[str]:
@@ -60,17 +65,25 @@ def yaml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(yaml_value, value)) + "]"
     if isinstance(value, str):
-        text = value.replace("${", "\\${")
-        return (
-            text if _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text) else json.dumps(text, ensure_ascii=False)
-        )
+        text = value if isinstance(value, VariableText) else value.replace("${", "\\${")
+        is_plain = _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text)
+        return text if is_plain else _UNPRINTABLE.sub(_escape, json.dumps(text, ensure_ascii=False))
     return shown(value)
 
 
+def _escape(found: re.Match[str]) -> str:
+    """Return a character as a quoted text of YAML spells it, unless it can be printed."""
+    character = found[0]
+    code = ord(character)
+    return character if character.isprintable() else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+
+
 def compact(value: Any) -> str:
-    """Return a value as it is written in an override."""
+    """Return a value as it is written in an override; a long one is cut."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {compact(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(compact, value)) + "]"
-    return value if isinstance(value, str) else shown(value)
+    if not isinstance(value, str):
+        return shown(value)
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}... ({len(value)} characters)"

@@ -11,6 +11,7 @@ from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
+from hwgrpo.imports.variable_text import known
 
 _N, _STEP = "num_return_sequences_in_group", "rollout_batch_size"
 _ARGUMENTS, _MODEL = "actor_train.training_args.", "actor_train.model_args."
@@ -127,7 +128,7 @@ def _loss(v: PeerSettings) -> Iterator[Converted]:
     variant, level, mode = "pg_variant", "importance_sampling", "loss_agg_mode"
     both, ranges, low, high = "pg_clip", "use_pg_clip_range", "pg_clip_low", "pg_clip_high"
     worker = "actor_train.worker_cls"
-    lacks = str(v[worker]).endswith("ActorPGWorker") and not v.is_given(variant)
+    lacks = str(known(v[worker])).endswith("ActorPGWorker") and not v.is_given(variant)
     name = value_here(v, variant)
     if lacks:
         yield Refusal(worker, v[worker], f"it needs actor_train.{variant}", f"actor_train.{variant}=ppo")
@@ -187,7 +188,7 @@ def _correction(v: PeerSettings) -> Iterator[Converted]:
 
 def _rewards(v: PeerSettings) -> Iterator[Converted]:
     keys = [key for key in v.given if key.startswith("rewards.")]
-    workers = {key: str(v[key]).rpartition(".")[2] for key in keys if key.endswith(".worker_cls")}
+    workers = {key: str(known(v[key])).rpartition(".")[2] for key in keys if key.endswith(".worker_cls")}
     functions = []
     for key, worker in workers.items():
         if worker in _RULES:
@@ -195,11 +196,11 @@ def _rewards(v: PeerSettings) -> Iterator[Converted]:
         else:
             yield Refusal(key, v[key], "this worker has no counterpart", "reward.functions (docs/rewards.md)")
     for key in keys:
-        if key.endswith("_filter_config.type") and v[key] != "no_filter":
+        if key.endswith("_filter_config.type") and known(v[key]) != "no_filter":
             yield Refusal(key, v[key], "groups are filtered for all rewards at once", "algorithm.filter_groups here")
-    known = tuple(key for key, worker in workers.items() if worker in _RULES)
+    scored = tuple(key for key, worker in workers.items() if worker in _RULES)
     if functions:
-        yield Assignment("reward.functions", functions, known)
+        yield Assignment("reward.functions", functions, scored)
     yield Remark(tuple(keys), "of the reward worker; not read")
     clip = "reward_clip"
     exact = len(functions) == len(workers) == 1
@@ -249,7 +250,7 @@ def _training(v: PeerSettings) -> Iterator[Converted]:
     devices = len(device_list(_DEVICES, v[_DEVICES]))
     yield Assignment("trainer.sequence_parallel_size", sequence, tuple(key for key in _SEQUENCE if v[key] == sequence))
     yield Assignment("trainer.tensor_parallel_size", tensor, (_TENSOR,))
-    config = str(v[_STRATEGY] or "")
+    config = str(known(v[_STRATEGY]) or "")
     if value_here(v, name) == "deepspeed" and sequence == tensor == 1:
         level = v[stage] if v[stage] is not None else int((re.findall(r"zero(\d)", config) or [2])[0])
         origin = stage if v[stage] is not None else _STRATEGY

@@ -27,6 +27,8 @@ class Operand:
     """None: unknown."""
     plain: bool
     """Nothing of it is quoted or expanded: it may be an operator, or a pattern."""
+    is_secret: bool = False
+    """It may be one, so that no pattern is tried on it."""
 
     def is_operator(self, *names: str) -> bool:
         """Return whether it is one of some operators."""
@@ -106,9 +108,9 @@ def _primary(operands: Sequence[Operand], *, patterns: bool) -> Truth:
     if not operands[1].plain:
         return None
     if sign in ("=", "==", "!="):
-        same = _matches(left, right, patterns and operands[2].plain)
+        same = _matches(left, right, patterns and operands[2].plain and not operands[0].is_secret)
         return negated(same) if sign == "!=" else same
-    if sign in _NUMBERS and all(re.fullmatch(r"0|-?[1-9]\d*", each) for each in (left, right)):
+    if sign in _NUMBERS and all(re.fullmatch(r"0|-?[1-9][0-9]{0,18}", each) for each in (left, right)):
         return _NUMBERS[sign](int(left), int(right))
     return None
 

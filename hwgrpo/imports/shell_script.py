@@ -15,6 +15,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.imports.bash_setters import BashSetters, assigned_name
 from hwgrpo.imports.bash_variables import BashVariables
 from hwgrpo.imports.bash_words import BashReader, Statement, Word
+from hwgrpo.imports.reading_budget import check_depth
 from hwgrpo.imports.script_command import MARK, VerlCommand
 from hwgrpo.imports.shell_conditions import Block, Operand, Truth, both, either, evaluate_test, negated
 
@@ -33,6 +34,8 @@ _NEVER = ("echo", "printf", *_CONSTANTS, *_TESTS)
 _ASKS = ("grep", "command", "which", "type", "false")
 """Commands that fail as often as they succeed."""
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
+MOST_SCRIPT = 100_000
+"""Characters of a script that is read; the longest known has 20,000."""
 _SETS_ANYTHING = ("source", ".", "eval")
 """Commands after which a variable that seems unset may be set."""
 _SETS_PATHS = re.compile(r"/set_env\.sh|/activate|/conda\.sh|conda shell\.\w+ hook")
@@ -78,6 +81,11 @@ class _Script:
     ) -> None:
         self._program, self._project, self._module = program, program.partition(".")[0], module
         self._reader = BashReader(text, name)
+        if len(text) > MOST_SCRIPT:
+            raise ConfigError(
+                f"{name} has {len(text)} characters, more than {MOST_SCRIPT}, as no run script has; copy the command "
+                "alone into a file"
+            )
         self._name = name
         self._arguments = arguments
         self._known, self._setters = known, BashSetters(known)
@@ -115,13 +123,14 @@ class _Script:
                 f"{self._name} has {len(self._found)} {self._project} commands, in lines {lines}: keep one of them"
             )
         command = self._found[0][1]
-        unused = [each for each in self._arguments if "=" in each and not any(each in it for it in command.arguments)]
+        command.kept = self._known.kept
+        unused = [each for each in self._arguments if "=" in each and not any(each in it for it in command.marked)]
         if unused:
-            command.arguments += unused
+            command.marked += unused
             command.notices.append(
                 f'the script has no "$@" that passes {" ".join(unused)} to its command, so that bash would ignore it'
             )
-        command.notices += [*self._reader.notices, *self._summary()]
+        command.notices = [*map(command.named, [*command.notices, *self._reader.notices, *self._summary()])]
         return command
 
     def _summary(self) -> list[str]:
@@ -174,9 +183,11 @@ class _Script:
             for changed in [found[1] for found in _CHANGED.finditer(name)] if name.startswith("((") else [name]:
                 self._known.set_unknown(changed, f"{changed} is set by the loop in line {line}")
         is_group = kind == "(" or (kind == "{" and not self._defines)
+        check_depth(len(self._blocks), self._known.place())
         kind, self._defines = "function" if self._defines else kind, False
         self._blocks.append(Block(kind, line, runs, runs if is_group else None if runs else runs))
         if kind == "(":
+            self._known.budget.spend(len(self._known.values), self._known.place())
             self._subshells.append((self._blocks[-1], dict(self._known.values), self._known.arguments))
         if kind == "if":
             self._blocks[-1].begin_condition()
@@ -238,10 +249,14 @@ class _Script:
         for word in inner:
             fields = self._known.expand(word, split=not double, unset="" if self._known.sees_all else None)
             plain = word.literal is not None
-            operands += [Operand(None if MARK.search(each) else each, plain) for each in fields]
+            operands += [self._operand(each, plain) for each in fields]
             if double and not fields:
                 operands.append(Operand("", plain))
         return evaluate_test(operands, double=double)
+
+    def _operand(self, text: str, plain: bool) -> Operand:
+        command = VerlCommand([], kept=self._known.kept)
+        return Operand(None if MARK.search(text) else command.in_bash(text), plain, command.has_secret(text))
 
     def _condition(self, conditional: bool) -> str | None:
         """Return why a statement may not be run, or None if it is."""
@@ -283,9 +298,10 @@ class _Script:
             return
         if name == "cd":
             self._setters.change_folder(fields[1:])
-        place = next((i for i, each in enumerate(fields) if self._module.fullmatch(each)), None)
+        passed = VerlCommand([], kept=self._known.kept)
+        place = next((i for i, each in enumerate(fields) if self._module.fullmatch(passed.in_bash(each))), None)
         if place is None:
-            self._refuse_look_alikes(line, fields)
+            self._refuse_look_alikes(line, [*map(passed.named, fields)])
             self._left_out.append(
                 MARK.sub("...", " ".join(fields[:2] if name in ("ray", "pip", "set") else fields[:1]))
             )
@@ -313,7 +329,7 @@ class _Script:
     def _command(self, line: int, fields: list[str]) -> VerlCommand:
         command = VerlCommand([], unknown=self._known.unknown)
         if self._program not in MODULES:
-            command.arguments = fields
+            command.marked = fields
             return command
         rest = iter(fields)
         for each in rest:
@@ -327,5 +343,5 @@ class _Script:
             elif each.startswith("-") or not each:
                 command.notices.append(f"left out: {each}" if each else f"line {line}: an empty argument")
             else:
-                command.arguments.append(each)
+                command.marked.append(each)
         return command

@@ -7,6 +7,7 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.variable_text import joined, known
 from hwgrpo.imports.verl_settings import ACTOR, VerlSettings
 from hwgrpo.peer_tables.verl_names import ROWS
 
@@ -161,7 +162,7 @@ def correction(v: VerlSettings) -> Iterator[Converted]:
     if v[name] is None:
         yield Remark((name, bound, normalize), "there are no importance weights")
     else:
-        low, high = _bounds(bound, v[bound])
+        low, high = _bounds(bound, known(v[bound]), v[bound])
         here = value_of(name, v[name])
         masks = low is not None
         yield Assignment(
@@ -174,8 +175,9 @@ def correction(v: VerlSettings) -> Iterator[Converted]:
     if v[rejects] is None:
         yield Remark((rejects, bounds), "nothing is rejected")
         return
-    statistics = [each.strip() for each in v[rejects].split(",") if each.strip()]
-    limits = [each.strip() for each in str(v[bounds] if v[bounds] is not None else "").split(",") if each.strip()]
+    statistics = [each.strip() for each in known(v[rejects]).split(",") if each.strip()]
+    bound = "" if v[bounds] is None else str(known(v[bounds]))
+    limits = [each.strip() for each in bound.split(",") if each.strip()]
     limits = limits * len(statistics) if len(limits) == 1 else limits
     if len(limits) != len(statistics):
         yield Refusal(
@@ -184,18 +186,18 @@ def correction(v: VerlSettings) -> Iterator[Converted]:
         return
     reject: dict[str, Any] = {}
     for statistic, limit in zip(statistics, limits, strict=True):
-        low, high = _bounds(bounds, limit)
+        low, high = _bounds(bounds, limit, v[bounds])
         reject[statistic] = [1 / high if low is None else low, high] if statistic.endswith("k1") else high
     yield Assignment("algorithm.correction.reject", reject, (rejects, bounds))
 
 
-def _bounds(key: str, value: Any) -> tuple[float | None, float]:
-    """Return the lower and the upper bound of `2.0` or `"0.5_2.0"`."""
+def _bounds(key: str, value: Any, written: Any) -> tuple[float | None, float]:
+    """Return the lower and the upper bound of `2.0` or `"0.5_2.0"`; an error shows it as it was written."""
     low, _, high = str(value).rpartition("_")
     try:
         return (float(low) if low else None), float(high)
     except ValueError:
-        raise ConfigError(f"{key}={shown(value)} must be a number, or two as 0.5_2.0, as in verl") from None
+        raise ConfigError(f"{key}={shown(written)} must be a number, or two as 0.5_2.0, as in verl") from None
 
 
 def filtered_groups(v: VerlSettings) -> Iterator[Converted]:
@@ -231,7 +233,7 @@ def rewards(v: VerlSettings) -> Iterator[Converted]:
     path, name = _FUNCTION + "path", _FUNCTION + "name"
     origins = [path, name]
     if v[path]:
-        function: dict[str, Any] = {"name": f"{v[path]}:{v[name]}"}
+        function: dict[str, Any] = {"name": joined(v[path], ":", v[name])}
         given = v.below(_FUNCTION + "reward_kwargs.")
         function |= {"kwargs": given} if given else {}
         origins += [f"{_FUNCTION}reward_kwargs.{each}" for each in given]

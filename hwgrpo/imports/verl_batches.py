@@ -9,6 +9,7 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.variable_text import joined, known
 from hwgrpo.imports.verl_algorithm import value_of
 from hwgrpo.imports.verl_settings import ACTOR, MODEL, ROLLOUT, VerlSettings
 
@@ -68,7 +69,7 @@ def _single(files: Any) -> Any:
 def model(v: VerlSettings) -> Iterator[Converted]:
     """Convert the model's code and its adapters; refuse models that read images, by their names on the hub."""
     path = MODEL + "path"
-    if _IMAGES.search(v[path].rpartition("/")[2]) and not Path(v[path]).expanduser().is_dir():
+    if _IMAGES.search(known(v[path]).rpartition("/")[2]) and not Path(known(v[path])).expanduser().is_dir():
         yield Refusal(path, v[path], "it is a model that reads images, videos or sound", "a model of text")
     trusts = (MODEL + "trust_remote_code", "data.trust_remote_code")
     yield Assignment("model.trust_remote_code", any(v[key] for key in trusts), trusts)
@@ -105,7 +106,7 @@ def _targets(v: VerlSettings, key: str) -> Iterator[Converted]:
     """Convert the modules that get adapters, of Hugging Face or of Megatron."""
     value = v[key]
     if not isinstance(value, list):
-        value = [value if value == "all-linear" else f"re:{value}"]
+        value = [value if value == "all-linear" else joined("re:", value)]
     unknown = [name for name in value if str(name).rpartition(".")[2].startswith("linear_") and name not in _MEGATRON]
     if unknown:
         yield Refusal(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hwgrpo.catalog import LOGGERS
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
 from hwgrpo.imports.recipe_text import nested
+from hwgrpo.imports.variable_text import joined
 from hwgrpo.imports.verl_algorithm import value_of
 from hwgrpo.imports.verl_batches import SEQUENCE_PARALLEL, TENSOR_PARALLEL
 from hwgrpo.imports.verl_settings import ACTOR, ROLLOUT, VerlSettings
@@ -119,7 +120,7 @@ def validation(v: VerlSettings) -> Iterator[Converted]:
 def run(v: VerlSettings) -> Iterator[Converted]:
     """Convert the folder, the logs, resuming, the device and the number of processes."""
     folder, project, name = (f"trainer.{each}" for each in ("default_local_dir", "project_name", "experiment_name"))
-    output = v[folder] or f"checkpoints/{v[project]}/{v[name]}"
+    output = v[folder] or joined("checkpoints/", v[project], "/", v[name])
     yield Assignment("trainer.output_dir", output, (folder,) if v[folder] else (project, name))
     for key, here in ((project, "observe.project"), (name, "observe.run_name")):
         if v.is_given(key):

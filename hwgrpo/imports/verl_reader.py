@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.imports.core_reader import read_text, text_of
 from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
 from hwgrpo.imports.script_command import VerlCommand, without_marks
 from hwgrpo.imports.shell_script import read_script
@@ -49,13 +49,13 @@ def read_verl(
     if file is not None and file.endswith((".yaml", ".yml")):
         base = _of_file(Path(file))
     elif file is not None:
-        text = sys.stdin.read() if file == "-" else _text_of(Path(file))
+        text = text_of("-", "a run script") if file == "-" else _text_of(Path(file))
         name, path = ("standard input", None) if file == "-" else (Path(file).name, file)
         command = read_script(text, name, arguments, environment, path=path)
-        command.arguments, words = _without_words(command.arguments, arguments)
+        command.marked, words = _without_words(command.marked, arguments)
         command.notices += [f"left out: {each}, which is no setting; Hydra would refuse it" for each in words]
     base |= _of_config(command, Path(file or ".").parent)
-    overrides = [_override(each, command) for each in command.arguments]
+    overrides = [_override(each, command) for each in command.marked]
     values = {**base, **_values(overrides)}
     _refuse_passed_settings(values, arguments)
     values, notices = _without_unknown(values, command)
@@ -88,7 +88,10 @@ def _override(text: str, command: VerlCommand) -> Override:
     reasons = command.reasons(text.partition("=")[0])
     if reasons:
         raise ConfigError("; ".join(reasons))
-    return parse_override(text)
+    key, equals, value = text.partition("=")
+    if command.has_secret(key):
+        raise ConfigError(f"{shown(command.named(key))} names a setting by a variable; write its name")
+    return parse_override(command.in_bash(key) + equals + command.written(value))
 
 
 def _values(overrides: Sequence[Override]) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def _values(overrides: Sequence[Override]) -> dict[str, Any]:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.expanduser().read_text(encoding="utf-8")
+        return read_text(file, "a run script, or a YAML file that Hydra wrote")
     except FileNotFoundError:
         hint = did_you_mean(file, lambda other: other.suffix in (".sh", ".yaml"))
         examples = (
@@ -113,8 +116,6 @@ def _text_of(file: Path) -> str:
             else ""
         )
         raise ConfigError(f"there is no file {file}.{hint}{examples}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read as a script: {error}") from error
 
 
 def _of_file(file: Path) -> dict[str, Any]:
@@ -133,11 +134,13 @@ def _of_config(command: VerlCommand, folder: Path) -> dict[str, Any]:
         return {"model_engine": engine} if engine else {}
     if reasons := command.reasons(name + (command.config_path or "")):
         raise ConfigError(f"--config-name is not known: {'; '.join(reasons)}")
-    places = [Path(command.config_path or "."), folder / (command.config_path or ".")]
-    file = next((place / f"{name}.yaml" for place in places if (place / f"{name}.yaml").is_file()), None)
+    path = command.in_bash(command.config_path or ".")
+    read = f"{command.in_bash(name)}.yaml"
+    file = next((place / read for place in (Path(path), folder / path) if (place / read).is_file()), None)
     if file is None:
+        name, path = command.named(name), command.named(command.config_path or ".")
         raise ConfigError(
-            f"--config-name={name} with --config-path={command.config_path}: there is no {name}.yaml here; run it with "
+            f"--config-name={name} with --config-path={path}: there is no {name}.yaml here; run it with "
             "--cfg job --resolve under verl, and name the file that has the output"
         )
     return _of_file(file)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hwgrpo.errors import ConfigError
 from hwgrpo.imports.peer_settings import PeerSettings, fill
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.verl_names import VERL
@@ -22,7 +23,14 @@ class VerlSettings(PeerSettings):
     names: PeerNames = VERL
 
     def world_size(self) -> int:
-        """Return the number of devices."""
+        """Return the number of devices.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        for key in ("trainer.n_gpus_per_node", "trainer.nnodes"):
+            if self[key] < 1:
+                raise ConfigError(f"{key}={self[key]} must be at least 1")
         return self["trainer.n_gpus_per_node"] * self["trainer.nnodes"]
 
 

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.file_systems import sync
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.shown_fields import LOSS, MISSING, decimals, duration, percent
 from hwgrpo.observe.verdict import judge
+from hwgrpo.run_files import read_whole, write_whole
 from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
@@ -112,20 +112,15 @@ def _losses(history: RunHistory) -> dict[str, Any]:
 def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     """Write summary.json atomically and return its path."""
     path = run_dir / FILE
-    temporary = path.with_name(FILE + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(jsonable(summary), file, indent=2, allow_nan=False)
-        file.flush()
-        sync(file)
-    temporary.replace(path)
+    write_whole(path, json.dumps(jsonable(summary), indent=2, allow_nan=False))
     return path
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return summary.json; empty where it is missing or unreadable."""
     try:
-        content = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(read_whole(run_dir / FILE))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

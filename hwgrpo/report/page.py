@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -18,10 +17,11 @@ from typing import Any
 from hwgrpo.config import Config
 from hwgrpo.config.document import entries
 from hwgrpo.config.written_config import shown_settings
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, DataError, error_text
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.report.compact_completions import compact, read_completions
-from hwgrpo.report.run_data import RunRecord, read_run
+from hwgrpo.report.run_data import CONFIG, RunRecord, read_run
+from hwgrpo.run_files import write_whole
 
 FILE = "report.html"
 MOST_COMPLETIONS = 20_000
@@ -53,13 +53,18 @@ def write_report(run_dir: Path, output: Path, most_completions: int = MOST_COMPL
         ConfigError: `run_dir` is not the folder of a run, or the file cannot be written.
         DataError: one of its logs is damaged.
     """
-    record = read_run(run_dir)
-    page = build_page(record, read_completions(run_dir, most_completions))
-    temporary = output.with_name(output.name + ".tmp")
+    try:
+        page = build_page(read_run(run_dir), read_completions(run_dir, most_completions))
+    except (ConfigError, DataError):
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError) as error:
+        raise DataError(
+            f"{run_dir} has files that no run wrote, or that were changed: {error_text(error)}; move {CONFIG} and the "
+            f"JSON files aside, one after another, to find which"
+        ) from error
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(page)
-        os.replace(temporary, output)
+        write_whole(output, page)
     except OSError as error:
         raise ConfigError(f"the report {output} cannot be written: {error.strerror}; name another --output") from error
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hwgrpo.config.derived import largest_kl
-from hwgrpo.config.schema import KlConfig
-from hwgrpo.errors import ConfigError
+from hwgrpo.config.schema import Config, KlConfig
+from hwgrpo.config.yaml_text import read_yaml
+from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.file_systems import lock as lock_file
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe import completions, summary, warnings
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.loggers import jsonl
 from hwgrpo.observe.verdict import Verdict, judge
+from hwgrpo.run_files import open_to_read, read_whole
 
 CONFIG = "config.yaml"
 
@@ -58,7 +58,7 @@ def read_run(folder: Path) -> RunRecord:
     """
     _check_folder(folder)
     problems: list[str] = []
-    config = _read(folder / CONFIG, yaml.safe_load, problems)
+    config = _read(folder / CONFIG, lambda text: read_yaml(text, CONFIG, Config), problems)
     environment = _read(folder / "environment.json", json.loads, problems)
     kernels = _read(folder / "kernels.json", json.loads, problems)
     closing = _read(folder / summary.FILE, json.loads, problems)
@@ -122,9 +122,9 @@ def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[
     if not path.exists():
         return {}
     try:
-        value = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problems.append(f"{path.name} could not be read: {' '.join(str(error).split())}")
+        value = parse(read_whole(path))
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path.name} could not be read: {error_text(error)}")
         return {}
     if not isinstance(value, dict):
         problems.append(f"{path.name} has no mapping, so it is not shown")
@@ -148,7 +148,7 @@ def _is_held(lock: Path) -> bool:
     if not lock.exists():
         return False
     try:
-        with lock.open("rb") as file:
+        with open_to_read(lock) as file:
             lock_file(file, shared=True)
     except BlockingIOError:
         return True

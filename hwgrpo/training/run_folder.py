@@ -15,6 +15,7 @@ from typing import IO
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.file_systems import lock as lock_file
 from hwgrpo.file_systems import sync_folder
+from hwgrpo.run_files import open_own, write_whole
 from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
@@ -172,7 +173,7 @@ def lock_folder(folder: Path, models: Iterable[str] = ()) -> FolderLock:
         made = [each for each in (path, *path.parents) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held open as long as the run)
+            lock = open(path, "a+", encoding="utf-8", opener=open_own)  # noqa: SIM115  (open as long as the run)
         except OSError as error:
             raise ConfigError(_cannot_be_written(folder, error.strerror)) from error
         try:
@@ -214,7 +215,7 @@ def _wrong_place(folder: Path, models: Iterable[str]) -> str | None:
     """Return what is in the way of a file or folder that a run writes, or None."""
     models = (*MODELS, *models)
     places = [(folder / name, "a folder", Path.is_dir) for name in (*FOLDERS, *models)]
-    places += [(folder / name, "a file", Path.is_file) for name in FILES]
+    places += [(folder / name, "a file", _is_own_file) for name in FILES]
     for path, kind, is_kind in places:
         setting = f"trainer.output_dir={str(folder)!r}"
         if path.name in models and os.path.islink(path):
@@ -223,8 +224,14 @@ def _wrong_place(folder: Path, models: Iterable[str]) -> str | None:
                 "trainer.output_dir to a folder on that disk"
             )
         if os.path.lexists(path) and not is_kind(path):
-            return f"{setting}: the run writes {kind} {path.name}, but {path} is not {kind}: move {path} away"
+            found = "a symbolic link" if path.is_symlink() else f"not {kind}"
+            return f"{setting}: the run writes {kind} {path.name}, but {path} is {found}: move {path} away"
     return None
+
+
+def _is_own_file(path: Path) -> bool:
+    """Return whether a path is a file, and no link by which a run would write another one."""
+    return path.is_file() and not path.is_symlink()
 
 
 def reason_against_folder(folder: Path, models: Iterable[str] = ()) -> str | None:
@@ -265,7 +272,7 @@ def _run_id(path: Path) -> str:
     run_id = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
     if len(run_id) != 2 * RUN_ID_BYTES or not run_id.isalnum():
         run_id = secrets.token_hex(RUN_ID_BYTES)
-        path.write_text(run_id + "\n", encoding="utf-8")
+        write_whole(path, run_id + "\n")
     return run_id
 
 

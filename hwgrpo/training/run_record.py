@@ -19,6 +19,7 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.prompts import dataset_notes, overlong_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
+from hwgrpo.run_files import write_whole
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.startup_checks import Prompts
@@ -91,7 +92,7 @@ def write_run_record(
     template_date: str | None,
 ) -> None:
     """Write config.yaml, and environment.json: the run's machine, versions, variables, and its templates' date."""
-    (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    write_whole(output / "config.yaml", to_yaml(config))
     environment = {
         "hwgrpo": hwgrpo.__version__,
         "backend": device.backend.name,
@@ -110,12 +111,12 @@ def write_run_record(
         "template_date": template_date,
         **strategy.record,
     }
-    (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")
+    write_whole(output / "environment.json", json.dumps(environment, indent=1))
 
 
 def write_kernel_selections(output: Path, rank: int) -> None:
     if rank == 0:
-        (output / "kernels.json").write_text(json.dumps(hwgrpo_kernels.choices(), indent=1), encoding="utf-8")
+        write_whole(output / "kernels.json", json.dumps(hwgrpo_kernels.choices(), indent=1))
 
 
 def memory_metrics(device: Device) -> dict[str, float]:

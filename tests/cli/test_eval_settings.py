@@ -1,13 +1,14 @@
 """Which settings `hwgrpo eval` measures with, and which of a run's it can do without."""
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hwgrpo_backends.cpu import BACKEND
 
-from hwgrpo.cli import eval
+from hwgrpo.cli import eval, export
 from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import check_world_size
@@ -134,3 +135,55 @@ def test_an_evaluation_uses_a_server_that_is_named_and_else_takes_local_for_auto
     folder = run("rollout.engine=auto")
     assert settings(folder).rollout.engine == "auto"
     assert settings(folder, "rollout.server.url=http://host:1").rollout.engine == "vllm_server"
+
+
+TRUSTS = ("trust_remote_code: false", "trust_remote_code: true")
+SCORE = "def score(completions, **_):\n    return [0.0 for _ in completions]\n"
+
+
+def test_a_runs_folder_cannot_have_the_code_of_a_model_run(run):
+    folder = run(replaced=TRUSTS)
+    with pytest.raises(ConfigError, match=r"have model\.trust_remote_code=true, .* add model\.trust_remote_code=true"):
+        settings(folder)
+    assert settings(folder, "model.trust_remote_code=true").model.trust_remote_code
+    assert not settings(folder, "model.trust_remote_code=false").model.trust_remote_code
+
+
+def test_a_runs_folder_cannot_have_the_code_of_a_reward_model_run(run, tmp_path):
+    (tmp_path / "mine.py").write_text(SCORE)
+    functions = f"reward.functions=[{{name: '{tmp_path}/mine.py:score', kwargs: {{trust_remote_code: true}}}}]"
+    folder = run(functions)
+    with pytest.raises(ConfigError, match=r"reward\.functions\.0\.kwargs\.trust_remote_code=true"):
+        settings(folder)
+    assert settings(folder, functions)
+
+
+def test_the_code_that_a_runs_folder_names_is_printed_before_it_runs(run, tmp_path, capsys):
+    (tmp_path / "plug.py").write_text("import sys\nprint('plugged', file=sys.stderr)\n")
+    (tmp_path / "mine.py").write_text(SCORE)
+    folder = run(f"reward.functions=['{tmp_path}/mine.py:score']")
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("plugins: []", f"plugins: ['{tmp_path}/plug.py']"))
+    settings(folder)
+    printed = capsys.readouterr().err
+    assert f"names code, which is run as who made that folder wrote it: {tmp_path}/plug.py, {tmp_path}/mine" in printed
+    assert printed.index("names code") < printed.index("plugged")
+
+
+def test_an_export_runs_the_code_of_a_model_only_where_the_command_says_so(monkeypatch, tmp_path):
+    recipe = {"model.path": "m", "data.train": "d", "reward.functions": ["exact_match"]}
+    config = load_config(recipe, data_may_be_missing=True)
+    config.model.trust_remote_code = True
+    monkeypatch.setattr(export, "_checkpoint", lambda folder: SimpleNamespace(note=None, folder=folder))
+    monkeypatch.setattr(export, "_settings", lambda checkpoint: config)
+    with pytest.raises(ConfigError, match="add --trust-remote-code"):
+        export.run(parsed("c", str(tmp_path / "out")))
+    monkeypatch.setattr("hwgrpo.models.loading.load_tokenizer", lambda model: pytest.fail("loads"))
+    with pytest.raises(pytest.fail.Exception, match="loads"):
+        export.run(parsed("c", str(tmp_path / "out"), "--trust-remote-code"))
+
+
+def parsed(*words: str) -> Namespace:
+    parser = ArgumentParser()
+    export.add_arguments(parser)
+    return parser.parse_args(words)

@@ -4,6 +4,7 @@ import pytest
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.hydra_values import Override, parse_override, read_resolved, resolve
+from hwgrpo.imports.variable_text import known
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,8 @@ def test_interpolations_are_resolved():
         "a.f": "${oc.select:q,3}",
     }
     found = resolve({**settings, "a.g": "${d.e}"}, {"d.e": 5}, {"F": "f"})
-    assert found == {"a.b": "x", "a.c": "x/x", "a.d": 7, "a.e": "f", "a.f": 3, "a.g": 5}
+    assert found == {"a.b": "x", "a.c": "x/x", "a.d": 7, "a.e": "${oc.env:F}", "a.f": 3, "a.g": 5}
+    assert known(found["a.e"]) == "f"
 
 
 @pytest.mark.parametrize(

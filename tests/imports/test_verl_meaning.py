@@ -300,7 +300,8 @@ def test_batches_that_the_devices_cannot_share_are_noted():
     assert f"{ACTOR}ppo_mini_batch_size=4 prompts cannot be divided among 3 devices" in notice
 
 
-def test_interpolations_see_other_keys_and_defaults(tmp_path: Path):
+def test_interpolations_see_other_keys_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("USER", "me")
     name = "trainer.experiment_name='${algorithm.adv_estimator}-${data.train_batch_size}-${oc.env:USER}'"
     config = config_of(imported(name), tmp_path)
     assert config.trainer.output_dir == "checkpoints/verl_examples/grpo-1024-me"

@@ -82,6 +82,11 @@ DR_GRPO = """python3 -m verl.trainer.main_ppo \\
 """
 
 
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+
+
 def load(text: str, folder: Path, *arguments: str) -> Config:
     script, recipe = folder / "run.sh", folder / "recipe.yaml"
     script.write_text(text)

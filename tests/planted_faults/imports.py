@@ -160,7 +160,7 @@ FAULTS = (
     Fault(
         "import: braces of a script stay",
         "imports/bash_variables.py",
-        "words = expand_braces(word) if split else [word]",
+        "words = expand_braces(word, self.budget, self.place()) if split else [word]",
         "words = [word]",
         "imports/test_shell_script.py",
     ),

@@ -14,6 +14,7 @@ from typing import Any
 
 from hwgrpo.errors import RunError
 from hwgrpo.observe.saved_config import saved_settings
+from hwgrpo.run_files import write_whole
 
 PROJECT = "hwgrpo"
 """Project of runs whose `observe.project` is null."""
@@ -134,6 +135,4 @@ class ServiceLogger(ABC):
         return state
 
     def _save(self, state: _State) -> None:
-        temporary = self._file.with_name(self._file.name + ".tmp")
-        temporary.write_text(json.dumps(asdict(state)), encoding="utf-8")
-        temporary.replace(self._file)
+        write_whole(self._file, json.dumps(asdict(state)))

@@ -12,15 +12,20 @@ from typing import Any, Protocol
 from hwgrpo_backends import Backend
 from hwgrpo_backends.environment import apply
 
+from hwgrpo.errors import shown
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample
-from hwgrpo.rollout.server.http_client import Client
+from hwgrpo.rollout.server.http_client import Client, InvalidResponse
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.values import Sampling
 
 MODEL = "hwgrpo"
 """Name under which a server started here serves the base model."""
+
+
+MOST_WORKERS = 1024
+"""Workers of a server; the largest are a few machines of 8 devices."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,11 @@ class GroupSupport:
     library: str
     """Communication library and version, as `group.communication_library` names them."""
     workers: int
+
+    def __post_init__(self) -> None:
+        """Check what the server claims: the trainer makes a key of each worker and waits for all."""
+        if type(self.workers) is not int or not 1 <= self.workers <= MOST_WORKERS:
+            raise InvalidResponse(f"the server claims workers={shown(self.workers)}, and can have 1 to {MOST_WORKERS}")
 
 
 @dataclass(frozen=True)

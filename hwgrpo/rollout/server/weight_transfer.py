@@ -67,6 +67,7 @@ class WeightTransfer(Protocol):
 
         Raises:
             ServerProblem: the server did not load it.
+            RunError: it is to be sent again, and has changed where it was kept.
         """
         ...
 
@@ -112,6 +113,8 @@ class FolderTransfer:
         self._folder: WeightsFolder | None = WeightsFolder(shared, dtype, owner.run, owner.session)
         self._load = load
         self._prepared = 0, False
+        self._asked: set[Client] = set()
+        """Servers that were asked to load the prepared version."""
 
     def prepare(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
         assert self._folder is not None
@@ -121,10 +124,14 @@ class FolderTransfer:
             self._folder.clear(version)
             write_adapter(adapter, self._folder.folder(version))
         self._prepared = version, adapter is not None
+        self._asked = set()
 
     def send(self, client: Client) -> None:
         assert self._folder is not None
         version, is_adapter = self._prepared
+        if client in self._asked:
+            self._folder.check(version)
+        self._asked.add(client)
         self._load(client, self._folder.folder(version), version, is_adapter)
 
     def finish(self) -> None:

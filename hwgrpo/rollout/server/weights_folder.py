@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.checksum import ChecksumError
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import check_files
 
 FILE_BYTES = 1 << 30
 """Bytes after which a new file is started: the limit on host memory in use at a time."""
@@ -73,6 +75,21 @@ class WeightsFolder:
     def folder(self, version: int) -> Path:
         """Return the folder of a version."""
         return self._root / f"version-{version:08d}"
+
+    def check(self, version: int) -> None:
+        """Check the files of a version, which no other rank takes part in writing anew.
+
+        Raises:
+            RunError: a file is not as it was written; it would be refused each time.
+        """
+        try:
+            check_files(str(self.folder(version)))
+        except (ChecksumError, SafetensorError, OSError) as error:
+            raise RunError(
+                f"weights {version} cannot be sent again: their files in {self.folder(version)} have changed since "
+                f"they were written: {error}; test the memory or disk that holds them, and start the run again: it "
+                "resumes from its newest checkpoint"
+            ) from error
 
     def clear(self, version: int) -> None:
         """Remove a version before it is written again."""

@@ -111,7 +111,9 @@ class TokenBudget:
         if self._file is not None:
             partial = self._file.with_name(f".{self._file.name}.{rank}")
             try:
-                partial.write_text(json.dumps({"tokens_per_micro_batch": self.tokens, "too_many": before}))
+                partial.unlink(missing_ok=True)
+                with open(partial, "x", encoding="utf-8") as file:
+                    json.dump({"tokens_per_micro_batch": self.tokens, "too_many": before}, file)
                 os.replace(partial, self._file)
             except OSError as error:  # the next start runs out of memory once more and recovers
                 self.notes.append(f"{self._file} cannot be written: {error.strerror}; a new start finds the size again")

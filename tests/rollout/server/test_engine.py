@@ -2,6 +2,7 @@
 tests/vllm has the real one."""
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -109,14 +110,16 @@ def flip(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("repairs", [True, False])
-def test_weights_in_files_that_have_changed_are_not_loaded(make, server, repairs: bool):
+def test_weights_in_files_that_have_changed_on_the_way_are_not_loaded(make, server, tmp_path, repairs: bool):
     engine = make("rollout.server.retries=1", "rollout.server.start_timeout=1")
     served, damaged = server.weights, []
 
-    def damage(folder: Path) -> None:
-        damaged.append(folder)
-        if len(damaged) == 1 or (len(damaged) == 2 and repairs):  # the second flip undoes the first
-            flip(folder)
+    def damage(folder: Path) -> Path:
+        damaged.append(tmp_path / f"read-{len(damaged)}")
+        shutil.copytree(folder, damaged[-1])
+        if len(damaged) == 1 or not repairs:
+            flip(damaged[-1])
+        return damaged[-1]
 
     server.damage = damage
     if repairs:
@@ -128,6 +131,22 @@ def test_weights_in_files_that_have_changed_are_not_loaded(make, server, repairs
         assert len(damaged) > 1, "it is sent again"
         assert server.taken == [0]
         assert server.weights is served
+
+
+def test_weights_that_have_changed_in_the_folder_are_not_sent_again(make, server):
+    engine = make("rollout.server.retries=1", "rollout.server.start_timeout=60")
+    loads = []
+
+    def damage(folder: Path) -> None:
+        loads.append(folder)
+        if len(loads) == 1:
+            flip(folder)
+
+    server.damage = damage
+    with pytest.raises(RunError, match=r"weights 1 cannot be sent again: their files in .* have changed"):
+        engine.update_weights(1)
+    assert len(loads) == 1
+    assert server.taken == [0]
 
 
 @pytest.mark.parametrize("version", [None, 1, 3])

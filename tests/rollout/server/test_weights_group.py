@@ -172,6 +172,8 @@ def test_workers_that_do_not_come_are_waited_for_no_longer_than_a_request_may_ta
 OFFERS = {
     "no offer": ({}, "the server offers no process group"),
     "another library": ({"library": "hccl", "workers": 2}, "the trainer communicates by gloo and the server by hccl"),
+    "workers of no server": ({"library": "gloo", "workers": 10**9}, "a process group over gloo could not be made"),
+    "half a worker": ({"library": "gloo", "workers": 1.5}, "a process group over gloo could not be made"),
     "a worker too many": ({"library": "gloo", "workers": 3}, "a process group over gloo could not be made"),
 }
 

@@ -94,7 +94,7 @@ class FakeServer:
         holder: the trainer that it belongs to, as the plugin keeps it.
         offer: what it tells of a process group with its workers.
         protocol: version of the protocol that it has; None: one that is older than the versions.
-        damage: called with the folder of weights before they are read.
+        damage: called with the folder of weights before they are read; may return another one, which is read.
 
     Args:
         port: 0 takes a free one.
@@ -159,8 +159,9 @@ class FakeServer:
     def take(self, order: dict[str, Any]) -> None:
         """Take the weights of a folder, or those that the workers have received."""
         if "folder" in order:
-            self.damage(Path(order["folder"]))
-            self.weights = dict(read_weights(order["folder"]))
+            folder = Path(order["folder"])
+            damaged = self.damage(folder)
+            self.weights = dict(read_weights(str(damaged if isinstance(damaged, Path) else folder)))
         else:
             self.weights = self.workers.weights()
         self.label = order["version"]

@@ -1,0 +1,62 @@
+"""Code that the settings of a run's folder name: printed before it is run, and a model's own only if you say so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hwgrpo.config import Config
+from hwgrpo.config.recipe_files import read_recipe
+from hwgrpo.errors import ConfigError
+from hwgrpo.text import terminal_line
+
+
+def print_code(settings: Path) -> None:
+    """Print the Python files and modules that stored settings name, on standard error.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    named = ", ".join(dict.fromkeys(_named(read_recipe(settings))))
+    if named:
+        line = f"hwgrpo: note: {settings} names code, which is run as who made that folder wrote it: {named}"
+        print(terminal_line(line), file=sys.stderr, flush=True)
+
+
+def _named(tree: dict[str, object]) -> Iterator[str]:
+    plugins = tree.get("plugins")
+    yield from map(str, plugins if isinstance(plugins, list) else ())
+    reward = tree.get("reward")
+    functions = reward.get("functions") if isinstance(reward, dict) else None
+    for each in functions if isinstance(functions, list) else ():
+        name = str(each.get("name")) if isinstance(each, dict) else str(each)
+        if ":" in name:
+            yield name
+
+
+def check_trust(config: Config, given: Sequence[str], remedy: str) -> None:
+    """Check that no stored setting lets the code of a model's folder run.
+
+    Args:
+        config: loaded settings, with those of the command line.
+        given: keys that the command line sets.
+        remedy: how it says so; `{}` is the key.
+
+    Raises:
+        ConfigError: one does, and the command line does not.
+    """
+    for key in _trusted(config):
+        if not any(key == each or key.startswith(f"{each}.") for each in given):
+            raise ConfigError(
+                f"the run's settings have {key}=true, which runs Python files of the model's folder; if you trust who "
+                f"made it, {remedy.format(key)}"
+            )
+
+
+def _trusted(config: Config) -> Iterator[str]:
+    if config.model.trust_remote_code:
+        yield "model.trust_remote_code"
+    for i, function in enumerate(config.reward.functions):
+        if function.kwargs.get("trust_remote_code") is True:
+            yield f"reward.functions.{i}.kwargs.trust_remote_code"

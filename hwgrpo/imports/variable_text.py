@@ -1,0 +1,64 @@
+"""Text with values of environment variables: it stays an interpolation wherever it is printed or written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class VariableText(str):
+    """A text as it is written, with `${oc.env:NAME}` in it, so that whatever shows it shows no value of a variable.
+
+    Example:
+        VariableText("${oc.env:HOME}/data", "/home/me/data")
+    """
+
+    value: str
+    """What it stands for: for checks, `known`."""
+
+    def __new__(cls, written: str, value: str) -> VariableText:
+        """Return the text of both."""
+        text = super().__new__(cls, written)
+        text.value = value
+        return text
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        """Return what a copy is made of."""
+        return str(self), self.value
+
+    def split(self, sep: str | None = None, maxsplit: int = -1) -> list[str]:  # type: ignore[override]
+        """Return the pieces, those with variables as texts of that kind."""
+        pieces, values = str(self).split(sep, maxsplit), self.value.split(sep, maxsplit)
+        if len(pieces) != len(values):  # a separator within a value or an interpolation
+            return [self]
+        return [VariableText(a, b) if "${" in a else a for a, b in zip(pieces, values, strict=True)]
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:  # type: ignore[override]
+        """Return the pieces before and behind the last separator that is in no interpolation."""
+        before, found, behind = str(self).rpartition(sep)
+        if before.rfind("${") > before.rfind("}"):
+            return "", "", self
+        first, _, last = self.value.rpartition(sep)
+        pieces = ((before, first), (behind, last))
+        before, behind = (VariableText(a, b) if "${" in a else a for a, b in pieces)
+        return before, found, behind
+
+    def strip(self, chars: str | None = None) -> str:  # type: ignore[override]
+        """Return it without characters at its ends."""
+        return VariableText(str(self).strip(chars), self.value.strip(chars))
+
+
+def joined(*pieces: Any) -> str:
+    """Return pieces as one text, of that kind if one of them is."""
+    written = "".join(map(str, pieces))
+    if not any(isinstance(each, VariableText) for each in pieces):
+        return written
+    return VariableText(written, "".join(str(known(each)) for each in pieces))
+
+
+def known(value: Any) -> Any:
+    """Return a value with that of its variables, for a check; never print or write it."""
+    if isinstance(value, VariableText):
+        return value.value
+    if isinstance(value, list):
+        return [known(each) for each in value]
+    return {key: known(each) for key, each in value.items()} if isinstance(value, dict) else value
