@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from hwgrpo.errors import CheckpointError
 from hwgrpo.file_systems import sync
 from hwgrpo.permissions import follow_umask
+from hwgrpo.run_files import write_whole
 
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.sha256"
@@ -98,12 +99,7 @@ def reading(path: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file and fsync it; it appears under its name atomically."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        sync(file)
-    os.replace(unfinished, path)
+    write_whole(path, text)
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
