@@ -1,4 +1,4 @@
-"""Rows with images, video or sound beside their text are refused by every reader; empty columns are no obstacle."""
+"""Rows with images, video or sound beside their text are refused by every reader; empty columns are read."""
 
 import io
 import json
