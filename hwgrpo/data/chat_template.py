@@ -12,6 +12,7 @@ from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.data.template_clock import clock_options
+from hwgrpo.data.template_limit import template_limit
 from hwgrpo.errors import ConfigError, DataError, error_text
 from hwgrpo.rewards.ground_truths import is_missing
 
@@ -89,7 +90,7 @@ def apply_template(
 
     Raises:
         ConfigError: `data.chat_template_kwargs` has an option that the trainer sets.
-        DataError: the template refuses the conversation.
+        DataError: the template refuses the conversation, or takes too long.
     """
     options = config.chat_template_kwargs
     options = OmegaConf.to_container(options) if OmegaConf.is_config(options) else options
@@ -98,13 +99,16 @@ def apply_template(
     if reserved:
         raise ConfigError(f"data.chat_template_kwargs: {', '.join(sorted(reserved))} is set by the trainer; remove it")
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages),
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continued,
-            **clock_options(config) | {str(name): value for name, value in options.items()},
-        )
+        with template_limit(place):
+            text = tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continued,
+                **clock_options(config) | {str(name): value for name, value in options.items()},
+            )
+    except DataError:
+        raise
     except (
         TemplateError,
         TypeError,

@@ -8,6 +8,7 @@ from typing import Any
 
 from hwgrpo.data.given_rows import part_of
 from hwgrpo.data.row_schema import read_prompt
+from hwgrpo.data.template_limit import template_limit
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.trl.grpo_config import note
 
@@ -88,10 +89,11 @@ def longest_prompt(datasets: Iterable[Any], tokenizer: Any, template: Mapping[st
 def _rendered(messages: Any, tokenizer: Any, template: Mapping[str, Any]) -> str:
     """Return a conversation as the run renders it: an assistant's message at the end is continued."""
     continued = messages[-1]["role"] == "assistant"
-    return tokenizer.apply_chat_template(
-        list(messages),
-        tokenize=False,
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-        **template,
-    )
+    with template_limit("a prompt of the dataset"):
+        return tokenizer.apply_chat_template(
+            list(messages),
+            tokenize=False,
+            add_generation_prompt=not continued,
+            continue_final_message=continued,
+            **template,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hwgrpo.data.template_limit import template_limit
 from hwgrpo.rewards.conversation import conversation
 from hwgrpo.values import Prompt
 
@@ -51,7 +52,8 @@ class ScoredText:
         """
         if self._chat:
             messages = conversation(prompt, response)
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._options)
+            with template_limit("a response for the reward model"):
+                text = self._tokenizer.apply_chat_template(messages, tokenize=False, **self._options)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             ids = self._tokenizer(prompt.text + response, add_special_tokens=self._special_tokens)["input_ids"]
