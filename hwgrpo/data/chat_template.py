@@ -12,9 +12,9 @@ from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.data.template_clock import clock_options
-from hwgrpo.data.template_limit import template_limit
 from hwgrpo.errors import ConfigError, DataError, error_text
 from hwgrpo.rewards.ground_truths import is_missing
+from hwgrpo.template_limit import template_limit
 
 
 class Rendered(NamedTuple):

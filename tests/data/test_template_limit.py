@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from hwgrpo import template_limit
 from hwgrpo.config.schema import DataConfig
-from hwgrpo.data import template_limit
 from hwgrpo.data.chat_template import apply_template
 from hwgrpo.errors import DataError
 from hwgrpo.models.tiny import character_tokenizer

@@ -4,13 +4,6 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
-        "a chat template that loops for hours",
-        "data/template_limit.py",
-        "if time.monotonic() - began > LIMIT and",
-        "if time.monotonic() - began > 20 * LIMIT and",
-        "data/test_template_limit.py -k looping -x",
-    ),
-    Fault(
         "prompt tokens in the supervised loss",
         "data/chat_targets.py",
         "self.trained += [trained and number < last",

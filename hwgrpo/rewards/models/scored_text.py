@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.data.template_limit import template_limit
 from hwgrpo.rewards.conversation import conversation
+from hwgrpo.template_limit import template_limit
 from hwgrpo.values import Prompt
 
 TOO_LONG = ("fail", "left", "right")
