@@ -108,7 +108,11 @@ def cuda_tags(driver: str | None) -> tuple[str, ...]:
 def refuse_jetson(facts: Facts) -> None:
     """Raise SetupError for a Jetson that no wheel of the known indexes has kernels for."""
     release = int(found[0]) if facts.tegra and (found := re.search(r"\d+", facts.tegra)) else None
-    if facts.tegra and (release is None or release < JETSON_RELEASE):
+    if facts.tegra and release is None:  # a container without the file that says it: the driver came with the release
+        served = nvidia_driver.is_older(facts.nvidia_driver, nvidia_driver.MINIMUM[13]) is False
+    else:
+        served = release is not None and release >= JETSON_RELEASE
+    if facts.tegra and not served:
         raise SetupError(
             f"this is a Jetson (Jetson Linux {facts.tegra}), and neither PyPI nor PyTorch has a CUDA build of torch"
             " for it: name an index with NVIDIA's builds for its JetPack (HWGRPO_TORCH_INDEX=URL), or train on its CPU"

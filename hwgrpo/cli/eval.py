@@ -190,9 +190,10 @@ def _config(args: argparse.Namespace) -> Config:
 def _date_of_run(folder: Path) -> str | None:
     """Return the date that a run's chat templates write; None where the folder is no run's, or an older one's."""
     from hwgrpo.data.template_clock import read_date
+    from hwgrpo.run_files import read_whole
 
     try:
-        date = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["template_date"]
+        date = json.loads(read_whole(folder / "environment.json"))["template_date"]
         return None if read_date(date) is None else date
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a ConfigError is a ValueError
         return None

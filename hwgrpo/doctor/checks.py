@@ -125,7 +125,7 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
             fix += f" ({AUTOLOAD}=0 does not help: transformers imports it all the same)"
         elif broken:
             fix += f"; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
-        elif not torch.without_plugins:
+        elif not (torch.without_plugins or torch.timed_out or "SIGKILL" in chain):
             fix += f" ({AUTOLOAD}=0 does not help)"
         yield Finding(what="import torch", state="FAIL", found=chain, fix=fix)
     for name, errors in torch.plugins.items():

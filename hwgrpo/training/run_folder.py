@@ -15,7 +15,7 @@ from typing import IO
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.file_systems import lock as lock_file
 from hwgrpo.file_systems import sync_folder
-from hwgrpo.run_files import open_own, write_whole
+from hwgrpo.run_files import open_own, open_to_read, write_whole
 from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
@@ -246,11 +246,11 @@ def reason_against_folder(folder: Path, models: Iterable[str] = ()) -> str | Non
     if not (folder / LOCK).exists():
         return None
     try:
-        with (folder / LOCK).open(encoding="utf-8") as lock:
+        with open_to_read(folder / LOCK) as lock:
             try:
                 lock_file(lock, shared=True)
             except BlockingIOError:
-                return _in_use(folder, lock.read())
+                return _in_use(folder, lock.read(100).decode("utf-8", "replace"))
     except OSError as error:
         return _cannot_be_written(folder, error.strerror)
     return None

@@ -142,6 +142,14 @@ def test_a_host_gets_its_lines_its_backend_and_its_exit_status(name):
     assert bool(report.failures) == fails, report.failures
 
 
+@pytest.mark.parametrize("error", ["it took more than 60 seconds", "it was ended by SIGKILL"])
+def test_an_import_that_took_too_long_or_was_killed_gets_no_advice_on_plug_ins(error: str):
+    torch = TorchFacts(imported=False, errors=(error,), timed_out="60" in error, version="2.13.0")
+    [line] = [f for f in diagnosis(hosts.cpu(torch=torch)).findings if f.what == "import torch"]
+    assert line.state == "FAIL"
+    assert "AUTOLOAD" not in str(line.fix)
+
+
 @pytest.mark.parametrize("facts", [hosts.cuda(), hosts.rocm(), hosts.npu(), hosts.cpu()])
 def test_a_sound_host_has_nothing_to_repair(facts):
     assert [f for f in diagnosis(facts).findings if f.state != "ok"] == []

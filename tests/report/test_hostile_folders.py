@@ -12,7 +12,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.jsonlines import StepLines
 from hwgrpo.observe.summary import save_summary
 from hwgrpo.report.page import write_report
-from hwgrpo.training.run_folder import FILES, lock_folder
+from hwgrpo.training.run_folder import FILES, lock_folder, reason_against_folder
 
 CONFIG = "trainer: {max_steps: 4}\n"
 METRICS = '{"step": 1, "reward": 0.5}\n'
@@ -91,6 +91,13 @@ def test_what_is_no_file_is_not_waited_for(kind, file, tmp_path, capsys):
     else:
         (tmp_path / file).symlink_to("/dev/zero" if kind == "an endless device" else tmp_path / "nothing")
     assert main(["report", str(tmp_path)]) in (0, 1, 2)
+
+
+def test_a_lock_that_is_a_pipe_is_named_by_a_dry_run_and_a_start(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    assert "it is no file but a pipe" in str(reason_against_folder(tmp_path))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        lock_folder(tmp_path)
 
 
 def test_no_file_is_written_through_a_link(tmp_path):

@@ -1,5 +1,6 @@
 """What set-up would do for each kind of hardware, seen through `--dry-run` on a made-up /dev; nothing is installed."""
 
+import contextlib
 import http.server
 import os
 import shlex
@@ -131,6 +132,14 @@ def test_a_jetson_that_no_wheel_is_for_is_refused_with_what_to_name(tmp_path, re
             refuse_jetson(facts)
     else:
         refuse_jetson(facts)
+
+
+@pytest.mark.parametrize(("driver", "refused"), [("540.4.0", True), ("580.00", False)])
+def test_a_jetson_that_does_not_say_its_release_is_judged_by_its_driver(tmp_path, driver, refused):
+    host = FakeHost(tmp_path).nodes("nvidia0").nvidia_driver(driver)
+    host.file("etc/nv_tegra_release", "")
+    with pytest.raises(SetupError, match="this is a Jetson") if refused else contextlib.nullcontext():
+        refuse_jetson(gather(host.root))
 
 
 @pytest.mark.parametrize("node", ["accel/accel_controlD0", "hl_controlD0"])

@@ -15,6 +15,7 @@ import torch
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.config.schema import Config
+from hwgrpo.errors import RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.rollout.policy_weights import AdapterWeights, PolicyWeights
 from hwgrpo.rollout.server.http_client import Client, ServerProblem
@@ -130,7 +131,12 @@ class FolderTransfer:
         assert self._folder is not None
         version, is_adapter = self._prepared
         if client in self._asked:
-            self._folder.check(version)
+            try:
+                self._folder.check(version)
+            except RunError as error:
+                if self._prepared[0] == version:
+                    raise
+                raise ServerProblem(f"weights {version} were replaced by newer ones meanwhile") from error
         self._asked.add(client)
         self._load(client, self._folder.folder(version), version, is_adapter)
 

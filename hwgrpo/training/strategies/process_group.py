@@ -92,7 +92,8 @@ class Processes:
         if len(set(settings)) > 1:
             chosen = "; ".join(f"rank {settings.index(each)}: {each}" for each in sorted(set(settings)))
             raise ConfigError(
-                f"devices, packages or checkpoints of the ranks differ, and so does what auto means ({chosen}): set "
+                "devices, packages or checkpoints of the ranks differ, or a package answered one of them too late, and "
+                f"so does what auto means ({chosen}): set "
                 "trainer.strategy, trainer.fsdp2.sync_every or trainer.deepspeed.sync_every, rollout.engine and "
                 "rollout.tensor_parallel_size"
             )

@@ -15,8 +15,9 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.planning.memory import SENT, Work, estimate
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server.engine import ServerEngine
-from hwgrpo.rollout.server.http_client import Client
+from hwgrpo.rollout.server.http_client import Client, ServerProblem
 from hwgrpo.rollout.server.server_owner import new_owner
 from hwgrpo.rollout.server.vllm import vllm_server
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, count_host_copies
@@ -346,6 +347,33 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
     headers = 2 * 4096
     assert planned_bytes(in_memory) <= max(sizes) < planned_bytes(in_memory) + headers
     assert sizes[2] == sizes[1] == 2 * sizes[0]
+
+
+def test_weights_that_newer_ones_replaced_meanwhile_are_no_damaged_files(tmp_path: Path, monkeypatch):
+    client = Client("http://here", TOKEN, 1)
+    owner = new_owner(None, "run", take_over=False)
+    transfer = FolderTransfer(str(tmp_path), torch.float32, owner, lambda *arguments: None)
+    weights = ModuleWeights(torch.nn.Linear(2, 2))
+    transfer.prepare(1, weights, None)
+    transfer.send(client)
+    assert transfer._folder is not None
+    check = transfer._folder.check
+
+    def replaced(version: int) -> None:
+        assert transfer._folder is not None
+        transfer.prepare(2, weights, None)
+        next(transfer._folder.folder(version).glob("*.safetensors")).unlink()  # `discard_old`, begun
+        check(version)
+
+    monkeypatch.setattr(transfer._folder, "check", replaced)
+    with pytest.raises(ServerProblem, match="weights 1 were replaced by newer ones"):
+        transfer.send(client)
+    monkeypatch.setattr(transfer._folder, "check", check)
+    transfer.send(client)
+    next(transfer._folder.folder(2).glob("*.safetensors")).unlink()
+    with pytest.raises(RunError, match="weights 2 cannot be sent again"):
+        transfer.send(client)
+    transfer.close()
 
 
 def planned_bytes(parts: EngineParts) -> int:
