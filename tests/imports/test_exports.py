@@ -313,7 +313,7 @@ def test_the_command_writes_a_file_and_prints_what_is_lost(tmp_path, capsys):
         (["tiny_sort", "--to", "trl", "--devices", "2"], "--devices 2: it is a number of at least 1, of --to verl"),
         (
             ["tiny_sort", "--to", "verl", "--adapter"],
-            "--merge, --adapter, --dtype and --max-shard-size are of a checkpoint",
+            "--merge, --adapter, --dtype, --max-shard-size and --trust-remote-code are of a checkpoint",
         ),
         (["tiny_sort", "--to", "verl", "--output", "/no/such/folder/x"], "--output='/no/such/folder/x' cannot be"),
     ],

@@ -15,7 +15,7 @@ from hwgrpo.config import load_config
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.planning.model_shape import HUB_NAMES, planned_settings, shipped_shapes
-from hwgrpo.rollout.server import server_process
+from hwgrpo.rollout.server import server_environment
 from hwgrpo.training import startup_checks
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -107,7 +107,7 @@ def test_a_local_folder_is_read_and_not_a_shape_that_ships(tmp_path, monkeypatch
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_planned_on_every_backend(recipe, backend, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(server_process, "SOURCES", tmp_path)  # without rollout environments
+    monkeypatch.setattr(server_environment, "SOURCES", tmp_path)  # without rollout environments
     words = [f"backend.name={backend}"]
     if recipe == "tiny_sort":  # its model is made here: two steps of warm-up are enough to look at it
         words.append("model.path=builtin://tiny?task=sort&steps=2")
