@@ -10,7 +10,6 @@ from typing import Any
 from hwgrpo_backends import child, environment
 from hwgrpo_backends.backend import Backend
 from hwgrpo_backends.conformance_rank import MARKER
-from hwgrpo_backends.device import Device
 from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.tier1 import gather_tier1
 
@@ -70,7 +69,7 @@ def check_collectives(backend: Backend, count: int) -> str:
         AssertionError: the communication backend fails, or gives other values.
     """
     world = 2 if backend.is_host else min(2, count)
-    dtypes = [str(dtype).removeprefix("torch.") for dtype in Device(backend).compute_dtypes]
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in backend.compute_dtypes(0)]
     environ = dict(os.environ)
     environment.apply(backend, "train", environ)
     with tempfile.TemporaryDirectory() as folder:
