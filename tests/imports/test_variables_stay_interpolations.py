@@ -198,3 +198,69 @@ def test_words_of_a_variable_are_arguments_unless_it_may_be_a_secret():
     assert passed.arguments[-2:] == ["a.b=/a/b", "c/d"]
     hidden = read_script(script, "run.sh", [], {"X": "two words"})
     assert hidden.reasons(hidden.marked[-1]) == ["run.sh, line 1: it is made of the variable X, which may be a secret"]
+
+
+def exported(project: str, capsys, **sections) -> str:
+    """Return what an export of a recipe writes."""
+    base = {
+        "model": {"path": "org/model"},
+        "data": {"train": "train.parquet"},
+        "reward": {"functions": ["score.py:score"]},
+    }
+    Path("recipe.yaml").write_text(yaml.safe_dump({**base, **sections}))
+    assert main(["export", "--to", project, "recipe.yaml"]) == 0
+    return "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("project", ["verl", "trl"])
+def test_an_export_shows_no_value_of_a_mapping_or_list_that_refers_to_another(project, capsys):
+    first = {"headers": {"a": "${oc.env:LEAK_TOKEN}", "b": "plain"}, "words": ["${oc.env:LEAK_WORD}", 1]}
+    second = {
+        "url": "http://here/x",
+        "headers": "${reward.functions.0.kwargs.headers}",
+        "words": "${reward.functions.0.kwargs.words}",
+        "inner": "${reward.functions.1.kwargs.headers.a}",
+    }
+    functions = [{"name": "score.py:score", "kwargs": first}, {"name": "http", "kwargs": second}]
+    text = exported(project, capsys, reward={"functions": functions})
+    assert nothing_leaks(text), text
+    assert "headers: {a: ${oc.env:LEAK_TOKEN}, b: plain}, inner: ${" in text
+    assert "words: [${oc.env:LEAK_WORD}, 1]}}]" in text
+    server = {"engine": "vllm_server", "server": {"env": {"HF_TOKEN": "${oc.env:LEAK_TOKEN}"}}}
+    functions = [{"name": "score.py:score", "kwargs": "${rollout.server.env}"}]
+    text = exported(project, capsys, rollout=server, reward={"functions": functions})
+    assert nothing_leaks(text), text
+    if project == "verl":
+        assert 'reward_kwargs.HF_TOKEN="${oc.env:LEAK_TOKEN}"' in text
+
+
+def test_a_word_of_a_variable_that_is_a_choice_is_exported_as_that_choice(monkeypatch, capsys):
+    for name, value in {"RESUME": "never", "METRIC": "reward", "LOGGER": "jsonl", "REWARD": "by_source"}.items():
+        monkeypatch.setenv(name, value)
+    recipe = {
+        "trainer": {"resume": "${oc.env:RESUME}"},
+        "algorithm": {"filter_groups": {"enable": True, "metric": "${oc.env:METRIC}"}},
+        "observe": {"loggers": ["${oc.env:LOGGER}"]},
+        "reward": {"functions": ["${oc.env:REWARD}"]},
+        "model": {"path": "org/model", "lora": {"rank": 8, "target_modules": ["${oc.env:TARGETS,all-linear}"]}},
+    }
+    text = exported("verl", capsys, **recipe)
+    assert "trainer.resume_mode=disable" in text
+    assert "filter_groups.metric=seq_reward" in text
+    assert "trainer.logger=[console]" in text
+    assert "target_modules" not in text
+    assert "oc.env" not in text
+    assert "resume_from_checkpoint" not in exported("trl", capsys, **recipe)
+    monkeypatch.setenv("RESUME", "/some/folder")
+    assert 'trainer.resume_from_path="${oc.env:RESUME}"' in exported("verl", capsys, **recipe)
+
+
+def test_an_export_lists_each_lost_setting_once(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMN", "prompt")
+    data = {"train": "train.parquet", "prompt_key": "${oc.env:COLUMN}", "system_prompt": "${oc.env:LEAK_WORD}"}
+    text = exported("trl", capsys, data=data)
+    lines = [line for line in text.splitlines() if "oc.env" in line]
+    assert [line.partition(": ")[2].partition("}")[0] for line in lines] == [
+        "data.system_prompt=${oc.env:LEAK_WORD",
+        "data.prompt_key=${oc.env:COLUMN",
+    ]
