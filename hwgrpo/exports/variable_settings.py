@@ -17,7 +17,6 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.imports.hydra_values import Resolver
 from hwgrpo.imports.variable_text import VariableText
 
-
 _WORDS: Mapping[str, Collection[str]] = {
     "model.lora.target_modules[]": ("all-linear",),
     "reward.functions[].name": REWARDS.names(),
