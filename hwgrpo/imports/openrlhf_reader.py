@@ -46,11 +46,12 @@ def read_openrlhf(
     values, notices = {}, list(command.notices)
     for key, value in _without_key(flag_values(command.marked, command)).items():
         current = OPENRLHF.current_name(key)[0]
-        reasons = command.reasons(f"{key} {value}")
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        reasons = command.reasons(f"{key} {text}")
         if current in overridden:
             continue
         if reasons and OPENRLHF.rows.get(current, OPENRLHF.rows["*"]).here not in ("", *_NAMES):
-            known = shown(without_marks(str(value)) or "?")
+            known = shown(without_marks(text) or "?")
             raise ConfigError(f"{key}={known} is not known: {reasons[0]}. Give it as {key}=value behind the file")
         values[key] = "(unknown)" if reasons else value
         notices += [f"{key}: {reasons[0]}"] if reasons else []

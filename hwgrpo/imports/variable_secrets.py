@@ -39,7 +39,7 @@ def names_secret(name: str, value: str) -> bool:
     """Return whether a dotted name is that of a secret; truth values are none, nor are counts of tokens."""
     if value.strip().lower() in _NEVER_SECRET:
         return False
-    return any(is_secret(_NO_SECRETS.sub("", each)) for each in name.split("."))
+    return any(is_secret(_NO_SECRETS.sub("", each)) for each in name.replace("-", "_").split("."))
 
 
 def looks_secret(value: str) -> bool:

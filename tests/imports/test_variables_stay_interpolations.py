@@ -7,6 +7,7 @@ import yaml
 
 from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
+from hwgrpo.imports.roll_import import device_list
 from hwgrpo.imports.shell_script import read_script
 from hwgrpo.imports.variable_text import VariableText, joined, known
 
@@ -214,6 +215,7 @@ def imported(monkeypatch, capsys, line: str, system: str = "verl", **variables: 
     printed = "".join(capsys.readouterr())
     written = Path("recipe.yaml").read_text() if Path("recipe.yaml").exists() else ""
     assert not any("\ud800" <= character <= "\udfff" for character in printed), ascii(printed)
+    assert "\\ud80" not in printed
     return yaml.safe_load(written) or {}, printed + written
 
 
@@ -227,6 +229,7 @@ SCORE = f"{FUNCTION}path=score.py {FUNCTION}name=score"
     [
         (f"{SCORE} {KWARGS}=$KW", "{url:http://h/v1,api_key:abcHIDDEN}", "KW"),
         (f"{SCORE} {KWARGS}.a=[$KW]", "{url:http://h/v1,b:{'api_key':'abc/HIDDEN'}}", "KW"),
+        (f"{SCORE} {KWARGS}.a=$KW", '{"x-api-key":"hidden/1"}', "KW"),
         (f"{SCORE} {KWARGS}.a=$KW", "[http://h/v1,abchidden0123456789]", "KW"),
         (f"{SCORE} {KWARGS}.a=$KW", "'abc/hidden text'", "KW"),
         (f"{SCORE} $KW", f"{KWARGS}.auth=wJalr/hidden {KWARGS}.url=http://h/v1", "KW"),
@@ -277,6 +280,10 @@ def test_a_message_shows_no_mark_of_what_is_unknown(monkeypatch, capsys):
     for line in ("trainer.nnodes=[$(date)", "-x$(date)", "data.train_batch_size={a:$(date)"):
         _, text = imported(monkeypatch, capsys, line)
         assert "date" in text or "..." in text
+    for line in ("--data.prompt_dataset a x$(date)", "$(date)=3", "--data.prompt_dataset=a x$(date)=3"):
+        recipe, text = imported(monkeypatch, capsys, f"{N} {line}", "openrlhf")
+        assert "$(date) is the output of a program" in text
+        assert not recipe
 
 
 @pytest.mark.parametrize(
@@ -329,6 +336,15 @@ def test_lists_of_variables_with_commas_are_lists_in_openrlhf(monkeypatch, capsy
     assert recipe["data"]["train"] == ["/a/x.jsonl", "/b/y.jsonl"], text
     assert recipe["model"]["attention"] == "sdpa"
     assert recipe["model"]["lora"]["target_modules"] == ["q_proj", "v_proj"]
+
+
+def test_a_roll_run_reads_words_and_devices_of_variables(monkeypatch, capsys):
+    assert device_list("a", VariableText("${oc.env:D}", "list(range(0,4))")) == [0, 1, 2, 3]
+    monkeypatch.setenv("R", "true")
+    Path("run.yaml").write_text(IMPORTS["roll"][2] + "resume_from_checkpoint: ${oc.env:R}\n")
+    main(["import", "roll", "run.yaml", "--drop-refused", "--output", "recipe.yaml"])
+    text = "".join(capsys.readouterr())
+    assert "trainer.resume=auto" in text, text
 
 
 def test_a_condition_tries_a_pattern_on_what_has_no_name_of_a_secret():
