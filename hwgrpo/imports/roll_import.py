@@ -283,10 +283,10 @@ def _run(v: PeerSettings) -> Iterator[Converted]:
     if v[keep]:
         yield Assignment("trainer.keep_checkpoints", v[keep], (keep,))
     yield Remark((keep,), "ROLL keeps all, here trainer.keep_checkpoints are kept")
-    if isinstance(v[resume], str) and known(v[resume]).lower() not in ("true", "false"):
+    if isinstance(v[resume], str) and v[resume].lower() not in ("true", "false"):
         yield Refusal(resume, v[resume], "it is a checkpoint of ROLL", "false, or model.path of its weights")
     else:
-        yield Assignment("trainer.resume", "auto" if str(known(v[resume])).lower() == "true" else "never", (resume,))
+        yield Assignment("trainer.resume", "auto" if str(v[resume]).lower() == "true" else "never", (resume,))
     logger = value_here(v, track)
     yield Assignment("observe.loggers", list(dict.fromkeys(("jsonl", logger))), (track,))
     if v.is_given(run) and logger in ("wandb", "swanlab", "trackio"):

@@ -338,13 +338,9 @@ def test_lists_of_variables_with_commas_are_lists_in_openrlhf(monkeypatch, capsy
     assert recipe["model"]["lora"]["target_modules"] == ["q_proj", "v_proj"]
 
 
-def test_a_roll_run_reads_words_and_devices_of_variables(monkeypatch, capsys):
+def test_a_roll_run_reads_devices_of_variables():
     assert device_list("a", VariableText("${oc.env:D}", "list(range(0,4))")) == [0, 1, 2, 3]
-    monkeypatch.setenv("R", "true")
-    Path("run.yaml").write_text(IMPORTS["roll"][2] + "resume_from_checkpoint: ${oc.env:R}\n")
-    main(["import", "roll", "run.yaml", "--drop-refused", "--output", "recipe.yaml"])
-    text = "".join(capsys.readouterr())
-    assert "trainer.resume=auto" in text, text
+    assert device_list("a", VariableText("${oc.env:D}", "[1,2]")) == [1, 2]
 
 
 def test_a_condition_tries_a_pattern_on_what_has_no_name_of_a_secret():
