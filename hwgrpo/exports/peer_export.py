@@ -70,9 +70,10 @@ def export_peer(
     lost = [
         Lost(key, here, value, reasons.get(key, ""))
         for key in (each.key for each in entries() if "[]" not in each.key and each.key != "algorithm.preset")
-        if key not in unused and (here := _value(config, key)) != (value := _value(there, key))
+        if key not in unused and known(here := _value(config, key)) != known(value := _value(there, key))
     ]
-    lost += [Lost(key, _value(config, key), UNSET, why) for key, why in (unreadable or {}).items()]
+    listed = {each.key for each in lost}
+    lost += [Lost(key, _value(config, key), UNSET, why) for key, why in (unreadable or {}).items() if key not in listed]
     return Exported(names.project, values, lost)
 
 

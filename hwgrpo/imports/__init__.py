@@ -12,6 +12,7 @@ bash_braces.py     `{1,2}`, `{1..8}`
 bash_programs.py   `$(dirname ...)` and its kin
 hydra_values.py    Hydra's overrides, values and interpolations
 variable_text.py   texts with values of variables, which stay interpolations
+variable_secrets.py  values of variables that may be secrets
 reading_budget.py  bounds on what is read
 peer_settings.py   another project's settings by the names of the tables, checked
 peer_import.py     they become settings here

@@ -12,7 +12,7 @@ from hwgrpo.imports.bash_programs import output_of
 from hwgrpo.imports.bash_words import BashReader, Part, Word
 from hwgrpo.imports.reading_budget import Budget, check_depth
 from hwgrpo.imports.script_command import KEPT, MARK, KeptVariable
-from hwgrpo.text import has_credentials, hide_secrets, is_secret
+from hwgrpo.imports.variable_secrets import is_structure, may_be_secret
 
 _EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|\d+|[@*#])(\[[^]]*\])?(.*)\}", re.DOTALL)
 _FORM = re.compile(r":?[-=+?]|%%?|##?|/[/#%]?|\^\^?|,,?|:")
@@ -23,8 +23,6 @@ _SET_BY_BASH = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
-_SPLIT_HERE = re.compile(r"\s*(?:[\[{'\"]|--\w|[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=[^=])")
-"""How a value begins that is a list, a mapping, a quoted text or settings: what is read of it depends on its text."""
 _NUMBER = re.compile(r"\s*[-+]?[0-9]{1,40}\s*")
 _LONGEST_SOURCE = 80
 """Characters of a piece of a script that a reason shows."""
@@ -36,28 +34,18 @@ _EVALUATION = 20
 """What the value of a variable in an expression counts beside its characters."""
 _DIGITS = 9
 """Of the number of an argument."""
-_SHORTEST_SECRET = 8
-"""Length from which the value of any variable may be a secret, unless it is a path or a number."""
 _OF_SHELL = ("PWD", "OLDPWD", "IFS")
 
 
 def _is_kept(name: str, value: str) -> bool:
-    secret = _may_be_secret(name, value)
-    return bool(value and _NAME.fullmatch(name)) and name not in _OF_SHELL and (secret or not _SPLIT_HERE.match(value))
+    """Return whether a variable is a mark: what is read of a list, a mapping or settings depends on their text."""
+    if not value or not _NAME.fullmatch(name) or name in _OF_SHELL:
+        return False
+    return not is_structure(value) or may_be_secret(name, value)
 
 
 class _UnknownError(Exception):
     """Arithmetic needs what is not known; its argument is the marks."""
-
-
-def _may_be_secret(name: str, value: str) -> bool:
-    """Return whether a variable's value may be a secret: by its name, or as no path, number or short word is."""
-    return (
-        is_secret(name)
-        or has_credentials(value)
-        or hide_secrets(value) != value
-        or (len(value) >= _SHORTEST_SECRET and "/" not in value and not _NUMBER.fullmatch(value))
-    )
 
 
 class BashVariables:
@@ -73,7 +61,7 @@ class BashVariables:
         self._name, self._path = name, path
         self.budget, self._depth = Budget("the words of the script"), 0
         self.kept = [
-            KeptVariable(key, value, _may_be_secret(key, value))
+            KeptVariable(key, value, may_be_secret(key, value))
             for key, value in environment.items()
             if _is_kept(key, value)
         ]

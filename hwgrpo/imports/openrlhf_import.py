@@ -269,8 +269,8 @@ def _training(v: PeerSettings) -> Iterator[Converted]:
         yield Assignment("model.dtype", value_here(v, dtype), (dtype,))
     else:
         yield Refusal(dtype, v[dtype], "float16 is not trained in", f"{dtype}=bf16")
-    if v[attention] in attention_choices():
-        yield Assignment("model.attention", v[attention], (attention,))
+    if known(v[attention]) in attention_choices():
+        yield Assignment("model.attention", known(v[attention]), (attention,))
     elif v[attention] is not None:
         yield Refusal(attention, v[attention], "it is not one of those here", ", ".join(attention_choices()))
     nodes, per_node = "actor.num_nodes", "actor.num_gpus_per_node"

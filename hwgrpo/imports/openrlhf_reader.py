@@ -11,7 +11,7 @@ from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.core_reader import settings_of, text_of
 from hwgrpo.imports.peer_settings import PeerSettings
 from hwgrpo.imports.reading_budget import MOST_DIGITS
-from hwgrpo.imports.script_command import VerlCommand, without_marks
+from hwgrpo.imports.script_command import KEPT, MARK, VerlCommand, without_marks
 from hwgrpo.imports.shell_script import read_script
 from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
 
@@ -46,11 +46,12 @@ def read_openrlhf(
     values, notices = {}, list(command.notices)
     for key, value in _without_key(flag_values(command.marked, command)).items():
         current = OPENRLHF.current_name(key)[0]
-        reasons = command.reasons(f"{key} {value}")
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        reasons = command.reasons(f"{key} {text}")
         if current in overridden:
             continue
         if reasons and OPENRLHF.rows.get(current, OPENRLHF.rows["*"]).here not in ("", *_NAMES):
-            known = shown(without_marks(str(value)) or "?")
+            known = shown(without_marks(text) or "?")
             raise ConfigError(f"{key}={known} is not known: {reasons[0]}. Give it as {key}=value behind the file")
         values[key] = "(unknown)" if reasons else value
         notices += [f"{key}: {reasons[0]}"] if reasons else []
@@ -65,12 +66,13 @@ def flag_values(arguments: Sequence[str], command: VerlCommand | None = None) ->
         command: that of a script, whose variables they have; None: they have none.
 
     Raises:
-        ConfigError: an argument belongs to no flag.
+        ConfigError: an argument belongs to no flag, or may be one that is not known.
     """
     values: dict[str, list[str]] = {}
     key, command = None, command or VerlCommand([])
     for each in arguments:
         name, equals, value = each.partition("=")
+        _refuse_unknown_flag(each, name, command, begins=key is None or bool(values[key]))
         if each.startswith("--") or (equals and re.fullmatch(r"[A-Za-z_][\w.]*", name)):
             key = command.named(name.removeprefix("--"))
             values[key] = [command.as_text(value)] if equals else []
@@ -79,6 +81,26 @@ def flag_values(arguments: Sequence[str], command: VerlCommand | None = None) ->
         else:
             values[key].append(command.as_text(each))
     return {key: _value(listed) for key, listed in values.items()}
+
+
+def _refuse_unknown_flag(argument: str, name: str, command: VerlCommand, *, begins: bool) -> None:
+    """Raise ConfigError if an argument is, or may be, a flag that is not known.
+
+    Args:
+        argument: with marks.
+        name: what of it is before `=`.
+        command: what they stand for.
+        begins: whether the flag before it has all that it needs.
+    """
+    unknown = name if argument.startswith("--") else argument if begins and MARK.fullmatch(argument) else ""
+    if reasons := command.reasons(unknown):
+        raise ConfigError("; ".join(reasons))
+    flag = next((each for each in command.kept_in(argument)[:1] if KEPT.match(argument)), None)
+    if flag is not None and flag.value.startswith("--"):
+        raise ConfigError(
+            f"${flag.name} is a flag that may hold a secret, so that it is not read; write the flag in the script, "
+            "with the variable as its value"
+        )
 
 
 def _without_key(values: dict[str, Any]) -> dict[str, Any]:

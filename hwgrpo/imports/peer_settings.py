@@ -153,8 +153,10 @@ def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
     Raises:
         ConfigError: it has another type, or is none of the choices.
     """
-    if value is None or row.key.endswith(".*"):
-        return value
+    if value is None or (isinstance(value, VariableText) and primitive(value.value) is None):
+        return None
+    if row.key.endswith(".*") or row.type == "mapping":
+        return _free(value)
     if row.values:
         text = str(known(value))
         if text not in row.values:
@@ -180,6 +182,17 @@ def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
     raise ConfigError(
         f"{written}={shown(value)} must be {' or '.join(wanted[kind] for kind in row.type.split('|'))}, as in {project}"
     )
+
+
+def _free(value: Any) -> Any:
+    """Return a value of any type with numbers and truth values of variables as such, unless they may be secret."""
+    if isinstance(value, list):
+        return [*map(_free, value)]
+    if isinstance(value, dict):
+        return {name: _free(each) for name, each in value.items()}
+    if not isinstance(value, VariableText) or value.may_be_secret:
+        return value
+    return value if isinstance(read := primitive(value.value), str) else read
 
 
 def typed(names: PeerNames, key: str, value: Any) -> Any:

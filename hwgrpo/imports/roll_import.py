@@ -45,6 +45,7 @@ def device_list(key: str, value: Any) -> list[int]:
     """
     if value is None:
         return [0]
+    value = known(value)
     if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
         return list(range(int(found[1] or 0), int(found[2])))
     if isinstance(value, str) and _LISTED.fullmatch(value.strip()):

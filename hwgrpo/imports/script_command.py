@@ -53,8 +53,8 @@ class VerlCommand:
         return KEPT.sub(lambda found: f"${{oc.env:{self.kept[int(found[1])].name}}}", text)
 
     def named(self, text: str) -> str:
-        """Return a text for a message, with variables by their names."""
-        return KEPT.sub(lambda found: f"${self.kept[int(found[1])].name}", text)
+        """Return a text for a message, with variables by their names, and dots for what is unknown."""
+        return MARK.sub("...", KEPT.sub(lambda found: f"${self.kept[int(found[1])].name}", text))
 
     def in_bash(self, text: str) -> str:
         """Return a text as the program gets it."""
@@ -68,7 +68,11 @@ class VerlCommand:
 
     def has_secret(self, text: str) -> bool:
         """Return whether a text has the value of a variable that may be secret."""
-        return any(self.kept[int(found[1])].is_secret for found in KEPT.finditer(text))
+        return any(each.is_secret for each in self.kept_in(text))
+
+    def kept_in(self, text: str) -> list[KeptVariable]:
+        """Return the variables whose values a text has."""
+        return [self.kept[int(found[1])] for found in KEPT.finditer(text)]
 
 
 def without_marks(text: str) -> str:

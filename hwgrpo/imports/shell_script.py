@@ -18,6 +18,8 @@ from hwgrpo.imports.bash_words import BashReader, Statement, Word
 from hwgrpo.imports.reading_budget import check_depth
 from hwgrpo.imports.script_command import MARK, VerlCommand
 from hwgrpo.imports.shell_conditions import Block, Operand, Truth, both, either, evaluate_test, negated
+from hwgrpo.imports.variable_secrets import looks_secret
+from hwgrpo.text import is_secret
 
 MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
 """Programs whose arguments are verl's settings."""
@@ -256,7 +258,8 @@ class _Script:
 
     def _operand(self, text: str, plain: bool) -> Operand:
         command = VerlCommand([], kept=self._known.kept)
-        return Operand(None if MARK.search(text) else command.in_bash(text), plain, command.has_secret(text))
+        secret = any(is_secret(each.name) or looks_secret(each.value) for each in command.kept_in(text))
+        return Operand(None if MARK.search(text) else command.in_bash(text), plain, secret)
 
     def _condition(self, conditional: bool) -> str | None:
         """Return why a statement may not be run, or None if it is."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from hwgrpo.imports.variable_secrets import looks_secret, names_secret
+
+_VARIABLE = re.compile(r"\boc\.env:\s*+(\w+)")
 
 
 class VariableText(str):
@@ -25,11 +30,20 @@ class VariableText(str):
         """Return what a copy is made of."""
         return str(self), self.value
 
+    @property
+    def may_be_secret(self) -> bool:
+        """Whether a variable has the name of a secret, or the value looks like one."""
+        named = any(names_secret(name, self.value) for name in _VARIABLE.findall(str(self)))
+        return named or looks_secret(self.value)
+
     def split(self, sep: str | None = None, maxsplit: int = -1) -> list[str]:  # type: ignore[override]
-        """Return the pieces, those with variables as texts of that kind."""
+        """Return the pieces, those with variables as texts of that kind.
+
+        The values of a variable that is several pieces are plain, unless they may be secret.
+        """
         pieces, values = str(self).split(sep, maxsplit), self.value.split(sep, maxsplit)
         if len(pieces) != len(values):  # a separator within a value or an interpolation
-            return [self]
+            return [self] if self.may_be_secret else values
         return [VariableText(a, b) if "${" in a else a for a, b in zip(pieces, values, strict=True)]
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:  # type: ignore[override]

@@ -213,9 +213,9 @@ def filtered_groups(v: VerlSettings) -> Iterator[Converted]:
         return
     own = v.is_given(_FUNCTION + "path")
     name = v[metric] or "reward"
-    if name in ("seq_reward", "seq_final_reward", "reward"):
+    if known(name) in ("seq_reward", "seq_final_reward", "reward"):
         here = "reward"
-    elif name == "score" or not own:
+    elif known(name) == "score" or not own:
         here = v[_FUNCTION + "name"] if own else BY_SOURCE
     else:
         here = name

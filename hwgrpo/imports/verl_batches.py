@@ -106,15 +106,16 @@ def _targets(v: VerlSettings, key: str) -> Iterator[Converted]:
     """Convert the modules that get adapters, of Hugging Face or of Megatron."""
     value = v[key]
     if not isinstance(value, list):
-        value = [value if value == "all-linear" else joined("re:", value)]
-    unknown = [name for name in value if str(name).rpartition(".")[2].startswith("linear_") and name not in _MEGATRON]
+        value = ["all-linear" if known(value) == "all-linear" else joined("re:", value)]
+    megatron = [name for name in map(str, known(value)) if name.rpartition(".")[2].startswith("linear_")]
+    unknown = [name for name in megatron if name not in _MEGATRON]
     if unknown:
         yield Refusal(
             key, v[key], f"{unknown[0]} is Megatron's", ", ".join((*_MEGATRON, "names of the model's modules"))
         )
         return
-    note = "Megatron's names are those of the model's modules here" if _MEGATRON.keys() & {*value} else ""
-    names = [name for each in value for name in _MEGATRON.get(each, (each,))]
+    note = "Megatron's names are those of the model's modules here" if _MEGATRON.keys() & {*known(value)} else ""
+    names = [name for each in value for name in _MEGATRON.get(known(each), (each,))]
     yield Assignment("model.lora.target_modules", names, (key,), note)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hwgrpo.catalog import LOGGERS
 from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
 from hwgrpo.imports.recipe_text import nested
-from hwgrpo.imports.variable_text import joined
+from hwgrpo.imports.variable_text import joined, known
 from hwgrpo.imports.verl_algorithm import value_of
 from hwgrpo.imports.verl_batches import SEQUENCE_PARALLEL, TENSOR_PARALLEL
 from hwgrpo.imports.verl_settings import ACTOR, ROLLOUT, VerlSettings
@@ -143,8 +143,10 @@ def _loggers(v: VerlSettings) -> Iterator[Converted]:
     key = "trainer.logger"
     if not v.is_given(key):
         return
-    listed = v[key] if isinstance(v[key], list) else [v[key]]
-    unknown = [each for each in listed if each not in (*LOGGERS.names(), "console", "file")]
+    written = v[key] if isinstance(v[key], list) else [v[key]]
+    listed = known(written)
+    names = (*LOGGERS.names(), "console", "file")
+    unknown = [name for each, name in zip(listed, written, strict=True) if each not in names]
     if unknown:
         yield Refusal(
             key, v[key], f"there is no logger {', '.join(map(str, unknown))}", f"{', '.join(LOGGERS.names())}, console"

@@ -10,7 +10,7 @@ from typing import Any
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.core_reader import read_text, text_of
 from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
-from hwgrpo.imports.script_command import VerlCommand, without_marks
+from hwgrpo.imports.script_command import KEPT, VerlCommand, without_marks
 from hwgrpo.imports.shell_script import read_script
 from hwgrpo.imports.verl_settings import VerlSettings, verl_settings
 from hwgrpo.paths import did_you_mean
@@ -18,6 +18,8 @@ from hwgrpo.peer_tables.peer_row import UNSET
 from hwgrpo.peer_tables.verl_names import ROWS, current_name, row_of
 from hwgrpo.peer_tables.verl_refused import WRITTEN_BY_HYDRA
 
+_VALUE = re.compile(rf"(?:^|[\[{{,:])\s*{KEPT.pattern}")
+"""A variable of the environment where a value begins."""
 _NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 """Settings whose unknown pieces are left out with a notice: they name a run."""
 _SETTING = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")
@@ -91,7 +93,25 @@ def _override(text: str, command: VerlCommand) -> Override:
     key, equals, value = text.partition("=")
     if command.has_secret(key):
         raise ConfigError(f"{shown(command.named(key))} names a setting by a variable; write its name")
-    return parse_override(command.in_bash(key) + equals + command.written(value))
+    _refuse_structure(key, value, command)
+    try:
+        return parse_override(command.in_bash(key) + equals + command.written(value))
+    except ConfigError:
+        if reasons := command.reasons(text):
+            raise ConfigError("; ".join(reasons)) from None
+        raise
+
+
+def _refuse_structure(key: str, value: str, command: VerlCommand) -> None:
+    """Raise ConfigError if a variable that may be secret is a list, a mapping or a quoted text of Hydra."""
+    for found in _VALUE.finditer(value):
+        variable = command.kept[int(found[1])]
+        if variable.value.lstrip()[:1] in ("[", "{", "'", '"'):
+            raise ConfigError(
+                f"{command.named(key)}=${variable.name}: the value of {variable.name} is a list, a mapping or a quoted "
+                "text that may hold a secret, so that it is not read; write it in the script, with its secret as "
+                "${oc.env:NAME}"
+            )
 
 
 def _values(overrides: Sequence[Override]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import yaml
 
 from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
+from hwgrpo.imports.roll_import import device_list
 from hwgrpo.imports.shell_script import read_script
 from hwgrpo.imports.variable_text import VariableText, joined, known
 
@@ -186,7 +187,10 @@ def test_an_exported_script_has_the_values_where_it_is_read_again(tmp_path):
 def test_a_text_with_variables_keeps_what_it_is_in_pieces():
     text = VariableText("${oc.env:A,x,y}/b,c", "1/b,c")
     assert [known(each) for each in VariableText("${oc.env:A}/b,c", "1/b,c").split(",")] == ["1/b", "c"]
-    assert text.split(",") == [text]
+    assert text.split(",") == ["1/b", "c"]
+    assert VariableText("${oc.env:D}", "/a/x,/b/y").split(",") == ["/a/x", "/b/y"]
+    for hidden in (VariableText("${oc.env:MY_TOKEN}", "a,b"), VariableText("${oc.env:D}", "x,api_key=abc")):
+        assert hidden.split(",") == [hidden]
     assert known(joined("a/", text, ":", 3)) == "a/1/b,c:3"
     assert VariableText("${oc.env:F}", "f.py:g").rpartition(":") == ("", "", "${oc.env:F}")
     assert VariableText("${oc.env:F}/f.py:g", "d/f.py:g").rpartition(":") == ("${oc.env:F}/f.py", ":", "g")
@@ -198,3 +202,214 @@ def test_words_of_a_variable_are_arguments_unless_it_may_be_a_secret():
     assert passed.arguments[-2:] == ["a.b=/a/b", "c/d"]
     hidden = read_script(script, "run.sh", [], {"X": "two words"})
     assert hidden.reasons(hidden.marked[-1]) == ["run.sh, line 1: it is made of the variable X, which may be a secret"]
+
+
+def imported(monkeypatch, capsys, line: str, system: str = "verl", **variables: str) -> tuple[dict, str]:
+    """Return the recipe of a script whose command has further arguments, and what its import prints."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    programs = {"verl": VERL, "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path a/b "}
+    Path("run.sh").write_text(f"{programs[system]} {line}\n")
+    Path("recipe.yaml").unlink(missing_ok=True)
+    main(["import", system, "run.sh", "--drop-refused", "--output", "recipe.yaml"])
+    printed = "".join(capsys.readouterr())
+    written = Path("recipe.yaml").read_text() if Path("recipe.yaml").exists() else ""
+    assert not any("\ud800" <= character <= "\udfff" for character in printed), ascii(printed)
+    assert "\\ud80" not in printed
+    return yaml.safe_load(written) or {}, printed + written
+
+
+N = "--rollout.n_samples_per_prompt 8"
+KWARGS = f"+{FUNCTION}reward_kwargs"
+SCORE = f"{FUNCTION}path=score.py {FUNCTION}name=score"
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "name"),
+    [
+        (f"{SCORE} {KWARGS}=$KW", "{url:http://h/v1,api_key:abcHIDDEN}", "KW"),
+        (f"{SCORE} {KWARGS}.a=[$KW]", "{url:http://h/v1,b:{'api_key':'abc/HIDDEN'}}", "KW"),
+        (f"{SCORE} {KWARGS}.a=$KW", '{"x-api-key":"hidden/1"}', "KW"),
+        (f"{SCORE} {KWARGS}.a=$KW", "[http://h/v1,abchidden0123456789]", "KW"),
+        (f"{SCORE} {KWARGS}.a=$KW", "'abc/hidden text'", "KW"),
+        (f"{SCORE} $KW", f"{KWARGS}.auth=wJalr/hidden {KWARGS}.url=http://h/v1", "KW"),
+        (f"{SCORE} $KW", f"{KWARGS}.auth=wJalr/hidden", "KW"),
+    ],
+)
+def test_a_structure_with_a_secret_is_refused_by_the_name_of_its_variable(line, value, name, monkeypatch, capsys):
+    recipe, text = imported(monkeypatch, capsys, line, **{name: value})
+    assert not recipe
+    assert nothing_leaks(text), text
+    assert f"${name}" in text or f"the variable {name}" in text
+
+
+def test_settings_lists_and_flags_without_a_secret_are_read(monkeypatch, capsys):
+    extra = (
+        "trainer.save_freq=5 trainer.test_freq=7 data.val_files=v.parquet "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9000"
+    )
+    recipe, text = imported(monkeypatch, capsys, "$EXTRA data.prompt_key=$K", EXTRA=extra, K="messages")
+    assert recipe["trainer"]["save_every"] == 5, text
+    assert recipe["trainer"]["validate_every"] == 7
+    line = "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.target_modules=$M data.train_files=$FILES"
+    variables = {"M": "[q_proj,v_proj]", "FILES": "['/a/x.parquet','b.parquet']"}
+    recipe, text = imported(monkeypatch, capsys, line, **variables)
+    assert recipe["model"]["lora"]["target_modules"] == ["q_proj", "v_proj"], text
+    assert recipe["data"]["train"] == ["/a/x.parquet", "b.parquet"]
+    flags = "--data.prompt_dataset a.jsonl --ds.lora.rank 8 --ds.lora.target_modules q_proj $EXTRA"
+    recipe, text = imported(monkeypatch, capsys, flags, "openrlhf", EXTRA="--rollout.n_samples_per_prompt 4")
+    assert recipe["rollout"]["n"] == 4, text
+    recipe, text = imported(
+        monkeypatch, capsys, f"{flags} {N}", "openrlhf", EXTRA="--actor.gradient_checkpointing_enable"
+    )
+    assert "actor.gradient_checkpointing_enable" in text
+    assert recipe["model"]["lora"]["target_modules"] == ["q_proj"]
+
+
+@pytest.mark.parametrize("value", ["--x.api_key hidden", "--x.api_key=hidden", "hidden words of it"])
+def test_what_may_be_a_flag_with_a_secret_is_refused_by_name(value, monkeypatch, capsys):
+    flags = "--data.prompt_dataset a.jsonl --ds.lora.rank 8 --ds.lora.target_modules q_proj $EXTRA"
+    for line in (flags, f"$EXTRA {flags}", f"--x.y=1 $EXTRA {flags}", f"--$EXTRA {flags}"):
+        recipe, text = imported(monkeypatch, capsys, line, "openrlhf", EXTRA=value)
+        assert not recipe, text
+        assert "EXTRA" in text
+        assert nothing_leaks(text)
+
+
+def test_a_message_shows_no_mark_of_what_is_unknown(monkeypatch, capsys):
+    for line in ("trainer.nnodes=[$(date)", "-x$(date)", "data.train_batch_size={a:$(date)"):
+        _, text = imported(monkeypatch, capsys, line)
+        assert "date" in text or "..." in text
+    for line in ("--data.prompt_dataset a x$(date)", "$(date)=3", "--data.prompt_dataset=a x$(date)=3"):
+        recipe, text = imported(monkeypatch, capsys, f"{N} {line}", "openrlhf")
+        assert "$(date) is the output of a program" in text
+        assert not recipe
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("False", False), ("true", True), ("3", 3), ("0.5", 0.5), ("null", None), ("a/b", "${oc.env:T}")],
+)
+def test_truth_values_and_numbers_of_variables_stay_such_in_free_mappings(value, expected, monkeypatch, capsys):
+    line = (
+        f"{SCORE} {KWARGS}.a=$T {KWARGS}.listed=[x,$T] {KWARGS}.api_key=$MY_TOKEN "
+        "+data.apply_chat_template_kwargs.enable_thinking=$T "
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.seed=$T actor_rollout_ref.rollout.name=vllm"
+    )
+    recipe, text = imported(monkeypatch, capsys, line, T=value, MY_TOKEN="12345678")
+    kwargs = {"a": expected, "listed": ["x", expected], "api_key": "${oc.env:MY_TOKEN}"}
+    assert recipe["reward"]["functions"][0]["kwargs"] == kwargs, text
+    assert recipe["data"]["chat_template_kwargs"] == {"enable_thinking": expected}
+    assert recipe["rollout"]["engine_kwargs"] == {"seed": expected}
+
+
+FILTER = "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=$V"
+LORA = "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.target_modules="
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "key", "expected"),
+    [
+        (f"{LORA}$V", "all-linear", "model.lora.target_modules", None),
+        (f"{LORA}$V", ".*(q|v)_proj", "model.lora.target_modules", ["re:${oc.env:V}"]),
+        (f"{LORA}[$V]", "linear_proj", "model.lora.target_modules", ["o_proj"]),
+        ("trainer.logger=$V", "wandb", "observe.loggers", ["jsonl", "wandb"]),
+        ("trainer.logger=[console,$V]", "wandb", "observe.loggers", ["jsonl", "wandb"]),
+        ("trainer.logger=$V", "[console,wandb]", "observe.loggers", ["jsonl", "wandb"]),
+        (FILTER, "seq_final_reward", "algorithm.filter_groups.metric", None),
+        (f"{SCORE} {FILTER}", "acc", "algorithm.filter_groups.metric", "${oc.env:V}"),
+        (f"{FUNCTION}path=$V", "null", "reward.functions", [{"name": "by_source"}]),
+    ],
+)
+def test_a_word_of_a_variable_that_is_a_choice_is_read_as_that_choice(line, value, key, expected, monkeypatch, capsys):
+    recipe, text = imported(monkeypatch, capsys, line, V=value)
+    for name in key.split("."):
+        recipe = recipe.get(name) if isinstance(recipe, dict) else None
+    assert recipe == expected, text
+    assert "refused" not in text
+
+
+def test_lists_of_variables_with_commas_are_lists_in_openrlhf(monkeypatch, capsys):
+    line = "--data.prompt_dataset $D --ds.attn_implementation $A --ds.lora.rank 8 --ds.lora.target_modules $M"
+    variables = {"D": "/a/x.jsonl,/b/y.jsonl", "A": "sdpa", "M": "q_proj,v_proj"}
+    recipe, text = imported(monkeypatch, capsys, f"{line} {N}", "openrlhf", **variables)
+    assert recipe["data"]["train"] == ["/a/x.jsonl", "/b/y.jsonl"], text
+    assert recipe["model"]["attention"] == "sdpa"
+    assert recipe["model"]["lora"]["target_modules"] == ["q_proj", "v_proj"]
+
+
+def test_a_roll_run_reads_devices_of_variables():
+    assert device_list("a", VariableText("${oc.env:D}", "list(range(0,4))")) == [0, 1, 2, 3]
+    assert device_list("a", VariableText("${oc.env:D}", "[1,2]")) == [1, 2]
+
+
+def test_a_condition_tries_a_pattern_on_what_has_no_name_of_a_secret():
+    line = '[[ "$MP" == Qwen3* ]] && a=1'
+    command = read_script(f"a=2\n{line}\n{VERL} a.b=$a", "run.sh", [], {"MP": "Qwen3-8B-Base"})
+    assert command.marked[-1] == "a.b=1"
+
+
+def exported(project: str, capsys, **sections) -> str:
+    """Return what an export of a recipe writes."""
+    base = {
+        "model": {"path": "org/model"},
+        "data": {"train": "train.parquet"},
+        "reward": {"functions": ["score.py:score"]},
+    }
+    Path("recipe.yaml").write_text(yaml.safe_dump({**base, **sections}))
+    assert main(["export", "--to", project, "recipe.yaml"]) == 0
+    return "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("project", ["verl", "trl"])
+def test_an_export_shows_no_value_of_a_mapping_or_list_that_refers_to_another(project, capsys):
+    first = {"headers": {"a": "${oc.env:LEAK_TOKEN}", "b": "plain"}, "words": ["${oc.env:LEAK_WORD}", 1]}
+    second = {
+        "url": "http://here/x",
+        "headers": "${reward.functions.0.kwargs.headers}",
+        "words": "${reward.functions.0.kwargs.words}",
+        "inner": "${reward.functions.1.kwargs.headers.a}",
+    }
+    functions = [{"name": "score.py:score", "kwargs": first}, {"name": "http", "kwargs": second}]
+    text = exported(project, capsys, reward={"functions": functions})
+    assert nothing_leaks(text), text
+    assert "headers: {a: ${oc.env:LEAK_TOKEN}, b: plain}, inner: ${" in text
+    assert "words: [${oc.env:LEAK_WORD}, 1]}}]" in text
+    server = {"engine": "vllm_server", "server": {"env": {"HF_TOKEN": "${oc.env:LEAK_TOKEN}"}}}
+    functions = [{"name": "score.py:score", "kwargs": "${rollout.server.env}"}]
+    text = exported(project, capsys, rollout=server, reward={"functions": functions})
+    assert nothing_leaks(text), text
+    if project == "verl":
+        assert 'reward_kwargs.HF_TOKEN="${oc.env:LEAK_TOKEN}"' in text
+
+
+def test_a_word_of_a_variable_that_is_a_choice_is_exported_as_that_choice(monkeypatch, capsys):
+    for name, value in {"RESUME": "never", "METRIC": "reward", "LOGGER": "jsonl", "REWARD": "by_source"}.items():
+        monkeypatch.setenv(name, value)
+    recipe = {
+        "trainer": {"resume": "${oc.env:RESUME}"},
+        "algorithm": {"filter_groups": {"enable": True, "metric": "${oc.env:METRIC}"}},
+        "observe": {"loggers": ["${oc.env:LOGGER}"]},
+        "reward": {"functions": ["${oc.env:REWARD}"]},
+        "model": {"path": "org/model", "lora": {"rank": 8, "target_modules": ["${oc.env:TARGETS,all-linear}"]}},
+    }
+    text = exported("verl", capsys, **recipe)
+    assert "trainer.resume_mode=disable" in text
+    assert "filter_groups.metric=seq_reward" in text
+    assert "trainer.logger=[console]" in text
+    assert "target_modules" not in text
+    assert "oc.env" not in text
+    assert "resume_from_checkpoint" not in exported("trl", capsys, **recipe)
+    monkeypatch.setenv("RESUME", "/some/folder")
+    assert 'trainer.resume_from_path="${oc.env:RESUME}"' in exported("verl", capsys, **recipe)
+
+
+def test_an_export_lists_each_lost_setting_once(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMN", "prompt")
+    data = {"train": "train.parquet", "prompt_key": "${oc.env:COLUMN}", "system_prompt": "${oc.env:LEAK_WORD}"}
+    text = exported("trl", capsys, data=data)
+    lines = [line for line in text.splitlines() if "oc.env" in line]
+    assert [line.partition(": ")[2].partition("}")[0] for line in lines] == [
+        "data.system_prompt=${oc.env:LEAK_WORD",
+        "data.prompt_key=${oc.env:COLUMN",
+    ]
