@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
+from hwgrpo.config.algorithm_rules import check_declared
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_embeddings
@@ -103,6 +104,7 @@ def check_start(
     Raises:
         ConfigError: with the wrong value and its remedy.
     """
+    check_declared(config.algorithm)
     check_estimator(config)
     choose_kernels(config, backend)
     choose_modules(config, backend)
