@@ -166,10 +166,12 @@ def _check_rejection(reject: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{key}: give one number above 0 and below 1, e.g. 1e-4")
         elif not right or numbers is bounds:
             raise ConfigError(f"{key}: give one number above 0, e.g. 0.01")
-        if (most := _largest_statistic(name)) is not None and max(numbers) >= most:
+        most = _largest_statistic(name)
+        if most is not None and max(numbers) >= most and (len(numbers) == 1 or numbers[0] <= 1 / most):
             raise ConfigError(
                 f"{key} leaves nothing out: log-ratios are kept within plus or minus {SAFE_LOG_RATIO:g}, so that it is "
-                f"at most {most:.6g}; use less"
+                f"{f'between {1 / most:.6g} and' if len(numbers) == 2 else 'at most'} {most:.6g}; use "
+                f"{'closer bounds' if len(numbers) == 2 else 'less'}"
             )
 
 

@@ -64,7 +64,8 @@ def save_model(
             fp32 for an adapter.
     """
     folder = Path(folder)
-    if has_adapters(model) and not merge:
+    adapter = has_adapters(model) and not merge
+    if adapter:
         with _original_base(model):
             model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
         source = None
@@ -75,7 +76,7 @@ def save_model(
     tokenizer.save_pretrained(folder)
     if source is not None:
         _copy_missing_files(source, folder)
-    cast_weights(folder, dtype, source)
+    cast_weights(folder, dtype, source, adapter=adapter)
     follow_umask(folder)
 
 
