@@ -92,7 +92,7 @@ def make_plan(
     dated = replace(config, data=replace(config.data, template_date=template_date(config, checkpoint)))
     data, tried = _open_data(dated, problems, from_hub=shipped is not None)
     training, validation = (data.training, data.validation) if data else (None, None)
-    start = check_start(config, backend, settings, device=device, data=data)
+    start = check_start(config, backend, settings, device=device, data=data, resumes=checkpoint is not None)
     end_of_turn = data and end_of_turn_note(
         config, settings, data.tokenizer, training, validation, ask_hub=shipped is None
     )
