@@ -345,6 +345,21 @@ def test_a_link_in_the_place_of_the_final_model_is_refused_before_the_first_step
         setup.build_run(config, BACKEND, 0, 1)
 
 
+def test_a_link_in_the_place_of_a_final_model_that_the_run_does_not_replace_is_accepted(tmp_path: Path, capsys):
+    words = ("trainer.max_steps=1", "trainer.validate_at_start=false")
+    assert runs.run(tmp_path / "run", *words) == "completed"
+    (tmp_path / "run/final").rename(tmp_path / "elsewhere")
+    (tmp_path / "run/final").symlink_to(tmp_path / "elsewhere")
+    assert make_plan(runs.small(tmp_path / "run", *words), BACKEND, 1).problems == ()
+    assert runs.run(tmp_path / "run", *words) == "finished"
+    more = ("trainer.max_steps=2", "trainer.validate_at_start=false")
+    with pytest.raises(ConfigError, match="final is a symbolic link, and the run replaces this folder"):
+        runs.run(tmp_path / "run", *more)
+    assert make_plan(runs.small(tmp_path / "run", *more, "trainer.save_final_model=false"), BACKEND, 1).problems == ()
+    assert runs.run(tmp_path / "run", *more, "trainer.save_final_model=false") == "completed"
+    assert (tmp_path / "elsewhere/model.safetensors").is_file()
+
+
 def test_a_signal_while_the_final_model_is_written_still_leaves_model_and_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
