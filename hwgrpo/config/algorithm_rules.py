@@ -23,10 +23,6 @@ def check_algorithm(a: AlgorithmConfig) -> None:
     """
     _check_numbers("algorithm.advantage", a.advantage.name, a.advantage.kwargs)
     _check_numbers("algorithm.loss", a.loss.name, a.loss.kwargs)
-    _check_declared("algorithm.advantage", ADVANTAGES, a.advantage.name, a.advantage.kwargs)
-    _check_declared("algorithm.loss", POLICY_LOSSES, a.loss.name, a.loss.kwargs)
-    _check_declared("algorithm.kl", KL_ESTIMATORS, a.kl.estimator, a.kl.kwargs)
-    _check_declared("algorithm.correction", CORRECTIONS, a.correction.name, a.correction.kwargs)
     _check_loss(a.loss)
     _check_kl(a.kl, a.advantage.name)
     _check_correction(a)
@@ -43,6 +39,20 @@ def check_algorithm(a: AlgorithmConfig) -> None:
         )
 
 
+def check_declared(a: AlgorithmConfig) -> None:
+    """Check the arguments of registered functions; a file's function is checked when it is loaded.
+
+    This imports torch, so call it after the backend has set its environment variables.
+
+    Raises:
+        ConfigError: the first one outside of what the signature of its function declares.
+    """
+    _check_declared("algorithm.advantage", ADVANTAGES, a.advantage.name, a.advantage.kwargs)
+    _check_declared("algorithm.loss", POLICY_LOSSES, a.loss.name, a.loss.kwargs)
+    _check_declared("algorithm.kl", KL_ESTIMATORS, a.kl.estimator, a.kl.kwargs)
+    _check_declared("algorithm.correction", CORRECTIONS, a.correction.name, a.correction.kwargs)
+
+
 def _check_numbers(section: str, name: str, kwargs: Mapping[str, Any]) -> None:
     """Check that keyword arguments of a built-in function are finite numbers."""
     for argument, value in kwargs.items():
@@ -54,7 +64,6 @@ def _check_numbers(section: str, name: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def _check_declared(section: str, registry: Registry, name: str, kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments of a registered function; a file's function is checked when it is loaded."""
     if kwargs and name in registry:
         function = registry.load(name)
         check_arguments(getattr(function, "function", function), kwargs, f"{section}.kwargs")
@@ -157,10 +166,12 @@ def _check_rejection(reject: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{key}: give one number above 0 and below 1, e.g. 1e-4")
         elif not right or numbers is bounds:
             raise ConfigError(f"{key}: give one number above 0, e.g. 0.01")
-        if (most := _largest_statistic(name)) is not None and max(numbers) >= most:
+        most = _largest_statistic(name)
+        if most is not None and max(numbers) >= most and (len(numbers) == 1 or numbers[0] <= 1 / most):
             raise ConfigError(
                 f"{key} leaves nothing out: log-ratios are kept within plus or minus {SAFE_LOG_RATIO:g}, so that it is "
-                f"at most {most:.6g}; use less"
+                f"{f'between {1 / most:.6g} and' if len(numbers) == 2 else 'at most'} {most:.6g}; use "
+                f"{'closer bounds' if len(numbers) == 2 else 'less'}"
             )
 
 

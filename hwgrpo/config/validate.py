@@ -59,6 +59,8 @@ def check_config(
     if missing and not data_may_be_missing:
         raise ConfigError(missing[0])
     _check_contradictions(config)
+    if "algorithm" not in unread:
+        _check_responses_differ(config)
     check_strategy(config)
     check_rollout(config)
     return notes
@@ -336,12 +338,6 @@ def _check_contradictions(config: Config) -> None:
     check_algorithm(c.algorithm)
     r = c.rollout
     _check_horizon(c)
-    if r.top_k == 1:
-        raise ConfigError(
-            f"rollout.top_k=1 samples the likeliest token each time: the {r.n} responses to a prompt are the same, and "
-            "none is better than another; use 2 or more, or 0 for all tokens (validations are greedy with "
-            "trainer.validation_n=0)"
-        )
     if r.max_staleness and c.algorithm.correction.name == "none" and c.algorithm.old_logprobs != "rollout":
         raise ConfigError(
             f"rollout.max_staleness={r.max_staleness}: responses of older weights need importance weights; set "
@@ -351,6 +347,16 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
             "back; add jsonl to observe.loggers"
+        )
+
+
+def _check_responses_differ(config: Config) -> None:
+    """Check that a training run samples different responses to a prompt."""
+    if config.rollout.top_k == 1:
+        raise ConfigError(
+            f"rollout.top_k=1 samples the likeliest token each time: the {config.rollout.n} responses to a prompt are "
+            "the same, and none is better than another; use 2 or more, or 0 for all tokens (validations are greedy "
+            "with trainer.validation_n=0)"
         )
 
 

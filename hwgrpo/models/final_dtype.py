@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from hwgrpo.models.stored_dtype import NAMES, read_header
 
@@ -19,22 +20,30 @@ ALIGNMENT = 8
 """Bytes to which a safetensors header is padded."""
 
 
-def cast_weights(folder: Path, dtype: str, source: Path | None) -> None:
+def cast_weights(folder: Path, dtype: str, source: Path | None, *, adapter: bool = False) -> None:
     """Cast the floating-point weights of a saved model, one after another, and name the dtype in its configuration.
+
+    Other safetensors files in the folder stay as they are: the folder may be one that the user shares.
 
     Args:
         folder: a model or adapter in safetensors files.
         dtype: a value of `trainer.final_dtype`; auto: that of each weight in `source`, else of its configuration.
         source: folder of the base model; None: auto is fp32.
+        adapter: cast the adapter in the folder, instead of the full model.
     """
     usual = published_dtype(source) if dtype == "auto" else getattr(torch, dtype)
     of_source = _stored_dtypes(source) if dtype == "auto" and source is not None else {}
-    total = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        total += _cast_file(file, of_source, usual)
-    for index in folder.glob("*.safetensors.index.json"):
+    if adapter:
+        for file in sorted(folder.glob("adapter_model*.safetensors")):
+            _cast_file(file, of_source, usual)
+        return
+    if (folder / SAFE_WEIGHTS_NAME).is_file():
+        _cast_file(folder / SAFE_WEIGHTS_NAME, of_source, usual)
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
-        content["metadata"]["total_size"] = total
+        shards = [folder / name for name in sorted({*content["weight_map"].values()})]
+        content["metadata"]["total_size"] = sum(_cast_file(file, of_source, usual) for file in shards if file.is_file())
         _write_json(index, content)
     settings = folder / "config.json"
     if settings.is_file():

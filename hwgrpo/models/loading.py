@@ -81,8 +81,7 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     """Read the configuration of `model.path`; no weights are loaded.
 
     Raises:
-        ConfigError: the model cannot be found or read, is not a causal language model, or reads more than text and
-            would be saved without the parts for that.
+        ConfigError: the model cannot be found or read, or is not a causal language model.
     """
     source = resolve_model_path(config.path)
     try:
@@ -230,6 +229,16 @@ def unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigErro
     )
 
 
+def check_trains_all_parts(config: ModelConfig, model_config: PreTrainedConfig) -> None:
+    """Check that training `model.path` leaves out none of its parts, unless its own code says what it is.
+
+    Raises:
+        ConfigError: as `check_keeps_all_parts` does.
+    """
+    if not _has_trusted_code(config, model_config):
+        check_keeps_all_parts(f"model.path={config.path!r}", model_config)
+
+
 def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
     """Check that the causal language model of a configuration has all of its parts.
 
@@ -260,10 +269,14 @@ def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
     )
 
 
+def _has_trusted_code(config: ModelConfig, model_config: PreTrainedConfig) -> bool:
+    """Return whether the causal language model is made by Python files of its own folder."""
+    return "AutoModelForCausalLM" in (getattr(model_config, "auto_map", None) or {}) and config.trust_remote_code
+
+
 def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> None:
     named = model_config.architectures or []
-    remote = "AutoModelForCausalLM" in (getattr(model_config, "auto_map", None) or {}) and config.trust_remote_code
-    known = remote or type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    known = _has_trusted_code(config, model_config) or type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING
     # Encoders and bare backbones are in the mapping too, so check the saved architecture.
     generates = not named or any(name.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for name in named)
     if not known or not generates or getattr(model_config, "is_encoder_decoder", False):
@@ -272,5 +285,3 @@ def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> 
             f"model.path={config.path!r} is not a causal language model but {kind} "
             f"(model type {model_config.model_type!r}); GRPO needs a decoder with a language-model head"
         )
-    if not remote:
-        check_keeps_all_parts(f"model.path={config.path!r}", model_config)

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 REFERENCE_ADAPTER = "reference"
 """Name of the frozen copy of an adapter that is trained further."""
 ALL_LINEAR = ["all-linear"]
-"""Target of adapters on every linear layer that text passes but the LM head."""
+"""Target of adapters on every linear layer that text passes but the LM head (and `READ_PAST_ADAPTERS`)."""
 PATTERN = "re:"
 """Begins a target that is a regular expression."""
+OUT_PROJ = "out_proj"
+READ_PAST_ADAPTERS = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+"""Model types whose fused kernels read the weight of `OUT_PROJ`, past its adapter, which peft therefore refuses."""
 TRAINED_ADAPTER = "default"
 """Name of the adapter that is trained: the one whose weights peft saves at a folder's top."""
 
@@ -169,8 +172,15 @@ def adapted_layers(model: PreTrainedModel, targets: list[str]) -> dict[str, Any]
     """
     decoder = set(model.get_decoder().modules())
     return {
-        name: layer for name, layer in _linear_layers(model).items() if layer in decoder and _is_named(name, targets)
+        name: layer
+        for name, layer in _linear_layers(model).items()
+        if layer in decoder and _is_named(name, targets) and not (targets == ALL_LINEAR and _is_read_past(model, name))
     }
+
+
+def _is_read_past(model: PreTrainedModel, name: str) -> bool:
+    """Return whether kernels read a layer's weight past its adapter."""
+    return name.rsplit(".", 1)[-1] == OUT_PROJ and model.config.model_type in READ_PAST_ADAPTERS
 
 
 def _linear_layers(model: PreTrainedModel) -> dict[str, Any]:
@@ -195,7 +205,13 @@ def _is_target(name: str, target: str) -> bool:
 
 def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
     for target in targets:
-        if adapted_layers(model, [target]):
+        layers = adapted_layers(model, [target])
+        if any(_is_read_past(model, name) for name in layers):
+            raise ConfigError(
+                f"model.lora.target_modules={targets}: {target!r} has {OUT_PROJ}, whose weight the kernels of "
+                f"{model.config.model_type!r} read past an adapter; leave it out, or use all-linear, which does"
+            )
+        if layers:
             continue
         if _is_head(model, target):
             raise ConfigError(

@@ -64,18 +64,19 @@ def save_model(
             fp32 for an adapter.
     """
     folder = Path(folder)
-    if has_adapters(model) and not merge:
+    adapted = has_adapters(model)
+    if adapted and not merge:
         with _original_base(model):
             model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
         source = None
     else:
         sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-        full = _merged(_fp32_copy(model)) if has_adapters(model) else model
+        full = _merged(_fp32_copy(model)) if adapted else model
         write_pretrained(full, folder, source, **sizes)
     tokenizer.save_pretrained(folder)
     if source is not None:
         _copy_missing_files(source, folder)
-    cast_weights(folder, dtype, source)
+    cast_weights(folder, dtype, source, adapter=adapted and not merge)
     follow_umask(folder)
 
 

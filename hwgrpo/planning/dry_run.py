@@ -40,7 +40,13 @@ from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.online_rewards import final_folders
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, template_date
+from hwgrpo.training.resume import (
+    already_finished,
+    compare_data,
+    find_checkpoint,
+    reason_against_saving,
+    template_date,
+)
 from hwgrpo.training.run_folder import reason_against_folder
 from hwgrpo.training.startup_checks import Data, Prompts, check_start, missing_requirements, open_data
 from hwgrpo.training.text_notes import text_notes
@@ -92,7 +98,7 @@ def make_plan(
     dated = replace(config, data=replace(config.data, template_date=template_date(config, checkpoint)))
     data, tried = _open_data(dated, problems, from_hub=shipped is not None)
     training, validation = (data.training, data.validation) if data else (None, None)
-    start = check_start(config, backend, settings, device=device, data=data)
+    start = check_start(config, backend, settings, device=device, data=data, resumes=checkpoint is not None)
     end_of_turn = data and end_of_turn_note(
         config, settings, data.tokenizer, training, validation, ask_hub=shipped is None
     )
@@ -113,6 +119,11 @@ def make_plan(
     padding = sharding.padding_note(shape.sharded_units)
     assumed = "" if no_device is None else "; not on this machine, so dtype and attention are assumed"
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
+    finished = None
+    if training is not None or t.max_steps:
+        finished = already_finished(config, open_data=lambda _: training, allow_changes=allow_finished)
+    if device is not None and finished is None:
+        problems += filter(None, (reason_against_saving(config, Path(t.output_dir)),))
     lines = [
         ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"),
         *_item("strategy", [t.strategy if t.strategy != "auto" else replicated_strategy(world_size), *strategy_notes]),
@@ -128,7 +139,7 @@ def make_plan(
             [*_memory_lines(memory), *uncounted_reward_models(config), *filter(None, (padding,)), *rollout_notes],
         ),
         *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
-        *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
+        *_item("output", _output_lines(config, checkpoint, notes, finished)),
     ]
     return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(problems))
 
@@ -265,15 +276,12 @@ def _memory_lines(memory: Memory) -> list[str]:
 
 def _output_lines(
     config: Config,
-    training: PromptDataset | None,
     checkpoint: Checkpoint | None,
     notes: Sequence[str],
-    allow_finished: bool,
+    finished: str | None,
 ) -> list[str]:
-    if training is not None or config.trainer.max_steps:
-        finished = already_finished(config, open_data=lambda _: training, allow_changes=allow_finished)
-        if finished:
-            return finished.splitlines()
+    if finished is not None:
+        return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
     return [f"{config.trainer.output_dir}, {start}", *notes]
 

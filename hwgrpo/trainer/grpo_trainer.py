@@ -160,18 +160,20 @@ class Trainer:
         """Write a checkpoint of the last finished step now; return its folder. Call it between steps.
 
         Raises:
-            RunError: no step is finished, the run is closed, or the checkpoint cannot be written.
+            RunError: no step is finished, the run is closed, the checkpoint cannot be written, or a rank is lost.
         """
         run = self._opened(training=True)
         from hwgrpo.training.checkpoint.checkpoint_files import folder_of
+        from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 
         if not self._step:
             raise RunError("there is no checkpoint before the first step; call save_checkpoint after it")
         folder = folder_of(Path(run.config.trainer.output_dir) / "checkpoints", self._step)
-        if run.saver.last_step == self._step:
-            run.saver.wait()
-        elif not run.strategy.gather_objects(folder.is_dir())[0]:
-            run.saver.save(self._step, last=True)
+        with name_lost_ranks():
+            if run.saver.last_step == self._step:
+                run.saver.wait()
+            elif not run.strategy.gather_objects(folder.is_dir())[0]:
+                run.saver.save(self._step, last=True)
         return folder
 
     def evaluate(self, data: Any = None) -> dict[str, float]:
@@ -184,12 +186,13 @@ class Trainer:
 
         Raises:
             ConfigError, DataError: there are no validation prompts, or a reward cannot score these.
-            RunError: the run of several ranks has ended.
+            RunError: the run of several ranks has ended, or a rank is lost.
         """
         run = self._opened()
         from hwgrpo.training.evaluate import validate
         from hwgrpo.training.reward_setup import build_rewards, require_ground_truths, reward_metrics
         from hwgrpo.training.shared_setup import build_engine, prepare_process
+        from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 
         if not self.is_open and run.strategy.world_size > 1:
             raise RunError("the processes of this run have separated at its end; evaluate before")
@@ -212,8 +215,9 @@ class Trainer:
                 parts.callback(rewards.close)
                 engine = build_engine(run.config, run.update.policy, run.tokenizer, run.device)
                 parts.callback(engine.close)
-            values = validate(engine, dataset, rewards, run.config, run.strategy, self._step)
-            return values | reward_metrics(rewards, run.strategy)
+            with name_lost_ranks():
+                values = validate(engine, dataset, rewards, run.config, run.strategy, self._step)
+                return values | reward_metrics(rewards, run.strategy)
 
     def save_model(self, folder: str | Path, *, merge: bool = True) -> Path:
         """Write the present model and tokenizer in Hugging Face format; return the folder.
@@ -223,22 +227,25 @@ class Trainer:
             merge: with LoRA, write the full model with the adapter merged in, instead of the adapter alone.
 
         Raises:
-            RunError: the shards of an ended run cannot be gathered any more.
+            RunError: the shards of an ended run cannot be gathered any more, or a rank is lost.
         """
         run = self._opened()
         from hwgrpo.models.saving import save_model, source_folder
         from hwgrpo.training.finish import full_model
+        from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 
         if not self.is_open and run.strategy.shards:
             raise RunError(
                 f"the shards of an ended run cannot be gathered; its model is in {run.config.trainer.output_dir}/final"
             )
-        model, folder = full_model(run), Path(folder).expanduser()
-        if run.strategy.rank == 0:
-            source, dtype = source_folder(run.config.model), run.config.trainer.final_dtype
-            save_model(model, run.tokenizer, folder, merge=merge, source=source, dtype=dtype)
-        if self.is_open:
-            run.strategy.barrier()
+        folder = Path(folder).expanduser()
+        with name_lost_ranks():
+            model = full_model(run)
+            if run.strategy.rank == 0:
+                source, dtype = source_folder(run.config.model), run.config.trainer.final_dtype
+                save_model(model, run.tokenizer, folder, merge=merge, source=source, dtype=dtype)
+            if self.is_open:
+                run.strategy.barrier()
         return folder
 
     @property
@@ -275,6 +282,7 @@ class Trainer:
             from hwgrpo.training.checkpoint.checkpoint_files import folder_of
             from hwgrpo.training.finish import finish
             from hwgrpo.training.loop import iterate_steps, train_step, validate_now
+            from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 
             checkpoints = Path(run.config.trainer.output_dir) / "checkpoints"
             with closing(cast(Any, iterate_steps(run, train_step, validate_now))) as steps:
@@ -284,14 +292,17 @@ class Trainer:
                     self._environment.pause()
                     yield self._recorder.last(saved)
                     self._environment.resume()
-                    if step < run.total_steps and run.strategy.sum([self._stopping])[0]:
+                    with name_lost_ranks():
+                        stopping = step < run.total_steps and run.strategy.sum([self._stopping])[0]
+                    if stopping:
                         self.save_checkpoint()
                         run.observer.note(f"stopped by Trainer.stop after step {step}; it is saved")
                         run.interrupted = True
                         break
             self._status = "interrupted" if run.interrupted else "completed"
             finish(run, self._status)
-            self._give_back_weights(run)
+            with name_lost_ranks():
+                self._give_back_weights(run)
             self.close()
             # only after success: a failed rank would wait here for ranks that wait for it
             run.strategy.close()

@@ -15,7 +15,6 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.training.checkpoint.checkpoint_files import discard, folder_of
 from hwgrpo.training.checkpoint.restore import newest_step
-from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.loop import Status
 from hwgrpo.training.online_rewards import final_models
 from hwgrpo.training.out_of_memory import SAVING, explain_out_of_memory
@@ -29,16 +28,16 @@ def finish(run: TrainingRun, status: Status) -> None:
 
     With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone; a reward model that was trained is
     `final-NAME/`. Each folder appears complete or not at all. A signal that ends the run after its last step waits for
-    model and summary; a second one does not.
+    model and summary; a second one does not, also where the loop has the first.
 
     Raises:
-        RunError: memory ran out, the final model cannot be written, or the run's folder was moved.
+        RunError: memory ran out, the final model cannot be written, the run's folder was moved, or a rank is lost.
     """
     output = Path(run.config.trainer.output_dir)
-    with Interrupt():
+    with run.interrupt, name_lost_ranks():
         raise_if_moved(run.lock, run.strategy)
         paths: dict[str, Path] = {}
-        with name_lost_ranks(), explain_out_of_memory(run.config, run.device, lambda: SAVING):
+        with explain_out_of_memory(run.config, run.device, lambda: SAVING):
             paths |= _save_models(run, status, output)
         if run.strategy.rank == 0 and (output / "checkpoints").is_dir():
             paths["checkpoint"] = output / "checkpoints"
@@ -85,7 +84,8 @@ def _save_policy(run: TrainingRun, model: Any, folder: Path, *, merge: bool) -> 
     newest = newest_step(checkpoints)
     if newest is None:
         return _save(run, folder, write)
-    options = "" if merge else " --adapter"
+    options = " --trust-remote-code" if run.config.model.trust_remote_code else ""
+    options += "" if merge else " --adapter"
     remedy = f"; or write it elsewhere: hwgrpo export {folder_of(checkpoints, newest)} OUT{options}"
     return _save(run, folder, write, remedy)
 

@@ -20,7 +20,8 @@ SAME_REQUEST = 10.0
 class Interrupt:
     """Records a request to stop the run. Use as a context manager around the loop.
 
-    Python allows signal handlers only in the main thread; in another thread the object does nothing.
+    Python allows signal handlers only in the main thread; in another thread the object does nothing. Entered again, it
+    remembers the first request.
     """
 
     def __init__(self) -> None:
@@ -38,8 +39,11 @@ class Interrupt:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # e.g. an abandoned loop that another thread's garbage collection ends
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.received is None:

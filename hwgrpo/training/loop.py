@@ -10,7 +10,6 @@ from hwgrpo.observe.custom_metrics import over_ranks
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.difficulty_report import report_batch
 from hwgrpo.training.greedy_baseline import sample_greedy, with_greedy_rewards
-from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.moving_reference import move_reference
 from hwgrpo.training.online_rewards import train_reward_models
 from hwgrpo.training.out_of_memory import explain_out_of_memory
@@ -54,7 +53,7 @@ def iterate_steps(run: R, train: Callable[[R, int], None], validate: Callable[[R
     """
     t = run.config.trainer
     oom = explain_out_of_memory(run.config, run.device, lambda: run.watch.failed)
-    with Interrupt() as interrupt, name_lost_ranks(), oom, run.saver:
+    with run.interrupt as interrupt, name_lost_ranks(), oom, run.saver:
         if run.start_step == 0 and t.validate_at_start:
             validate(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):

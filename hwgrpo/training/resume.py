@@ -34,7 +34,7 @@ from hwgrpo.training.code_files import checksums
 from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.online_rewards import final_folders
-from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
+from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0, reason_against_links
 from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -421,7 +421,7 @@ def open_folder(
         open_data: see `already_finished`.
 
     Raises:
-        ConfigError: the checkpoint is one of another command.
+        ConfigError: the checkpoint is one of another command, or the final model would replace a symbolic link.
         RunFinished: nothing is left to do.
     """
     lock = lock_folder_on_rank_0(path, strategy, final_folders(written))
@@ -429,12 +429,20 @@ def open_folder(
         undo.callback(lock.close)
     raise_on_all_ranks(strategy, lambda: None if strategy.rank else check_command(written, path, command))
     _raise_if_finished(written, strategy, allow_finished, open_data)
+    linked = strategy.gather_objects(reason_against_saving(written, path))[0]
+    if linked is not None:
+        raise ConfigError(linked)
     checkpoint, notes = find_checkpoint(written, path, strategy)
     if lock is not None and checkpoint is not None:
         lock.keep()
     if lock is not None and lock.note is not None:
         notes = [lock.note, *notes]
     return LockedFolder(path, lock, checkpoint, list(notes))
+
+
+def reason_against_saving(config: Config, output: Path) -> str | None:
+    """Return an error if a run that is not finished would replace a symbolic link at its end; None if not."""
+    return reason_against_links(output, final_folders(config)) if config.trainer.save_final_model else None
 
 
 def check_command(config: Config, output: Path, command: str) -> None:

@@ -218,14 +218,24 @@ def _wrong_place(folder: Path, models: Iterable[str]) -> str | None:
     places += [(folder / name, "a file", _is_own_file) for name in FILES]
     for path, kind, is_kind in places:
         setting = f"trainer.output_dir={str(folder)!r}"
-        if path.name in models and os.path.islink(path):
-            return (
-                f"{setting}: {path} is a symbolic link, and the run replaces this folder: remove the link, or set "
-                "trainer.output_dir to a folder on that disk"
-            )
         if os.path.lexists(path) and not is_kind(path):
             found = "a symbolic link" if path.is_symlink() else f"not {kind}"
             return f"{setting}: the run writes {kind} {path.name}, but {path} is {found}: move {path} away"
+    return None
+
+
+def reason_against_links(folder: Path, models: Iterable[str] = ()) -> str | None:
+    """Return an error if a folder of models that the run replaces at its end is a symbolic link; None if none is.
+
+    Args:
+        folder, models: as for `lock_folder`.
+    """
+    for path in (folder / name for name in (*MODELS, *models)):
+        if path.is_symlink():
+            return (
+                f"trainer.output_dir={str(folder)!r}: {path} is a symbolic link, and the run replaces this folder: "
+                "remove the link, or set trainer.output_dir to a folder on that disk"
+            )
     return None
 
 

@@ -20,6 +20,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
+from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
@@ -57,6 +58,8 @@ class TrainingRun:
     start_step: int
     """Steps finished before this start, 0 in a new run."""
     total_steps: int
+    interrupt: Interrupt = field(default_factory=Interrupt, init=False)
+    """Requests to stop the run, one object for loop and `finish`, so that the second ends the run in either."""
     interrupted: bool = field(default=False, init=False)
     """A signal ended the run before its last step."""
 

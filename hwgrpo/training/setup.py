@@ -132,7 +132,8 @@ def _build(
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
     settings = load_model_config(config.model)
-    resolved = check_start(config, device.backend, settings, device=device, data=data)
+    resumes = folder.checkpoint is not None
+    resolved = check_start(config, device.backend, settings, device=device, data=data, resumes=resumes)
     notes += filter(None, (end_of_turn_note(config, settings, data.tokenizer, data.training, data.validation),))
     require_running_server(config, strategy)
     notes += (*resolved.notes, *filter(None, (dtype_note(config, device),)))

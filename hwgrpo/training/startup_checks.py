@@ -15,9 +15,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
+from hwgrpo.config.algorithm_rules import check_declared
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import check_embeddings
+from hwgrpo.models.loading import check_embeddings, check_trains_all_parts
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.models.saving import check_saving
 from hwgrpo.models.stored_quantization import check_stored, dequantization_note
@@ -89,7 +90,13 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0,
 
 
 def check_start(
-    config: Config, backend: Backend, settings: PreTrainedConfig, *, device: Device | None, data: Prompts | None
+    config: Config,
+    backend: Backend,
+    settings: PreTrainedConfig,
+    *,
+    device: Device | None,
+    data: Prompts | None,
+    resumes: bool = False,
 ) -> ResolvedSettings:
     """Run all checks that need no weights of the model, and return the settings with `auto` resolved.
 
@@ -99,10 +106,14 @@ def check_start(
         settings: the model's transformers configuration.
         device: the run's device; None: it is not here, and its properties are assumed.
         data: the prompts; None if they are not here.
+        resumes: the run continues from a checkpoint, with the parts of the model that it began with.
 
     Raises:
         ConfigError: with the wrong value and its remedy.
     """
+    if not resumes:
+        check_trains_all_parts(config.model, settings)
+    check_declared(config.algorithm)
     check_estimator(config)
     choose_kernels(config, backend)
     choose_modules(config, backend)

@@ -1,5 +1,7 @@
 """Keyword arguments of losses, estimators and functions of the user's own: within what their signatures declare."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +10,7 @@ import pytest
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.catalog import ADVANTAGES, ADVANTAGES_WITH_ARGUMENTS, LOSSES_WITH_ARGUMENTS, POLICY_LOSSES
 from hwgrpo.config import load_config
+from hwgrpo.config.algorithm_rules import check_declared
 from hwgrpo.config.bound_arguments import Below, bind_arguments, check_arguments, declared_arguments, describe_argument
 from hwgrpo.config.fields import Limits
 from hwgrpo.errors import ConfigError
@@ -43,15 +46,24 @@ def scaled(x, config, *, factor: Annotated[float, Limits(above=0, at_most=2)] = 
     ],
 )
 def test_arguments_of_a_loss_have_ranges_like_settings(name: str, argument: str, value: float, message: str):
+    config = load_config("tiny_sort", [f"algorithm.loss.name={name}", f"algorithm.loss.kwargs.{argument}={value}"])
     with pytest.raises(ConfigError, match=message):
-        load_config("tiny_sort", [f"algorithm.loss.name={name}", f"algorithm.loss.kwargs.{argument}={value}"])
+        check_declared(config.algorithm)
 
 
 def test_arguments_of_an_estimator_have_them_too():
+    config = load_config("tiny_sort", ["algorithm.advantage.name=gdpo", "algorithm.advantage.kwargs.per_response=2"])
     with pytest.raises(
         ConfigError, match=r"algorithm.advantage.kwargs.per_response=2 is out of range; allowed: 0 or 1"
     ):
-        load_config("tiny_sort", ["algorithm.advantage.name=gdpo", "algorithm.advantage.kwargs.per_response=2"])
+        check_declared(config.algorithm)
+
+
+def test_settings_with_arguments_are_loaded_without_torch():
+    words = ["algorithm.loss.name=dro", "algorithm.loss.kwargs={beta: 0.3}", "algorithm.advantage.name=online_rft"]
+    words.append("algorithm.advantage.kwargs={threshold: 0.5}")
+    code = f"import sys, hwgrpo.config as c; c.load_config('tiny_sort', {words}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_argument_without_a_range_of_a_registered_function_does_not_exist():

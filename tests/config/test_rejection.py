@@ -20,7 +20,7 @@ from hwgrpo.errors import ConfigError
         ("{veto: .nan}", "give one number above 0"),
         ("{token_k1: [1.5, 2.0]}", r"token_k1=\[1.5, 2.0\] leaves out what engine and trainer agree on"),
         ("{seq_mean_k1: [0.2, 0.9]}", "leaves out what engine and trainer agree on"),
-        ("{token_k1: [0.5, 1e9]}", r"leaves nothing out: .* plus or minus 20, so that it is at most 4.85165e\+08"),
+        ("{token_k1: [1e-9, 1e9]}", r"leaves nothing out: .* is between 2.06115e-09 and 4.85165e\+08; use closer"),
         ("{seq_mean_k2: 200}", "leaves nothing out: .* at most 200; use less"),
         ("{seq_max_k3: 4.9e8}", "leaves nothing out"),
         ("{token_k3: text}", "give one number above 0"),
@@ -38,6 +38,12 @@ def test_what_each_statistic_takes_is_accepted():
     words = ["algorithm.correction.reject={token_k1: [0.5, 2], seq_mean_k3: 0.01, veto: 1e-12, seq_sum_k2: 300}"]
     reject = load_config("tiny_sort", words).algorithm.correction.reject
     assert reject == {"token_k1": [0.5, 2], "seq_mean_k3": 0.01, "veto": 1e-12, "seq_sum_k2": 300}
+
+
+@pytest.mark.parametrize("bounds", [[0.5, 1e10], [1e-10, 2]])
+def test_one_bound_of_two_may_leave_nothing_out(bounds):
+    reject = load_config("tiny_sort", [f"algorithm.correction.reject={{seq_mean_k1: {bounds}}}"])
+    assert reject.algorithm.correction.reject == {"seq_mean_k1": bounds}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hwgrpo.cli.eval import UNUSED
 from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.recipe_files import find_recipe
+from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.models.builtin import TinySpec
 from hwgrpo.training.resume import _rank_seed
@@ -99,6 +101,12 @@ def test_a_value_that_cannot_be_is_refused_with_its_key_and_a_remedy(override: s
     for part in parts:
         assert part in message
     assert "_MISSING_TYPE" not in message
+
+
+def test_commands_that_compare_no_responses_accept_the_likeliest_token_alone():
+    overrides = ["rollout.top_k=1"]
+    assert load_config("tiny_sort", overrides, unread=UNUSED).rollout.top_k == 1
+    assert load_config("tiny_sort", overrides, used=supervised_settings).rollout.top_k == 1
 
 
 PATHS = (

@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
+from hwgrpo_backends.cpu import BACKEND
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
@@ -38,7 +39,9 @@ from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.trainer.given_model import check_model
+from hwgrpo.training.startup_checks import check_start
 from tests.support.numbers.rounding import assert_values_close
+from tests.support.runs import runs
 
 SHAPE = Qwen3Config(
     vocab_size=99,
@@ -387,9 +390,12 @@ def test_a_model_that_would_be_saved_without_its_image_tower_is_refused_and_its_
     config = getattr(transformers, f"{kind}Config")(**EYES[kind])
     whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     whole.save_pretrained(tmp_path / "whole")
-    for read in (load_model_config, lambda settings: load_model(settings, attention="sdpa")):
-        with pytest.raises(ConfigError, match=rf"whole' is {kind}ForConditionalGeneration, .*\(vision_config\)"):
-            read(ModelConfig(path=str(tmp_path / "whole")))
+    run = runs.small(tmp_path / "run", f"model.path={tmp_path}/whole", "trainer.save_final_model=false")
+    settings = load_model_config(run.model)
+    with pytest.raises(ConfigError, match=rf"whole' is {kind}ForConditionalGeneration, .*\(vision_config\)"):
+        check_start(run, BACKEND, settings, device=None, data=None)
+    check_start(run, BACKEND, settings, device=None, data=None, resumes=True)
+    assert type(load_model(run.model, attention="sdpa")).__name__ == f"{kind}ForCausalLM", "of an earlier run"
     with pytest.raises(ConfigError, match=f"model={kind}ForConditionalGeneration is .*, which reads more than text"):
         check_model(whole)
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "text")

@@ -11,9 +11,10 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo.config import load_config
 from hwgrpo.config.schema import LoraConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.lora import apply_lora
+from hwgrpo.models.lora import adapted_layers, apply_lora
 from hwgrpo.training.setup import build_run
 from tests.resume.test_ranks import start, steps
+from tests.support.models.families import make
 from tests.support.models.tiny import tiny_qwen3
 from tests.support.runs import runs
 
@@ -136,3 +137,16 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path):
     (adapter / "adapter_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"adapter_config\.json cannot be read"):
         load_config("tiny_sort", [f"model.lora.adapter={adapter}", "rollout.engine=vllm"])
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2", "FalconMamba", "FalconH1", "NemotronH"])
+def test_adapters_of_state_space_models_leave_out_what_kernels_read_past_them(kind, tmp_path):
+    model = make(kind, tmp_path)
+    layers = adapted_layers(model, ["all-linear"])
+    with pytest.raises(ConfigError, match=r"target_modules=\['out_proj'\]: 'out_proj' has out_proj, whose weight"):
+        apply_lora(model, LoraConfig(rank=2, target_modules=["out_proj"]))
+    adapted = apply_lora(model, LoraConfig(rank=2))
+    adapters = {name for name, module in adapted.get_base_model().named_modules() if hasattr(module, "lora_A")}
+    assert adapters == layers.keys()
+    assert adapters
+    assert not any(name.endswith("out_proj") for name in adapters)

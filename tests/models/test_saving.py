@@ -309,6 +309,26 @@ def test_an_adapter_stays_fp32_unless_a_dtype_is_set_and_shards_have_the_size_of
         assert torch.equal(weight.bfloat16().float(), other), name
 
 
+def test_a_save_casts_only_the_weights_that_it_wrote(base, tmp_path):
+    config = ModelConfig(path=str(base), lora=LoraConfig(rank=2))
+    model, tokenizer = apply_lora(load_model(config, attention="sdpa"), config.lora), load_tokenizer(config)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    save_file({"mine": torch.rand(4)}, folder / "notes.safetensors")
+    save_model(model, tokenizer, folder, merge=False, dtype="auto")
+    save_model(model, tokenizer, folder, merge=True, max_shard_size="20KB", dtype="bfloat16")
+    for name in ("adapter_model", "notes"):
+        assert {weight.dtype for weight in load_file(folder / f"{name}.safetensors").values()} == {torch.float32}, name
+    shards = list(folder.glob("model-*.safetensors"))
+    assert {weight.dtype for file in shards for weight in load_file(file).values()} == {torch.bfloat16}
+    size = sum(weight.nbytes for file in shards for weight in load_file(file).values())
+    assert json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]["total_size"] == size
+    save_model(model, tokenizer, folder, merge=False, dtype="float16")
+    assert {weight.dtype for weight in load_file(folder / "adapter_model.safetensors").values()} == {torch.float16}
+    assert {weight.dtype for file in shards for weight in load_file(file).values()} == {torch.bfloat16}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_the_cast_holds_one_weight_at_a_time(tmp_path):
     count, size = 16, 2**20
     folder = tmp_path / "model"

@@ -13,8 +13,8 @@ FAULTS = (
     Fault(
         "a signal that ends the last save",
         "training/finish.py",
-        "    with Interrupt():\n",
-        "    if True:\n",
+        "    with run.interrupt, name_lost_ranks():\n",
+        "    with name_lost_ranks():\n",
         "training/test_run_folder.py -k signal_while",
     ),
     Fault(

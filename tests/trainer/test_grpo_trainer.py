@@ -349,3 +349,27 @@ def test_a_reward_given_as_an_object_is_the_one_in_a_file(commanded: Path, tmp_p
     trainer_of(tmp_path, "trainer.validate_at_start=true", rewards=share_right).train()
     assert metrics(tmp_path) == metrics(commanded)
     assert weights(tmp_path) == weights(commanded)
+
+
+def test_a_connection_that_fails_between_steps_is_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def closed(*_) -> None:
+        raise RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
+
+    with trainer_of(tmp_path, steps=2) as trainer:
+        steps = iter(trainer)
+        next(steps)
+        strategy = trainer._opened().strategy
+        collectives = {
+            "gather_objects": trainer.save_checkpoint,
+            "barrier": lambda: trainer.save_model(tmp_path / "model"),
+            "sum": lambda: next(steps),
+        }
+        with monkeypatch.context() as patch:
+            patch.setattr("hwgrpo.training.evaluate.validate", closed)
+            with pytest.raises(RunError, match="the connection to another rank failed"):
+                trainer.evaluate()
+        for name, call in collectives.items():
+            with monkeypatch.context() as patch:
+                patch.setattr(strategy, name, closed)
+                with pytest.raises(RunError, match="the connection to another rank failed"):
+                    call()

@@ -345,6 +345,21 @@ def test_a_link_in_the_place_of_the_final_model_is_refused_before_the_first_step
         setup.build_run(config, BACKEND, 0, 1)
 
 
+def test_a_link_in_the_place_of_a_final_model_that_the_run_does_not_replace_is_accepted(tmp_path: Path, capsys):
+    words = ("trainer.max_steps=1", "trainer.validate_at_start=false")
+    assert runs.run(tmp_path / "run", *words) == "completed"
+    (tmp_path / "run/final").rename(tmp_path / "elsewhere")
+    (tmp_path / "run/final").symlink_to(tmp_path / "elsewhere")
+    assert make_plan(runs.small(tmp_path / "run", *words), BACKEND, 1).problems == ()
+    assert runs.run(tmp_path / "run", *words) == "finished"
+    more = ("trainer.max_steps=2", "trainer.validate_at_start=false")
+    with pytest.raises(ConfigError, match="final is a symbolic link, and the run replaces this folder"):
+        runs.run(tmp_path / "run", *more)
+    assert make_plan(runs.small(tmp_path / "run", *more, "trainer.save_final_model=false"), BACKEND, 1).problems == ()
+    assert runs.run(tmp_path / "run", *more, "trainer.save_final_model=false") == "completed"
+    assert (tmp_path / "elsewhere/model.safetensors").is_file()
+
+
 def test_a_signal_while_the_final_model_is_written_still_leaves_model_and_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -360,6 +375,58 @@ def test_a_signal_while_the_final_model_is_written_still_leaves_model_and_summar
     assert signal.getsignal(signal.SIGTERM) == before
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
     assert (tmp_path / "run/final/model.safetensors").is_file()
+
+
+def test_a_second_request_after_one_in_the_last_step_ends_the_run_while_the_final_model_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    parts = setup.build_run(runs.small(tmp_path / "run", "trainer.max_steps=1"), BACKEND, 0, 1)
+    plain = parts.record_kernels
+
+    def asked_to_end() -> None:
+        signal.raise_signal(signal.SIGINT)
+        plain()
+
+    parts.record_kernels = asked_to_end
+    monkeypatch.setattr(finish, "save_model", lambda *_, **named: signal.raise_signal(signal.SIGINT))
+    try:
+        status = loop.train(parts)
+        assert status == "completed"
+        with pytest.raises(KeyboardInterrupt):
+            finish.finish(parts, status)
+    finally:
+        parts.close()
+
+
+def test_a_connection_that_fails_at_the_last_barrier_is_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def closed() -> None:
+        raise RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
+
+    parts = setup.build_run(runs.small(tmp_path / "run", "trainer.max_steps=1"), BACKEND, 0, 1)
+    try:
+        status = loop.train(parts)
+        monkeypatch.setattr(parts.strategy, "barrier", closed)
+        with pytest.raises(RunError, match=r"the connection to another rank failed .*start the run again"):
+            finish.finish(parts, status)
+    finally:
+        parts.close()
+
+
+def test_the_remedy_of_a_failed_save_trusts_the_models_code_where_the_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_, **__) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(finish, "save_model", full)
+    parts = setup.build_run(runs.small(tmp_path / "run", "trainer.max_steps=1"), BACKEND, 0, 1)
+    try:
+        status = loop.train(parts)
+        parts.config.model.trust_remote_code = True
+        with pytest.raises(RunError, match=r"hwgrpo export .*/step-00000001 OUT --trust-remote-code$"):
+            finish.finish(parts, status)
+    finally:
+        parts.close()
 
 
 def test_a_file_in_the_place_of_something_half_written_is_removed(tmp_path: Path):

@@ -35,6 +35,10 @@ MISTAKES = {
         "algorithm.advantage.name=online_rft",
         "algorithm.advantage.kwargs={{treshold: 0.5}}",
     ),
+    "algorithm.loss.kwargs.beta=-1 is out of range": (
+        "algorithm.loss.name=dro",
+        "algorithm.loss.kwargs={{beta: -1}}",
+    ),
     "algorithm.advantage.kwargs.greedy_S": (
         "algorithm.advantage.name={folder}/own.py:own",
         "algorithm.advantage.kwargs={{greedy_S: 1}}",
