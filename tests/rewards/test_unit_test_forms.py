@@ -1,9 +1,13 @@
 """Forms of unit tests, each with a right and a wrong program: which verdicts the reward `code` reaches."""
 
+import ast
+
 import pytest
 
 from hwgrpo.errors import DataError
+from hwgrpo.rewards.sandbox.assertions import Assertions, walk
 from hwgrpo.rewards.sandbox.code_reward import judge
+from hwgrpo.rewards.sandbox.counted_assertions import compile_counted
 from hwgrpo.rewards.sandbox.limits import Limits
 from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
 from hwgrpo.rewards.sandbox.unit_tests import read_tests
@@ -1102,3 +1106,14 @@ def test_tests_that_could_prove_nothing_are_refused_when_they_are_read(form):
     tests, message = REFUSED[form]
     with pytest.raises(DataError, match=message):
         request_of(tests if isinstance(tests, tuple) else (tests, ENTRY))
+
+
+@pytest.mark.parametrize("data", ["1, -2, 'x', ", "[1, -2], ", "{1: (2, [])}, "])
+def test_the_data_of_tests_is_not_looked_through(data, monkeypatch):
+    body = ast.parse(f"assert add([{data * 1000}], 1) == {{}}").body
+    assert len(walk(body[0])) < 10
+    assertions, seen = Assertions(body, ["add"]), []
+    is_assertion = Assertions.is_assertion
+    monkeypatch.setattr(Assertions, "is_assertion", lambda self, *of: seen.append(of) or is_assertion(self, *of))
+    compile_counted(f"assert add([{data * 1000}], 1) == {{}}", "test", assertions)
+    assert len(seen) < 10

@@ -12,6 +12,7 @@ from hwgrpo.rewards.sandbox.assertions import (
     NOTHING,
     Assertions,
     Function,
+    is_data,
     parameters_of,
     swallows,
     walk,
@@ -92,6 +93,9 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, assertions: Assertions) -> None:
         self._assertions = assertions
         self._parameters = NOTHING
+
+    def visit(self, node: ast.AST) -> Any:
+        return node if is_data(node) else self.generic_visit(node)
 
     def generic_visit(self, node: ast.AST) -> Any:
         before = self._parameters
