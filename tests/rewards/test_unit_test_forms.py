@@ -626,6 +626,30 @@ def test_add():
     if add(1, 2) != 3:
         pytest.fail('wrong')
 """,
+    "a test that asserts nothing beside one that does": """
+def test_smoke():
+    table()["a"]
+def test_add():
+    assert add(1, 2) == 3
+""",
+    "a test with nothing but a try that fails where it raises": """
+import unittest
+class TestTable(unittest.TestCase):
+    def test_table(self):
+        try:
+            table()["a"]
+        except Exception as error:
+            self.fail(error)
+""",
+    "a try that fails where it raises one of several exceptions": """
+def test_table():
+    try:
+        table()["a"]
+    except KeyError:
+        raise AssertionError("no a")
+    except Exception:
+        pass
+""",
     "skipped tests beside others": """
 import pytest
 @pytest.mark.skip(reason='slow')
@@ -783,6 +807,17 @@ Holder().assert_true(add(1, 2))
 """,
         "no_assertion",
     ),
+    "a try that fails where it raises, and is not reached": (
+        """
+def test_table():
+    for _ in []:
+        try:
+            table()["a"]
+        except Exception as error:
+            raise AssertionError("raised") from error
+""",
+        "no_assertion",
+    ),
     "an error that the test catches": (
         """
 try:
@@ -847,10 +882,19 @@ print(add(1, 2) == 3)
 """,
         "no assertion",
     ),
-    "no assertion in a test": (
+    "no assertion in all tests": (
         """
 def test_a():
     add(1, 2)
+def test_b():
+    div(1, 2)
+""",
+        "test_a has no assertion",
+    ),
+    "a test that uses nothing of the program beside one that does": (
+        """
+def test_a():
+    print(1)
 def test_b():
     assert add(1, 2) == 3
 """,

@@ -108,7 +108,8 @@ class Assertions:
                 fails = self.failing(node.body) or self.failing(node.orelse)
                 return fails is not None and self.reads(node.test, parameters)
             case ast.Try():
-                return self.expects_exception(node) and self.reads(node.body, parameters)
+                fails = self.expects_exception(node) or self.forbids_exception(node)
+                return fails and self.reads(node.body, parameters)
         return False
 
     def failing(self, body: Sequence[ast.stmt]) -> ast.stmt | None:
@@ -123,6 +124,10 @@ class Assertions:
     def expects_exception(self, node: ast.Try) -> bool:
         """Return whether a `try` fails the test unless there is an exception."""
         return bool(node.handlers) and (self.failing(node.body) or self.failing(node.orelse)) is not None
+
+    def forbids_exception(self, node: ast.Try) -> bool:
+        """Return whether a `try` fails the test where there is an exception."""
+        return any(self.failing(each.body) is not None for each in node.handlers)
 
     def asserts(self, node: ast.AST) -> bool:
         """Return whether a node calls a function that asserts, by its name: `self.assertEqual`, `pytest.raises`."""

@@ -113,14 +113,17 @@ class _Rewriter(ast.NodeTransformer):
             case ast.With() | ast.AsyncWith() if counts:
                 return [node, ast.Expr(_call(SEEN))]
             case ast.Try():
-                if counts:
+                expects = counts and self._assertions.expects_exception(node)
+                if expects:
                     failing = self._assertions.failing(node.body)
                     if failing is not None:
                         node.body.insert(node.body.index(failing), ast.Expr(_call(FAILING)))
+                elif counts:
+                    node.body.append(ast.Expr(_call(SEEN)))
                 for handler in node.handlers:
-                    if swallows(handler) and (contains or not counts):
-                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains and not counts))))
-                    if counts:
+                    if swallows(handler) and (contains or not expects):
+                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains and not expects))))
+                    if expects:
                         handler.body.insert(0, ast.Expr(_call(EXPECTED)))
         return node
 

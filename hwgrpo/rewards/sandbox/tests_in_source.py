@@ -27,6 +27,7 @@ from hwgrpo.rewards.sandbox.assertions import (
     dotted,
     is_broad,
     names_read,
+    parameters_of,
     walk,
 )
 
@@ -110,7 +111,7 @@ class _Reader:
         self._refuse_unsupported()
         setup, before = [self._setup], ""
         tests: list[Any] = []
-        main = False
+        main, without = False, None
         for number, (source, body) in enumerate(zip(self._sources, self._bodies, strict=True)):
             where = f"test {number + 1} of {len(self._sources)}" if len(self._sources) > 1 else "the tests"
             found = [each for each in self._tests_in(body) if not self._is_helper(each)]
@@ -120,7 +121,7 @@ class _Reader:
                 self._refuse_without_effect(where, self._assertions.reached([(body, NOTHING)]).without_effect)
             for each in found:
                 self._require_arguments(each)
-                self._require_assertion(each)
+                without = without or self._without_assertion(each)
             if found and len(self._sources) == 1:
                 setup.append(source)
                 tests += map(self._call, found)
@@ -135,12 +136,15 @@ class _Reader:
                 before += f"{source}\n"  # a part of the next one, e.g. its imports
         if not tests:
             raise DataError(self._why_none())
+        if without and all(isinstance(each, dict) and each["smoke"] for each in tests):
+            raise without
         return {"setup": "\n".join(setup), "asserts": tests, "entry_point": self._named, "main": main}
 
     def _call(self, found: _Found) -> dict[str, Any]:
         takes = _required(found)
         given = takes[:1] if found.path == (CHECK,) or takes == [CANDIDATE] else []
-        return {"call": list(found.path), "argument": self._entry_point if given else None}
+        smoke = not self._reached(found).assertions
+        return {"call": list(found.path), "argument": self._entry_point if given else None, "smoke": smoke}
 
     def _tests_in(self, body: Sequence[ast.stmt], guarded: bool = False) -> Iterator[_Found]:
         """Yield the functions and methods that are tests by their names, in the order of the source."""
@@ -233,15 +237,19 @@ class _Reader:
         run += [self._fixtures[name] for name in _required(found) if name in self._fixtures]
         return self._assertions.reached([body for each in run for body in bodies_of(each)])
 
-    def _require_assertion(self, found: _Found) -> None:
+    def _without_assertion(self, found: _Found) -> DataError | None:
+        """Return the error of a test that only calls the program, which is none beside tests that assert."""
         reached = self._reached(found)
         name = ".".join(found.path)
         self._refuse_without_effect(name, reached.without_effect)
         if reached.assertions:
-            return
+            return None
         if reached.others:
             raise DataError(self._without_program(name, reached.others[0]))
-        raise DataError(f"{name} has no assertion, so that no program could fail it; add one or remove {name}")
+        error = DataError(f"{name} has no assertion, so that no program could fail it; add one or remove {name}")
+        if not self._assertions.reads(found.function.body, parameters_of(found.function)):
+            raise error
+        return error
 
     def _has_assertion(self, body: Sequence[ast.stmt], where: str) -> bool:
         reached = self._assertions.reached([(body, NOTHING)], main=True)

@@ -192,7 +192,7 @@ def run_tests() -> NoReturn:
 
     They are JSON: {"setup": source, "asserts": tests} or {"function": name, "cases": [arguments, expected] each}.
     A test is source, or {"call": names of a function or of a class and its method, "argument": expression or None},
-    with `source` to run before. Further keys: `entry_point`, an expression whose names are the program's, also where
+    with `source` to run before, and "smoke", whether it asserts nothing and passes where it does not raise. Further keys: `entry_point`, an expression whose names are the program's, also where
     they are those of built-in functions, and `main`, whether `__name__` is "__main__".
     """
     seed_generators()
@@ -231,6 +231,7 @@ def _asserts(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, A
                 exec(compile_counted(source, "test", assertions), names)
             if not isinstance(test, str):
                 called.run(test["call"], test["argument"])
+                counter.executed += test["smoke"]
             if number == last:
                 called.end()
 
