@@ -39,6 +39,7 @@ class Holder:
 def fail(x=None): pass
 def total(counter): return counter.n
 def kind(value, of): return isinstance(value, of)
+def stopped(): raise StopIteration
 """
 WRONG = """
 LIMIT = 11
@@ -650,6 +651,39 @@ def test_table():
     except Exception:
         pass
 """,
+    "finally with a loop and a function of its own": """
+def test_add():
+    try:
+        assert add(1, 2) == 3
+    finally:
+        for _ in range(2):
+            break
+        key = lambda x: x
+        def unused():
+            return key
+""",
+    "unittest.mock that nothing uses": """
+import unittest.mock
+from unittest.mock import patch, MagicMock as Mock
+from unittest import mock
+def test_add():
+    assert add(1, 2) == 3
+""",
+    "check(candidate) with a default": (
+        """
+def check(candidate=None):
+    assert candidate(1, 2) == 3
+""",
+        ENTRY,
+    ),
+    "a sum of many terms": f"assert add(1, 2) + {' + '.join(['0'] * 330)} == 3",
+    "results that threads get": """
+from concurrent.futures import ThreadPoolExecutor
+def test_add():
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda n: add(n, 1), range(300)))
+    assert made == list(range(1, 301))
+""",
     "skipped tests beside others": """
 import pytest
 @pytest.mark.skip(reason='slow')
@@ -827,6 +861,10 @@ except Exception as error:
 assert add(1, 2) == 3
 """,
         "failed",
+    ),
+    "a StopIteration of the program": (
+        "assert all(map(lambda n: stopped() == n, [1, 2]))",
+        "error",
     ),
     "a failing tearDown": (
         """
@@ -1063,9 +1101,51 @@ def test_a():
         """
 from unittest.mock import patch
 def test_a():
-    assert add(1, 2) == 3
+    with patch("solution.add"):
+        assert add(1, 2) == 3
 """,
         "unittest.mock: .*another process",
+    ),
+    "unittest.mock of the package": (
+        "from unittest import mock as m\n@m.patch('solution.add')\ndef test_a(add):\n    assert add(1, 2) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "unittest.mock by its attribute": (
+        "import unittest.mock\ndef test_a():\n    assert add(1, unittest.mock.ANY) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "unittest.mock by its alias": (
+        "import unittest.mock as m\ndef test_a():\n    assert add(1, m.ANY) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "all of unittest.mock": (
+        "from unittest.mock import *\ndef test_a():\n    assert add(1, ANY) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "failures suppressed by an alias": (
+        "from contextlib import suppress as s\nwith s(Exception):\n    assert add(1, 2) == 3",
+        "suppress the failures",
+    ),
+    "failures dropped by return in finally": (
+        """
+def test_a():
+    try:
+        assert add(1, 2) == 3
+    finally:
+        return
+""",
+        "suppress the failures",
+    ),
+    "failures dropped by continue in finally": (
+        """
+for n in range(3):
+    try:
+        assert add(n, 2) == n + 2
+    finally:
+        if n:
+            continue
+""",
+        "suppress the failures",
     ),
     "logs": (
         """

@@ -21,6 +21,9 @@ from hwgrpo.rewards.sandbox.assertions import (
 SEEN, CHECKING, FAILING, EXPECTED, HIDDEN = "@seen", "@checking", "@failing", "@expected", "@hidden"
 """Names of the functions that tests call, which no source can spell."""
 
+RECURSION = 5000
+"""Calls within each other for source as deep as it may be where its tests are read: several for each level."""
+
 
 class Counter:
     """The assertions that a test has executed.
@@ -85,8 +88,13 @@ def compile_counted(source: str, name: str, assertions: Assertions) -> CodeType:
         name: shown in tracebacks.
         assertions: of all of them.
     """
-    tree = _Rewriter(assertions).visit(ast.parse(source))
-    return compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, RECURSION))
+    try:
+        tree = _Rewriter(assertions).visit(ast.parse(source))
+        return compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 class _Rewriter(ast.NodeTransformer):
