@@ -90,7 +90,7 @@ def test_rewards_score_where_the_interfaces_to_the_precision_are_mixed_already(p
     scored = pipeline(FUNCTION.format(name="f", imported="", called=changes))
     assert scored.score(*make_batch([["a"]])).total.tolist() == [1]
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_setting_is_restored_where_the_reward_raises(pipeline, make_batch):
