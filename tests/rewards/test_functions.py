@@ -44,12 +44,12 @@ def test_checks_that_a_users_function_has_as_attributes_are_not_called():
         return 1.0
 
     functools.update_wrapper(checked, code, assigned=())
-    del checked.__wrapped__
+    vars(checked).pop("__wrapped__")
     vars(checked)["check_arguments"] = lambda **_: 1 / 0
     function = adapted(checked)
     assert vars(checked)["check_prompt"] is vars(code)["check_prompt"]
     assert function.prompt_check is None
-    assert make_reward_function("code", *load_function("code", "key")[1:], {}, {}, "key").prompt_check is not None
+    assert make_reward_function("code", load_function("code", "key")[1], {}, {}, "key").prompt_check is not None
 
 
 def test_trls_signature_gets_lists_with_one_item_per_sample(make_batch):
