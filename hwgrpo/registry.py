@@ -47,6 +47,10 @@ class Registry:
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def has_loaded(self, target: Any) -> bool:
+        """Return whether an object is a registered one."""
+        return any(entry is target for entry in self._entries.values())
+
     def check(self, name: str, key: str) -> None:
         """Raise `ConfigError` with `key` if `name` is not registered."""
         if name not in self._entries:

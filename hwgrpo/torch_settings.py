@@ -3,12 +3,63 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+BACKENDS = "torch.backends"
+PRODUCTS = "float32 matmul precision"
+"""Name of torch's first interface to it, which raises after its second, those of the backends, set another one."""
+
+
+def _precisions() -> dict[str, Any]:
+    """Return how exact float32 products are, by each of torch's interfaces; None where one raises beside another."""
+    read = {PRODUCTS: torch.get_float32_matmul_precision}
+    read |= {name: functools.partial(getattr, *of) for name, of in _precision_attributes().items()}
+    found = {}
+    for name, get in read.items():
+        try:
+            found[name] = get()
+        except RuntimeError:  # the interfaces were mixed
+            found[name] = None
+    return found
+
+
+def _set_precisions(wanted: dict[str, Any]) -> None:
+    """Set what `_precisions` returned: a setter changes what others read, so the widest and oldest come first."""
+    if wanted[PRODUCTS] is not None:
+        torch.set_float32_matmul_precision(wanted[PRODUCTS])
+    for name, of in _precision_attributes().items():
+        if wanted[name] is not None and _precisions()[name] != wanted[name]:
+            setattr(*of, wanted[name])
+
+
+@functools.cache
+def _precision_attributes() -> dict[str, tuple[Any, str]]:
+    """Return those of torch's backends: name -> (what has it, attribute)."""
+    modules = {name: module for name, module in sorted(sys.modules.items()) if f"{name}.".startswith(f"{BACKENDS}.")}
+    holders = {
+        **modules,
+        **{f"{name}.{op}": getattr(module, op, None) for name, module in modules.items() for op in OPERATIONS},
+    }
+    attributes = {}
+    for attribute in ("allow_tf32", "fp32_precision"):
+        for name, holder in holders.items():
+            try:
+                getattr(holder, attribute)
+            except AttributeError:
+                continue
+            except RuntimeError:  # mixed already
+                pass
+            attributes[f"{name}.{attribute}".removeprefix(f"{BACKENDS}.")] = holder, attribute
+    return attributes
+
+
+OPERATIONS = ("matmul", "conv", "rnn")
+"""Kinds of operations for which a backend has a precision of its own."""
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the default device": (
@@ -23,8 +74,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1]),
     ),
     "the precision of float32 products": (
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
+        _precisions,
+        _set_precisions,
     ),
 }
 """Setting -> what reads it, and what sets it."""
@@ -46,9 +97,13 @@ def kept_torch_settings(what: str, remedy: str = "") -> Iterator[None]:
             after = read()
             if after != before[name]:
                 restore(before[name])
-                _print_once(
-                    f"hwgrpo: {what} changed {name} of torch from {before[name]} to {after}: restored. {remedy}"
-                )
+                changed = f"from {_changed(before[name], after)} to {_changed(after, before[name])}"
+                _print_once(f"hwgrpo: {what} changed {name} of torch {changed}: restored. {remedy}")
+
+
+def _changed(value: Any, other: Any) -> Any:
+    """Return what of a setting differs from another state of it."""
+    return {name: each for name, each in value.items() if each != other[name]} if isinstance(value, dict) else value
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.own_copies import own_copy
 from hwgrpo.response_text import opened_markers
@@ -42,9 +43,12 @@ PromptCheck = Callable[[Prompt], None]
 
 
 def prompt_check(call: Callable[..., Any], kwargs: Mapping[str, Any]) -> PromptCheck | None:
-    """Return the function's own `check_prompt` with the arguments from the config, or None."""
+    """Return the own `check_prompt` of a registered function, with the arguments from the config, or None.
+
+    An attribute of this name that a user's function has, also by `functools.wraps`, is the user's.
+    """
     check = getattr(call, "check_prompt", None)
-    return None if check is None else functools.partial(check, **kwargs)
+    return functools.partial(check, **kwargs) if check is not None and REWARDS.has_loaded(call) else None
 
 
 @dataclass(frozen=True)

@@ -90,12 +90,15 @@ def own_answer(ground_truth: Any) -> str | None:
 
 
 def shown_answers(ground_truth: Any) -> str:
-    """Return a ground truth as text for a judge: one answer as it is, several and mappings as JSON.
+    """Return a ground truth as text for a judge: one answer as it is, several, mappings and lists of them as JSON.
 
     Raises:
         DataError: as `right_answers` does.
     """
-    if isinstance(ground_truth, Mapping):
+    value = _plain(ground_truth)
+    if isinstance(value, Mapping) or (
+        isinstance(value, LISTS) and any(isinstance(each, (Mapping, *LISTS)) for each in map(_plain, value))
+    ):
         return json.dumps(jsonable(ground_truth), ensure_ascii=False)
     answers = right_answers(ground_truth)
     return answers[0] if len(answers) == 1 else json.dumps(answers, ensure_ascii=False)

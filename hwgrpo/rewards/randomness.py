@@ -21,7 +21,7 @@ CONCURRENT = "together"
 
 
 @contextmanager
-def seeded(*parts: Part) -> Iterator[None]:
+def seeded(*parts: Part, with_torch: bool = False) -> Iterator[None]:
     """Seed Python's and numpy's global generators for the block; imports in it do not advance them.
 
     Modules may draw during import, as rich does. A resumed run imports them in another step than an uninterrupted one,
@@ -29,16 +29,20 @@ def seeded(*parts: Part) -> Iterator[None]:
 
     Args:
         parts: parts from which the seed is derived.
+        with_torch: whether to seed torch's generator on the host, too, also where the block imports torch.
     """
     seed = seed_of(*parts)
     random.seed(seed)
     _seed_numpy(seed)
+    if with_torch:
+        _seed_torch(seed)
     plain, thread = builtins.__import__, threading.get_ident()
 
     def without_draws(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:  # the seeded thread may draw meanwhile: keep the state
             return plain(*args, **kwargs)
         before, numpy_before = random.getstate(), _numpy_state()
+        first_torch = with_torch and "torch" not in sys.modules
         try:
             return plain(*args, **kwargs)
         finally:
@@ -47,6 +51,8 @@ def seeded(*parts: Part) -> Iterator[None]:
                 _seed_numpy(seed)
             else:
                 sys.modules["numpy.random"].set_state(numpy_before)
+            if first_torch:
+                _seed_torch(seed)
 
     builtins.__import__ = without_draws
     try:
@@ -65,6 +71,13 @@ def _seed_numpy(seed: int) -> None:
     seed_numpy = getattr(sys.modules.get("numpy.random"), "seed", None)  # None while it is being imported
     if seed_numpy is not None:
         seed_numpy(seed % 2**32)
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's generator on the host where torch is loaded."""
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.manual_seed(seed)
 
 
 def _numpy_state() -> Any:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, choice_error, nearest
 from hwgrpo.rewards.functions import OPENED, TRL, TRL_SERVICES, VERL, RewardFunction
 
@@ -21,7 +22,7 @@ SIGNATURES = (
 def make_reward_function(
     name: str, call: Callable[..., Any], kwargs: Mapping[str, Any], context: Mapping[str, Any], key: str
 ) -> RewardFunction:
-    """Detect a function's form and check its arguments from the config, also by its own `check_arguments`.
+    """Detect a function's form and check its arguments from the config, a registered one by its `check_arguments`, too.
 
     Args:
         name: name in metrics and messages.
@@ -69,7 +70,7 @@ def make_reward_function(
     if absent and form != "trl":  # in TRL's form they are data columns
         raise ConfigError(f"{key}: {name} needs {', '.join(absent)}; set {key}.kwargs.{absent[0]}")
     check_arguments = getattr(call, "check_arguments", None)
-    if check_arguments is not None:
+    if check_arguments is not None and REWARDS.has_loaded(call):
         check_arguments(**kwargs)
     is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
     return RewardFunction(

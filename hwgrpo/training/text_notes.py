@@ -52,13 +52,17 @@ def text_notes(config: Config, tokenizer: Any, prompts: Sequence[str]) -> Iterat
 
 
 def _looked_for(function: RewardFunctionConfig) -> Sequence[str] | str:
-    """Return the markers that a reward looks for, or the pattern in which they stand; empty for other rewards."""
+    """Return the markers that a reward looks for, or the pattern in which they stand; empty for other rewards.
+
+    An argument of another type is the reward's to refuse.
+    """
     if function.name not in ("format", "tags", "regex"):
         return ()
-    pattern = function.kwargs.get("pattern")
+    pattern, tags = function.kwargs.get("pattern"), function.kwargs.get("tags")
     if pattern or function.name == "regex":
-        return pattern or ""
-    return [f"<{slash}{tag}>" for tag in function.kwargs.get("tags") or TAGS for slash in ("", "/")]
+        return pattern if isinstance(pattern, str) else ""
+    tags = tags if tags and isinstance(tags, str | list | tuple) else TAGS
+    return [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -328,8 +328,8 @@ FAULTS = (
     Fault(
         "a reply of a judge stored for all responses",
         "rewards/services/judge.py",
-        "names.append(cache_name(body))",
-        "names.append(cache_name(self._parameters))",
+        "name = cache_name(body)",
+        "name = cache_name(self._parameters)",
         "rewards/test_judge.py -k cache",
     ),
     Fault(

@@ -1,9 +1,11 @@
 import asyncio
+import functools
 
 import pytest
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.reward_loading import load_function
+from hwgrpo.rewards.sandbox.code_reward import code
 from hwgrpo.rewards.signatures import make_reward_function
 
 CHAT = ({"role": "user", "content": "hi"},)
@@ -35,6 +37,19 @@ def test_verls_signature_is_called_per_sample_with_the_prompts_columns(make_batc
 
 def test_a_part_of_verls_signature_will_do(make_batch):
     assert values(lambda solution_str: solution_str + "!", make_batch([["a"], ["b"]])) == ["a!", "b!"]
+
+
+def test_checks_that_a_users_function_has_as_attributes_are_not_called():
+    def checked(solution_str):
+        return 1.0
+
+    functools.update_wrapper(checked, code, assigned=())
+    vars(checked).pop("__wrapped__")
+    vars(checked)["check_arguments"] = lambda **_: 1 / 0
+    function = adapted(checked)
+    assert vars(checked)["check_prompt"] is vars(code)["check_prompt"]
+    assert function.prompt_check is None
+    assert make_reward_function("code", load_function("code", "key")[1], {}, {}, "key").prompt_check is not None
 
 
 def test_trls_signature_gets_lists_with_one_item_per_sample(make_batch):

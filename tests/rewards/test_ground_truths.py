@@ -131,6 +131,8 @@ def test_a_judge_is_shown_the_answer_as_the_rewards_read_it():
     assert template.fill(prompt(["18"]), "r") == "r 18"
     assert shown_answers([18.0, "x"]) == '["18", "x"]'
     assert shown_answers({"rubric": ["short"]}) == '{"rubric": ["short"]}'
+    assert shown_answers([{"criterion": "short", "points": 2}]) == '[{"criterion": "short", "points": 2}]'
+    assert shown_answers([["a", 1], "b"]) == '[["a", 1], "b"]'
     with pytest.raises(DataError, match=r"a.jsonl, 1: the row has no ground truth"):
         template.fill(prompt(None), "r")
     free = Template("{response}", Kwargs("judge"), "template", needs_response=True)

@@ -85,6 +85,21 @@ def test_a_template_with_a_column_that_is_not_there_stops_the_run_whatever_the_p
         scored(server, template="{response} {level}", policies={"on_error": "mask_sample"})
 
 
+@pytest.mark.parametrize("template", ["{response}", "{response} {ground_truth}"])
+def test_a_row_whose_ground_truth_cannot_be_shown_fails_alone(template, scored):
+    policies = {"on_error": "mask_sample"}
+    batch = {"ground_truths": [None, [{"criterion": "short"}]]}
+    with rewards_by(grade) as server:
+        rewards = scored(server, policies=policies, batch=batch, template=template)
+    wanted = "ground_truth" not in template
+    assert rewards.valid.tolist() == [wanted, wanted, True]
+    assert rewards.total.tolist()[2] == 8.0
+    if not wanted:
+        assert rewards.failures == {"errors/judge": 2}
+        assert "no ground truth" in rewards.first_failures["errors/judge"]
+        assert server.asked[0].body["messages"][0]["content"] == 'good [{"criterion": "short"}]'
+
+
 @pytest.mark.parametrize("reply", ["no idea", "score: eleven", "score: 11", "score: -1"])
 def test_a_reply_without_a_valid_score_is_asked_for_again_and_then_a_failure(scored, reply):
     def answer(asked, number):

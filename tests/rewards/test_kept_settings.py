@@ -55,8 +55,42 @@ def test_a_setting_of_torch_that_a_reward_changes_is_restored_and_named_once(
     assert settings() == before
     said = capsys.readouterr().out
     assert said.count("hwgrpo: ") == 1
-    assert f"reward meddles changed {setting} of torch from {before[setting]} to " in said
+    was = before[setting]
+    was = "{'float32 matmul precision': 'highest'" if isinstance(was, dict) else f"{was} to "
+    assert f"reward meddles changed {setting} of torch from {was}" in said
     assert "`workers: 1`" in said
+
+
+@pytest.mark.parametrize("when", ["called", "imported"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+        "torch.set_float32_matmul_precision('high'); torch.backends.cuda.matmul.allow_tf32 = False",
+    ],
+)
+def test_a_precision_that_a_reward_sets_by_any_interface_of_torch_is_restored(
+    changes, when, pipeline, make_batch, capsys
+):
+    before = settings()
+    scored = pipeline(FUNCTION.format(name="f", **{"imported": "", "called": "pass", when: changes}))
+    for _ in range(2):
+        assert scored.score(*make_batch([["a", "b"]])).total.tolist() == [1, 1]
+    assert settings() == before
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert capsys.readouterr().out.count("changed the precision of float32 products of torch from {") == 1
+
+
+def test_rewards_score_where_the_interfaces_to_the_precision_are_mixed_already(pipeline, make_batch):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    changes = "torch.set_float32_matmul_precision('medium')"
+    scored = pipeline(FUNCTION.format(name="f", imported="", called=changes))
+    assert scored.score(*make_batch([["a"]])).total.tolist() == [1]
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_setting_is_restored_where_the_reward_raises(pipeline, make_batch):

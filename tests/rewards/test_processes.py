@@ -502,3 +502,11 @@ def test_random_numbers_of_a_call_are_the_same_in_this_process_and_in_any_other(
     totals = [rewards.score(*batch, step).total.tolist() for rewards in (here, there) for step in (1, 2)]
     assert totals[:2] == totals[2:]
     assert len({*totals[0], *totals[1]}) == 12, "each call of each step draws its own"
+
+
+def test_a_call_in_a_process_of_its_own_draws_the_same_from_torch_again(pipeline, make_batch):
+    source = "def f(solution_str):\n    import torch\n    return torch.rand(()).item()"
+    scored, batch = pipeline(source, workers=1), make_batch([["a", "b"]])
+    first, second, again = (scored.score(*batch, step).total.tolist() for step in (1, 2, 1))
+    assert first == again
+    assert len({*first, *second}) == 4, "each call of each step draws its own"

@@ -1,9 +1,13 @@
 """Forms of unit tests, each with a right and a wrong program: which verdicts the reward `code` reaches."""
 
+import ast
+
 import pytest
 
 from hwgrpo.errors import DataError
+from hwgrpo.rewards.sandbox.assertions import Assertions, walk
 from hwgrpo.rewards.sandbox.code_reward import judge
+from hwgrpo.rewards.sandbox.counted_assertions import compile_counted
 from hwgrpo.rewards.sandbox.limits import Limits
 from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
 from hwgrpo.rewards.sandbox.unit_tests import read_tests
@@ -35,6 +39,7 @@ class Holder:
 def fail(x=None): pass
 def total(counter): return counter.n
 def kind(value, of): return isinstance(value, of)
+def stopped(): raise StopIteration
 """
 WRONG = """
 LIMIT = 11
@@ -622,6 +627,63 @@ def test_add():
     if add(1, 2) != 3:
         pytest.fail('wrong')
 """,
+    "a test that asserts nothing beside one that does": """
+def test_smoke():
+    table()["a"]
+def test_add():
+    assert add(1, 2) == 3
+""",
+    "a test with nothing but a try that fails where it raises": """
+import unittest
+class TestTable(unittest.TestCase):
+    def test_table(self):
+        try:
+            table()["a"]
+        except Exception as error:
+            self.fail(error)
+""",
+    "a try that fails where it raises one of several exceptions": """
+def test_table():
+    try:
+        table()["a"]
+    except KeyError:
+        raise AssertionError("no a")
+    except Exception:
+        pass
+""",
+    "finally with a loop and a function of its own": """
+def test_add():
+    try:
+        assert add(1, 2) == 3
+    finally:
+        for _ in range(2):
+            break
+        key = lambda x: x
+        def unused():
+            return key
+""",
+    "unittest.mock that nothing uses": """
+import unittest.mock
+from unittest.mock import patch, MagicMock as Mock
+from unittest import mock
+def test_add():
+    assert add(1, 2) == 3
+""",
+    "check(candidate) with a default": (
+        """
+def check(candidate=None):
+    assert candidate(1, 2) == 3
+""",
+        ENTRY,
+    ),
+    "a sum of many terms": f"assert add(1, 2) + {' + '.join(['0'] * 330)} == 3",
+    "results that threads get": """
+from concurrent.futures import ThreadPoolExecutor
+def test_add():
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda n: add(n, 1), range(300)))
+    assert made == list(range(1, 301))
+""",
     "skipped tests beside others": """
 import pytest
 @pytest.mark.skip(reason='slow')
@@ -779,6 +841,17 @@ Holder().assert_true(add(1, 2))
 """,
         "no_assertion",
     ),
+    "a try that fails where it raises, and is not reached": (
+        """
+def test_table():
+    for _ in []:
+        try:
+            table()["a"]
+        except Exception as error:
+            raise AssertionError("raised") from error
+""",
+        "no_assertion",
+    ),
     "an error that the test catches": (
         """
 try:
@@ -788,6 +861,10 @@ except Exception as error:
 assert add(1, 2) == 3
 """,
         "failed",
+    ),
+    "a StopIteration of the program": (
+        "assert all(map(lambda n: stopped() == n, [1, 2]))",
+        "error",
     ),
     "a failing tearDown": (
         """
@@ -843,10 +920,19 @@ print(add(1, 2) == 3)
 """,
         "no assertion",
     ),
-    "no assertion in a test": (
+    "no assertion in all tests": (
         """
 def test_a():
     add(1, 2)
+def test_b():
+    div(1, 2)
+""",
+        "test_a has no assertion",
+    ),
+    "a test that uses nothing of the program beside one that does": (
+        """
+def test_a():
+    print(1)
 def test_b():
     assert add(1, 2) == 3
 """,
@@ -1015,9 +1101,51 @@ def test_a():
         """
 from unittest.mock import patch
 def test_a():
-    assert add(1, 2) == 3
+    with patch("solution.add"):
+        assert add(1, 2) == 3
 """,
         "unittest.mock: .*another process",
+    ),
+    "unittest.mock of the package": (
+        "from unittest import mock as m\n@m.patch('solution.add')\ndef test_a(add):\n    assert add(1, 2) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "unittest.mock by its attribute": (
+        "import unittest.mock\ndef test_a():\n    assert add(1, unittest.mock.ANY) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "unittest.mock by its alias": (
+        "import unittest.mock as m\ndef test_a():\n    assert add(1, m.ANY) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "all of unittest.mock": (
+        "from unittest.mock import *\ndef test_a():\n    assert add(1, ANY) == 3",
+        "unittest.mock: .*another process",
+    ),
+    "failures suppressed by an alias": (
+        "from contextlib import suppress as s\nwith s(Exception):\n    assert add(1, 2) == 3",
+        "suppress the failures",
+    ),
+    "failures dropped by return in finally": (
+        """
+def test_a():
+    try:
+        assert add(1, 2) == 3
+    finally:
+        return
+""",
+        "suppress the failures",
+    ),
+    "failures dropped by continue in finally": (
+        """
+for n in range(3):
+    try:
+        assert add(n, 2) == n + 2
+    finally:
+        if n:
+            continue
+""",
+        "suppress the failures",
     ),
     "logs": (
         """
@@ -1102,3 +1230,14 @@ def test_tests_that_could_prove_nothing_are_refused_when_they_are_read(form):
     tests, message = REFUSED[form]
     with pytest.raises(DataError, match=message):
         request_of(tests if isinstance(tests, tuple) else (tests, ENTRY))
+
+
+@pytest.mark.parametrize("data", ["1, -2, 'x', ", "[1, -2], ", "{1: (2, [])}, "])
+def test_the_data_of_tests_is_not_looked_through(data, monkeypatch):
+    body = ast.parse(f"assert add([{data * 1000}], 1) == {{}}").body
+    assert len(walk(body[0])) < 10
+    assertions, seen = Assertions(body, ["add"]), []
+    is_assertion = Assertions.is_assertion
+    monkeypatch.setattr(Assertions, "is_assertion", lambda self, *of: seen.append(of) or is_assertion(self, *of))
+    compile_counted(f"assert add([{data * 1000}], 1) == {{}}", "test", assertions)
+    assert len(seen) < 10

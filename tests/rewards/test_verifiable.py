@@ -36,6 +36,7 @@ def test_a_row_without_ground_truth_is_an_error_that_names_the_setting(reward):
         ("#### 3", "#### 3", 1),
         ("#### 3", "3 + 4 = 7, of which #### 3", 1),
         ("#### -18", "18", 0.25),
+        ("#### 101", "#### 101_{2}", 1),
     ],
 )
 def test_gsm8k_compares_the_last_marked_number(response, truth, reward):

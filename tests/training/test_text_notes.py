@@ -50,6 +50,14 @@ def test_opened_markers_are_named_with_the_rewards_that_count_them():
     assert second == f"1 of 4 prompts end with '<plan>', {behind} reward format"
 
 
+@pytest.mark.parametrize("name", ["format", "tags", "regex"])
+@pytest.mark.parametrize("kwargs", [{"pattern": 5}, {"tags": 5}, {"pattern": ["a"], "tags": {"a": 1}}])
+def test_arguments_of_a_wrong_type_are_left_to_the_reward(name: str, kwargs: dict[str, Any]):
+    wrong = RewardFunctionConfig(name, kwargs=kwargs)
+    named = notes(wrong, skips=True, prompts=["a<think>\n"], special=True)
+    assert bool(named) == ("pattern" not in kwargs and name != "regex")
+
+
 @pytest.fixture
 def opening(tmp_path: Path) -> tuple[str, ...]:
     """Return the settings of a run whose chat template opens `<think>`."""

@@ -72,11 +72,11 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     link.send({"ready": _description(function)})
     while (request := link.receive()) is not None:
         if function.is_async and function.form == "verl":
-            with seeded(*request["seed"], CONCURRENT):
+            with seeded(*request["seed"], CONCURRENT, with_torch=True):
                 _serve_concurrently(function, request, link)
         else:
             for number, arguments in request["calls"]:
-                with seeded(*request["seed"], number):
+                with seeded(*request["seed"], number, with_torch=True):
                     reply = _serve(function, arguments, request["size"])
                 link.send({"number": number, **reply})
 

@@ -22,6 +22,8 @@ FAILING = ("fail", "exit", "_exit", "quit")
 BROAD = ("Exception", "BaseException", "AssertionError")
 """Classes of exceptions that a failed assertion belongs to."""
 BUILT_IN = frozenset(dir(builtins)) | {"exit", "quit"}
+CONTAINERS = frozenset((ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp))
+"""Expressions that read no names of their own; `-1` is one with a sign."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 Body = tuple[Sequence[ast.stmt], frozenset[str]]
@@ -106,7 +108,8 @@ class Assertions:
                 fails = self.failing(node.body) or self.failing(node.orelse)
                 return fails is not None and self.reads(node.test, parameters)
             case ast.Try():
-                return self.expects_exception(node) and self.reads(node.body, parameters)
+                fails = self.expects_exception(node) or self.forbids_exception(node)
+                return fails and self.reads(node.body, parameters)
         return False
 
     def failing(self, body: Sequence[ast.stmt]) -> ast.stmt | None:
@@ -121,6 +124,10 @@ class Assertions:
     def expects_exception(self, node: ast.Try) -> bool:
         """Return whether a `try` fails the test unless there is an exception."""
         return bool(node.handlers) and (self.failing(node.body) or self.failing(node.orelse)) is not None
+
+    def forbids_exception(self, node: ast.Try) -> bool:
+        """Return whether a `try` fails the test where there is an exception."""
+        return any(self.failing(each.body) is not None for each in node.handlers)
 
     def asserts(self, node: ast.AST) -> bool:
         """Return whether a node calls a function that asserts, by its name: `self.assertEqual`, `pytest.raises`."""
@@ -231,21 +238,27 @@ def names_read(node: ast.AST) -> frozenset[str]:
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes directly below a node as it was parsed, without contexts and operators."""
+    """Return the nodes directly below a node as it was parsed, without contexts, operators and those `is_data`."""
     below = node.__dict__.get(BELOW)
     if below is None:
         below = []
         for value in node.__dict__.values():
             if isinstance(value, list):
-                below += [each for each in value if isinstance(each, ast.AST)]
-            elif isinstance(value, ast.AST) and value._fields:
+                below += [each for each in value if isinstance(each, ast.AST) and not is_data(each)]
+            elif isinstance(value, ast.AST) and value._fields and not is_data(value):
                 below.append(value)
         setattr(node, BELOW, below)
     return below
 
 
+def is_data(node: ast.AST) -> bool:
+    """Return whether a node is a constant, or a container of such: tests may have megabytes of them."""
+    kind = type(node)
+    return kind is ast.Constant or (kind in CONTAINERS and not children(node))
+
+
 def walk(node: ast.AST) -> list[ast.AST]:
-    """Return a node and all below it, as `ast.walk` does, which takes longer."""
+    """Return a node and all below it but data, as `ast.walk` does, which takes longer."""
     found = [node]
     for each in found:
         found += children(each)
@@ -290,7 +303,7 @@ def asks_for_main(node: ast.stmt) -> bool:
 
 
 def _scoped(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.AST, _Scope]]:
-    """Yield all nodes in the order of the source, each with its scope."""
+    """Yield all nodes but data in the order of the source, each with its scope."""
     left: list[tuple[ast.AST, _Scope]] = [(each, _Scope()) for each in reversed(body)]
     while left:
         node, scope = left.pop()

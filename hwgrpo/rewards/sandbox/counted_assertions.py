@@ -12,6 +12,7 @@ from hwgrpo.rewards.sandbox.assertions import (
     NOTHING,
     Assertions,
     Function,
+    is_data,
     parameters_of,
     swallows,
     walk,
@@ -19,6 +20,9 @@ from hwgrpo.rewards.sandbox.assertions import (
 
 SEEN, CHECKING, FAILING, EXPECTED, HIDDEN = "@seen", "@checking", "@failing", "@expected", "@hidden"
 """Names of the functions that tests call, which no source can spell."""
+
+RECURSION = 5000
+"""Calls within each other for source as deep as it may be where its tests are read: several for each level."""
 
 
 class Counter:
@@ -84,14 +88,22 @@ def compile_counted(source: str, name: str, assertions: Assertions) -> CodeType:
         name: shown in tracebacks.
         assertions: of all of them.
     """
-    tree = _Rewriter(assertions).visit(ast.parse(source))
-    return compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, RECURSION))
+    try:
+        tree = _Rewriter(assertions).visit(ast.parse(source))
+        return compile(ast.fix_missing_locations(tree), name, "exec", dont_inherit=True)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, assertions: Assertions) -> None:
         self._assertions = assertions
         self._parameters = NOTHING
+
+    def visit(self, node: ast.AST) -> Any:
+        return node if is_data(node) else self.generic_visit(node)
 
     def generic_visit(self, node: ast.AST) -> Any:
         before = self._parameters
@@ -109,14 +121,17 @@ class _Rewriter(ast.NodeTransformer):
             case ast.With() | ast.AsyncWith() if counts:
                 return [node, ast.Expr(_call(SEEN))]
             case ast.Try():
-                if counts:
+                expects = counts and self._assertions.expects_exception(node)
+                if expects:
                     failing = self._assertions.failing(node.body)
                     if failing is not None:
                         node.body.insert(node.body.index(failing), ast.Expr(_call(FAILING)))
+                elif counts:
+                    node.body.append(ast.Expr(_call(SEEN)))
                 for handler in node.handlers:
-                    if swallows(handler) and (contains or not counts):
-                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains and not counts))))
-                    if counts:
+                    if swallows(handler) and (contains or not expects):
+                        handler.body.insert(0, ast.Expr(_call(HIDDEN, ast.Constant(contains and not expects))))
+                    if expects:
                         handler.body.insert(0, ast.Expr(_call(EXPECTED)))
         return node
 

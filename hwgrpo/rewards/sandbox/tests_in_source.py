@@ -24,9 +24,11 @@ from hwgrpo.rewards.sandbox.assertions import (
     asks_for_main,
     bodies_of,
     called,
+    children,
     dotted,
     is_broad,
     names_read,
+    parameters_of,
     walk,
 )
 
@@ -41,6 +43,7 @@ CHECK, CANDIDATE = "check", "candidate"
 OTHER_PROCESS = "the program runs in another process than its tests"
 INVISIBLE = f"tests cannot see what the program prints, logs or warns of: {OTHER_PROCESS}"
 MOCK = f"it replaces objects in the process of the tests, and {OTHER_PROCESS}"
+MOCKS = "unittest.mock"
 UNSEEN = (*("assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs", "redirect_stdout", "redirect_stderr"),)
 CAPTURED = ("sys.stdout", "sys.stderr")
 """Variables that tests set to read what was printed."""
@@ -110,7 +113,7 @@ class _Reader:
         self._refuse_unsupported()
         setup, before = [self._setup], ""
         tests: list[Any] = []
-        main = False
+        main, without = False, None
         for number, (source, body) in enumerate(zip(self._sources, self._bodies, strict=True)):
             where = f"test {number + 1} of {len(self._sources)}" if len(self._sources) > 1 else "the tests"
             found = [each for each in self._tests_in(body) if not self._is_helper(each)]
@@ -120,7 +123,7 @@ class _Reader:
                 self._refuse_without_effect(where, self._assertions.reached([(body, NOTHING)]).without_effect)
             for each in found:
                 self._require_arguments(each)
-                self._require_assertion(each)
+                without = without or self._without_assertion(each)
             if found and len(self._sources) == 1:
                 setup.append(source)
                 tests += map(self._call, found)
@@ -135,12 +138,15 @@ class _Reader:
                 before += f"{source}\n"  # a part of the next one, e.g. its imports
         if not tests:
             raise DataError(self._why_none())
+        if without and all(isinstance(each, dict) and each["smoke"] for each in tests):
+            raise without
         return {"setup": "\n".join(setup), "asserts": tests, "entry_point": self._named, "main": main}
 
     def _call(self, found: _Found) -> dict[str, Any]:
         takes = _required(found)
-        given = takes[:1] if found.path == (CHECK,) or takes == [CANDIDATE] else []
-        return {"call": list(found.path), "argument": self._entry_point if given else None}
+        given = found.function.args.args if found.path == (CHECK,) else takes == [CANDIDATE]
+        smoke = not self._reached(found).assertions
+        return {"call": list(found.path), "argument": self._entry_point if given else None, "smoke": smoke}
 
     def _tests_in(self, body: Sequence[ast.stmt], guarded: bool = False) -> Iterator[_Found]:
         """Yield the functions and methods that are tests by their names, in the order of the source."""
@@ -199,7 +205,8 @@ class _Reader:
         given = {*self._fixtures, *self._parametrized(found)}
         missing = [name for name in _required(found) if name not in given and "*" not in given]
         if self._entry_point and (found.path == (CHECK,) or missing == [CANDIDATE]):
-            return missing[1:]
+            first = [each.arg for each in found.function.args.args[:1]] or missing[:1]
+            return [each for each in missing if each not in first]
         return missing
 
     def _parametrized(self, found: _Found) -> Iterator[str]:
@@ -233,15 +240,19 @@ class _Reader:
         run += [self._fixtures[name] for name in _required(found) if name in self._fixtures]
         return self._assertions.reached([body for each in run for body in bodies_of(each)])
 
-    def _require_assertion(self, found: _Found) -> None:
+    def _without_assertion(self, found: _Found) -> DataError | None:
+        """Return the error of a test that only calls the program, which is none beside tests that assert."""
         reached = self._reached(found)
         name = ".".join(found.path)
         self._refuse_without_effect(name, reached.without_effect)
         if reached.assertions:
-            return
+            return None
         if reached.others:
             raise DataError(self._without_program(name, reached.others[0]))
-        raise DataError(f"{name} has no assertion, so that no program could fail it; add one or remove {name}")
+        error = DataError(f"{name} has no assertion, so that no program could fail it; add one or remove {name}")
+        if not self._assertions.reads(found.function.body, parameters_of(found.function)):
+            raise error
+        return error
 
     def _has_assertion(self, body: Sequence[ast.stmt], where: str) -> bool:
         reached = self._assertions.reached([(body, NOTHING)], main=True)
@@ -290,7 +301,9 @@ class _Reader:
                 module = each.module or "" if isinstance(each, ast.ImportFrom) else ""
                 for alias in each.names:
                     full = f"{module}.{alias.name}".lstrip(".")
-                    self._refuse_import(full)
+                    bound = alias.asname or (full if module else alias.name).rpartition(".")[2]
+                    if not full.startswith(MOCKS) or bound == "*" or bound in self._assertions.uses:
+                        self._refuse_import(full)
                     if full == "pytest":
                         modules.add(alias.asname or full)
         for each in self._nodes:
@@ -300,12 +313,18 @@ class _Reader:
                 self._refuse_import(f"pytest.{attribute.partition('.')[0]}")
             last = name.rpartition(".")[2]
             stored = name in CAPTURED and isinstance(getattr(each, "ctx", None), ast.Store)
-            reason = INVISIBLE if stored or last in UNSEEN else MOCK if name == "unittest.mock" else ""
+            reason = INVISIBLE if stored or last in UNSEEN else MOCK if name == MOCKS else ""
             if reason:
                 raise DataError(f"the tests use {name}: {reason}; {REMEDY}")
-            suppresses = isinstance(each, ast.With) and any(_suppresses(item.context_expr) for item in each.items)
-            if suppresses and any(
-                isinstance(inner, ast.Assert) or self._assertions.asserts(inner) for inner in walk(each)
+            suppressed: list[Any] = []
+            if isinstance(each, ast.With) and any(self._suppresses(item.context_expr) for item in each.items):
+                suppressed = [each]
+            elif isinstance(each, ast.Try) and any(map(_leaves, each.finalbody)):
+                suppressed = [*each.body, *each.handlers, *each.orelse]
+            if any(
+                isinstance(inner, ast.Assert) or self._assertions.asserts(inner)
+                for part in suppressed
+                for inner in walk(part)
             ):
                 raise DataError(f"the tests suppress the failures of their assertions; {REMEDY}")
             if isinstance(each, ast.Call) and _last(each.func) in ("parametrize", "fixture"):
@@ -315,12 +334,15 @@ class _Reader:
 
     def _refuse_import(self, name: str) -> None:
         package, _, attribute = name.partition(".")
-        if name.startswith("unittest.mock") or package == "mock":
+        if name.startswith(MOCKS) or package == "mock":
             raise DataError(f"the tests use unittest.mock: {MOCK}; {REMEDY}")
         if package.startswith("pytest_") or (
             package == "pytest" and attribute not in ("", "*", *pytest_stand_in.__all__)
         ):
             raise DataError(f"the tests use {name}: {PYTEST}; {REMEDY}")
+
+    def _suppresses(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and self._alias(called(node)) == "suppress" and is_broad(node.args)
 
     def _alias(self, name: str) -> str:
         return self._aliases.get(name, name)
@@ -359,5 +381,11 @@ def _required(found: _Found) -> list[str]:
     return [*names, *(each.arg for each, default in defaults if default is None)]
 
 
-def _suppresses(node: ast.AST) -> bool:
-    return called(node) == "suppress" and isinstance(node, ast.Call) and is_broad(node.args)
+def _leaves(node: ast.AST, in_loop: bool = False) -> bool:
+    """Return whether a statement may leave the block that it is in, which in `finally` drops an exception."""
+    if isinstance(node, ast.Return) or (isinstance(node, ast.Break | ast.Continue) and not in_loop):
+        return True
+    if isinstance(node, Definition | ast.Lambda):
+        return False
+    in_loop = in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While)
+    return any(_leaves(each, in_loop) for each in children(node))

@@ -44,6 +44,7 @@ class Program:
         self.ended = False
         self.asked = 0
         """Number of requests."""
+        self._one_at_a_time = threading.Lock()  # tests may have threads
         self.names = frozenset(each for each in self._receive() if isinstance(each, str))
 
     def get(self, name: str) -> Any:
@@ -60,14 +61,18 @@ class Program:
         self.asked += 1
         packed = [encode(each, _number_of) for each in arguments]
         named = {name: encode(each, _number_of) for name, each in request.pop("named", {}).items()}
-        try:
-            send(REQUESTS, {"do": do, "of": number, "arguments": packed, "named": named, **request})
-        except OSError:
-            self._end()
-        reply = self._receive()
+        with self._one_at_a_time:
+            try:
+                send(REQUESTS, {"do": do, "of": number, "arguments": packed, "named": named, **request})
+            except OSError:
+                self._end()
+            reply = self._receive()
         try:
             if "raised" in reply:
-                raise _exception(reply["raised"], str(reply.get("text")))
+                error = _exception(reply["raised"], str(reply.get("text")))
+                if do != "next" and isinstance(error, StopIteration | StopAsyncIteration):
+                    error = RuntimeError(f"{type(error).__name__}: {error}")  # it would end loops of the test silently
+                raise error
             for mine, changed in zip(arguments, reply["arguments"], strict=True):
                 if changed is not None:
                     _update(mine, decode(changed, self._resolve))
@@ -192,8 +197,9 @@ def run_tests() -> NoReturn:
 
     They are JSON: {"setup": source, "asserts": tests} or {"function": name, "cases": [arguments, expected] each}.
     A test is source, or {"call": names of a function or of a class and its method, "argument": expression or None},
-    with `source` to run before. Further keys: `entry_point`, an expression whose names are the program's, also where
-    they are those of built-in functions, and `main`, whether `__name__` is "__main__".
+    with `source` to run before, and "smoke", whether it asserts nothing and passes where it does not raise. Further
+    keys: `entry_point`, an expression whose names are the program's, also where they are those of built-in functions,
+    and `main`, whether `__name__` is "__main__".
     """
     seed_generators()
     tests = json.loads(sys.stdin.buffer.read())
@@ -231,6 +237,7 @@ def _asserts(tests: Mapping[str, Any], program: Program) -> Iterator[dict[str, A
                 exec(compile_counted(source, "test", assertions), names)
             if not isinstance(test, str):
                 called.run(test["call"], test["argument"])
+                counter.executed += test["smoke"]
             if number == last:
                 called.end()
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hwgrpo.errors import DataError
 from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply, Request, Service
@@ -16,7 +17,7 @@ from hwgrpo.rewards.services.connection import Connection
 from hwgrpo.rewards.services.judge_replies import ScoreReader, Template, template_text
 from hwgrpo.rewards.services.pacing import RateLimit
 from hwgrpo.rewards.services.reply_cache import ReplyCache, cache_name
-from hwgrpo.values import Completions, PromptBatch
+from hwgrpo.values import Completions, Prompt, PromptBatch
 
 PATH = "/chat/completions"
 OWN_FIELDS = ("model", "messages", "n", "stream")
@@ -120,16 +121,17 @@ class Judge:
 
     def __call__(self, batch: PromptBatch, completions: Completions) -> list[Any]:
         """Return a dict per response with score and cost, [S]; an exception stands for one without a score."""
-        names: list[str] = []
+        names: list[str | DataError] = []
         bodies: dict[str, dict[str, Any]] = {}
         for index, text in zip(completions.prompt_index.tolist(), completions.texts, strict=True):
-            prompt = batch.prompts[index]
-            messages = [{"role": "user", "content": self._template.fill(prompt, text)}]
-            if self._system is not None:
-                messages.insert(0, {"role": "system", "content": self._system.fill(prompt, text)})
-            body = {**self._parameters, "messages": messages}
-            names.append(cache_name(body))
-            bodies[names[-1]] = body
+            try:
+                body = self._body(batch.prompts[index], text)
+            except DataError as error:  # of this row alone
+                names.append(error)
+                continue
+            name = cache_name(body)
+            names.append(name)
+            bodies[name] = body
         results: dict[str, Any] = {name: self._cached(name) for name in bodies}
         missing = [name for name, found in results.items() if found is None]
         self._count(requests=len(missing), cache_hits=len(bodies) - len(missing))
@@ -138,10 +140,20 @@ class Judge:
         paid = set(missing)
         rewards: list[Any] = []
         for name in names:
+            if isinstance(name, DataError):
+                rewards.append(name)
+                continue
             result = results[name]
             rewards.append(result if isinstance(result, Exception) else self._reward(*result, paid=name in paid))
             paid.discard(name)  # equal responses share one reply, which is paid for once
         return rewards
+
+    def _body(self, prompt: Prompt, text: str) -> dict[str, Any]:
+        """Return the request for a response."""
+        messages = [{"role": "user", "content": self._template.fill(prompt, text)}]
+        if self._system is not None:
+            messages.insert(0, {"role": "system", "content": self._system.fill(prompt, text)})
+        return {**self._parameters, "messages": messages}
 
     def counts(self) -> dict[str, float]:
         """Return requests, replies from the cache, tokens and, with a price, their cost since the last call.

@@ -17,7 +17,11 @@ QUANTITY = re.compile(
 THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+")
 FRACTION = re.compile(r"\\[dt]?frac ?(?:\{([^{}\\]{1,60})\} ?\{([^{}\\]{1,60})\}|([0-9])([0-9]))")
 STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|operatorname|mbox) ?(?=\{)")
-BOLD = re.compile(r"(?<![0-9])\*\*|\*\*(?![0-9])|(?<!\w)__?(?=[-+$.0-9])|(?<=[0-9.%])__?(?!\w)")
+BOLD = re.compile(
+    r"(?<![0-9])\*\*|\*\*(?![0-9])"
+    r"|(?<![\w)\]}])(__?)((?=[-+$.0-9])[^_\n]{1,60}|[^_\n]{1,60}(?<=[0-9.%]))\1(?![\w{(])"
+)
+"""Signs of emphasis; underscores only as a pair around a text that begins or ends with a number: `101_{2}` has none."""
 DOLLARS = re.compile(r"(?<![A-Za-z0-9_\\])[A-Z]{1,2}(?=\\?\$[0-9.])")
 """The letters of `US$18` and `A$18`."""
 GROUPS = re.compile(r"(?<=[0-9])(?:\\,|\\ |['’_\u00a0\u202f\u2009])(?=[0-9]{3}(?![0-9]))")
@@ -71,7 +75,7 @@ def plain(text: str) -> str:
     for written, read in PLAIN.items():
         text = text.replace(written, read)
     text = FRACTION.sub(_fraction, text)
-    text = SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(DIGITS), BOLD.sub("", STYLE.sub("", text)))
+    text = SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(DIGITS), BOLD.sub(r"\2", STYLE.sub("", text)))
     return "\n".join(" ".join(line.split()) for line in text.translate(REMOVED).split("\n"))
 
 
