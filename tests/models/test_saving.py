@@ -4,6 +4,7 @@ import errno
 import json
 import resource
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,7 +246,8 @@ def test_engines_that_read_the_folder_are_told_what_differs_in_the_loaded_model(
     weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
     save_file(weights, base / "model.safetensors", {"format": "pt"})
     model = load_model(ModelConfig(path=str(base)), attention="sdpa")
-    parts = replace(parts_for(None, tmp_path, f"model.path={base}"), model=model)
+    server = f"rollout.server.python={sys.executable}"
+    parts = replace(parts_for(None, tmp_path, f"model.path={base}", server), model=model)
     different = {"quantization_config": None, "tie_word_embeddings": False}
     assert engine_arguments(parts, None)["hf_overrides"] == different
     command = SglangServer().command(parts, None, "127.0.0.1", 1)
