@@ -669,6 +669,14 @@ from unittest import mock
 def test_add():
     assert add(1, 2) == 3
 """,
+    "a method of pytest with the candidate": (
+        """
+class TestAdd:
+    def test_add(self, candidate):
+        assert candidate(1, 2) == 3
+""",
+        ENTRY,
+    ),
     "check(candidate) with a default": (
         """
 def check(candidate=None):

@@ -144,7 +144,7 @@ class _Reader:
 
     def _call(self, found: _Found) -> dict[str, Any]:
         takes = _required(found)
-        given = found.function.args.args if found.path == (CHECK,) else takes == [CANDIDATE]
+        given = _positional(found) if found.path == (CHECK,) else takes == [CANDIDATE]
         smoke = not self._reached(found).assertions
         return {"call": list(found.path), "argument": self._entry_point if given else None, "smoke": smoke}
 
@@ -204,8 +204,10 @@ class _Reader:
         """Return the parameters that nothing gives."""
         given = {*self._fixtures, *self._parametrized(found)}
         missing = [name for name in _required(found) if name not in given and "*" not in given]
-        if self._entry_point and (found.path == (CHECK,) or missing == [CANDIDATE]):
-            first = [each.arg for each in found.function.args.args[:1]] or missing[:1]
+        if self._entry_point and missing == [CANDIDATE]:
+            return []
+        if self._entry_point and found.path == (CHECK,):
+            first = _positional(found)[:1] or missing[:1]
             return [each for each in missing if each not in first]
         return missing
 
@@ -370,10 +372,16 @@ def _fixture_name(function: Function) -> str:
     return str(next(named, function.name))
 
 
+def _positional(found: _Found) -> list[str]:
+    """Return the positional parameters of a test, `self` included."""
+    given = found.function.args
+    return [each.arg for each in (*given.posonlyargs, *given.args)]
+
+
 def _required(found: _Found) -> list[str]:
     """Return the parameters without a default that a test has beside `self`."""
     given = found.function.args
-    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    names = _positional(found)
     names = names[: len(names) - len(given.defaults)]
     if found.in_class and not any(_last(each) == "staticmethod" for each in found.function.decorator_list):
         names = names[1:]
