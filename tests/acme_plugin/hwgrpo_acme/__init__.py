@@ -22,14 +22,13 @@ def probe(facts: Facts) -> Verdict:
     """Judge from torch-acme, /dev/acme* and, if torch was probed, its device count."""
     return judge(
         facts,
+        BACKEND,
         chip="an Acme accelerator",
         nodes=facts.nodes(NODES),
         where=f"/dev/{NODES}",
-        variables=(VISIBLE,),
-        device_type="acme",
         claimed="torch-acme" in facts.distributions,
         problem=_problem(facts),
-        broken_fix="check that the driver and torch-acme are of the same release",
+        broken_fix=lambda device: "check that the driver and torch-acme are of the same release",
     )
 
 

@@ -137,4 +137,5 @@ def test_a_server_by_hand_without_a_token_ends_before_vllm_is_imported(by_hand, 
 def _parts():
     config = settings("rollout.engine=vllm_server", "model.path=builtin://tiny?task=sort&head=32&steps=0")
     device = SimpleNamespace(torch_device=SimpleNamespace(type="cpu"))
-    return SimpleNamespace(config=config, device=device, compute_dtype="torch.float32")
+    same = lambda *, adapted: {}  # noqa: E731
+    return SimpleNamespace(config=config, device=device, compute_dtype="torch.float32", different_settings=same)
