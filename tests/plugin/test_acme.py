@@ -76,7 +76,7 @@ def test_doctor_tries_its_device_and_its_kernel(host: list[Path]):
     assert (done.returncode, document["selected"], document["failures"]) == (0, "acme", []), done.stdout
     trials = {(each["device"], each["what"]): each["state"] for each in document["run"]}
     assert trials["acme:1", "kernel row_stats=acme bfloat16"] == "PASS"
-    assert trials["acme x 2", "all-reduce"] == "PASS"
+    assert trials["acme x 2", "collectives"] == "PASS"
     [found] = [each for each in document["candidates"] if each["name"] == "acme"]
     assert found["hardware"] == "never run on hardware"
 

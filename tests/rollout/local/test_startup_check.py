@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hwgrpo_backends.cpu import BACKEND as CPU
 from transformers import Qwen3Config
 
 from hwgrpo.cli.main import main
@@ -135,7 +136,8 @@ def test_a_server_by_hand_without_a_token_ends_before_vllm_is_imported(by_hand, 
 
 
 def _parts():
-    config = settings("rollout.engine=vllm_server", "model.path=builtin://tiny?task=sort&head=32&steps=0")
-    device = SimpleNamespace(torch_device=SimpleNamespace(type="cpu"))
+    python = f"rollout.server.python={sys.executable}"
+    config = settings("rollout.engine=vllm_server", "model.path=builtin://tiny?task=sort&head=32&steps=0", python)
     same = lambda *, adapted: {}  # noqa: E731
+    device = SimpleNamespace(torch_device=SimpleNamespace(type="cpu"), backend=CPU)
     return SimpleNamespace(config=config, device=device, compute_dtype="torch.float32", different_settings=same)
