@@ -240,7 +240,7 @@ def test_tests_that_prove_nothing_are_bad_rows_wherever_the_tests_are(tmp_path):
     rows = [
         {"prompt": "a", "test": "def test_a():\n    assert add(1, 2) == 3"},
         {"prompt": "b", "test": "def test_b():\n    add(1, 2) == 3"},
-        {"prompt": "c", "test": "import unittest.mock\nassert add(1, 2) == 3"},
+        {"prompt": "c", "test": "from unittest import mock\nadd = mock.Mock()\nassert add(1, 2) == 3"},
     ]
     (report,) = inspected(write_jsonl(tmp_path / "rows.jsonl", rows), rewards=["code"]).files
     close_pools()

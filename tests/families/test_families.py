@@ -28,7 +28,7 @@ from tests.support.models.families import (
 )
 from tests.support.models.steps import CPU
 from tests.support.models.tiny import settings
-from tests.support.numbers.rounding import STEP, bound
+from tests.support.numbers.rounding import STEP
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -41,7 +41,7 @@ def test_a_step_and_a_rollout_are_those_of_plain_transformers(name, tmp_path):
     assert found.logprob < STEP * found.magnitude
     assert found.entropy < STEP * found.magnitude
     assert found.loss < STEP * found.magnitude
-    assert found.gradient < bound(sums=expected.sums)
+    assert found.gradient < STEP
     assert found.same_tokens
     assert found.rollout_logprob < STEP * found.magnitude
     assert not any("decoded one by one" in note for note in found.engine_notes)
