@@ -2,6 +2,7 @@ import pytest
 
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.verifiable import exact_match, format_reward, length_reward
+from hwgrpo.rewards.verifiers.by_source import by_source
 from hwgrpo.rewards.verifiers.gsm8k import gsm8k
 
 
@@ -44,11 +45,53 @@ def test_gsm8k_compares_the_last_marked_number(response, truth, reward):
 
 
 @pytest.mark.parametrize(
+    ("response", "truth", "reward"),
+    [
+        ("so\n#### 18", "18", 1),
+        ("#### 18\nno,\n#### 17", "18", 0.25),
+        ("#### 1,080", "1080", 1),
+        ("#### 1,080.00", "1080", 0.25),
+        ("#### 18.", "18", 0.25),
+        ("#### 18", 18.0, 1),
+        ("#### 18", ["17", "18"], 1),
+        ("#### 18", "#### 18", 0.25),
+        ("#### 18", "none", 0.25),
+        ("#### $18", "18", 0),
+        ("####18", "18", 0),
+        ("####  18", "18", 0),
+        ("#### \u0661\u0668", "18", 0),
+        ("#### 18" + "." + " " * 292, "18", 0.25),
+        ("#### 18" + " " * 293, "18", 1),
+        ("#### 18" + " " * 294, "18", 0),
+    ],
+)
+def test_gsm8k_strict_compares_the_text_near_the_end(response, truth, reward):
+    assert gsm8k(response, truth, method="strict", format_score=0.25) == reward
+
+
+@pytest.mark.parametrize(
     ("response", "reward"),
-    [("17, no, 18", 1), ("18 then 17", 0.25), ("#### 18", 1), ("about 1,8.", 1), ("none", 0), ("it is $18.", 1)],
+    [
+        ("17, no, 18", 1),
+        ("18 then 17", 0.25),
+        ("#### 18", 1),
+        ("18 . or . so", 1),
+        (". . .", 0.25),
+        ("18 , or so", 0.25),
+        ("it is $18.", 0.25),
+        ("none", 0),
+        ("18" + " " * 299, 0.25),
+    ],
 )
 def test_gsm8k_flexible_compares_the_last_number_of_all(response, reward):
     assert gsm8k(response, "18", method="flexible", format_score=0.25) == reward
+
+
+def test_the_source_of_gsm8k_has_verls_rule_and_sources_name_another():
+    assert by_source("openai/gsm8k", "#### 18", "18") == 1
+    assert by_source("openai/gsm8k", "#### $18.00", "18") == 0
+    assert by_source("openai/gsm8k", "#### $18.00", "18", sources={"openai/gsm8k": "gsm8k"}) == 1
+    assert (by_source("aime2024", "none", "18"), by_source("HuggingFaceH4/MATH-500", "none", "18")) == (-1, 0)
 
 
 def test_gsm8k_gives_the_configured_score():

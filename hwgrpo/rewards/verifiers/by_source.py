@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwgrpo.errors import DataError, choice_error, quoted
@@ -14,14 +15,21 @@ from hwgrpo.rewards.verifiers.question_answers import question_exact_match
 
 REWARDS = {"exact_match": exact_match, "gsm8k": gsm8k, "math": math, "question_exact_match": question_exact_match}
 """Rewards that a source can have."""
-SOURCES = (
-    (r"openai/gsm8k", "gsm8k"),
-    (r"lighteval/MATH|DigitalLearningGmbH/MATH-lighteval|HuggingFaceH4/MATH-500", "math"),
-    (r"numina_(aops_forum|synthetic_math|amc_aime|synthetic_amc|cn_k12|olympiads)", "math"),
-    (r"math|math_dapo|math_dapo_reasoning|aime.*", "signed math"),
-    (r"searchR1_(nq|triviaqa|popqa|hotpotqa|2wikimultihopqa|musique|bamboogle)", "question_exact_match"),
+
+
+def _signed_math(solution_str: str, ground_truth: Any) -> float:
+    """Return the reward of `math`, -1 where the answer is wrong, as verl's `math_dapo` does."""
+    return 2 * math(solution_str, ground_truth) - 1
+
+
+SOURCES: tuple[tuple[str, Callable[[str, Any], float]], ...] = (
+    (r"openai/gsm8k", functools.partial(gsm8k, method="strict")),
+    (r"lighteval/MATH|DigitalLearningGmbH/MATH-lighteval|HuggingFaceH4/MATH-500", math),
+    (r"numina_(aops_forum|synthetic_math|amc_aime|synthetic_amc|cn_k12|olympiads)", math),
+    (r"math|math_dapo|math_dapo_reasoning|aime.*", _signed_math),
+    (r"searchR1_(nq|triviaqa|popqa|hotpotqa|2wikimultihopqa|musique|bamboogle)", question_exact_match),
 )
-"""The sources that verl scores -> the reward; a signed one is -1 where the answer is wrong, as there."""
+"""The sources that verl scores -> the reward."""
 
 
 def by_source(
@@ -33,7 +41,8 @@ def by_source(
         data_source: the row's source.
         solution_str: the response.
         ground_truth: the answer.
-        sources: further sources -> exact_match, gsm8k, math or question_exact_match.
+        sources: further sources -> exact_match, gsm8k, math or question_exact_match, each with its defaults; a source
+            that verl scores may be among them.
 
     Returns:
         0 or 1; -1 or 1 for `math`, `math_dapo`, `math_dapo_reasoning` and `aime...`. math-verify compares mathematics.
@@ -42,15 +51,16 @@ def by_source(
         ConfigError: `sources` names another reward.
         DataError: nothing is known of the source.
     """
-    for name in (sources or {}).values():
+    own = dict(sources or {})
+    for name in own.values():
         if name not in REWARDS:
             raise choice_error("kwargs.sources of reward by_source", name, REWARDS)
-    name = (sources or {}).get(data_source)
-    name = name or next((rule for pattern, rule in SOURCES if re.fullmatch(pattern, data_source)), None)
-    if name is None:
+    if data_source in own:
+        return REWARDS[own[data_source]](solution_str, ground_truth)
+    rule = next((rule for pattern, rule in SOURCES if re.fullmatch(pattern, data_source)), None)
+    if rule is None:
         raise DataError(
             f"reward by_source has no rule for data_source={quoted(data_source)}; name one with kwargs.sources, e.g. "
             f"sources: {{{quoted(data_source)}: math}}, or use a reward of your own"
         )
-    score = REWARDS[name.removeprefix("signed ")](solution_str, ground_truth)
-    return 2 * score - 1 if name.startswith("signed ") else score
+    return rule(solution_str, ground_truth)
