@@ -23,7 +23,7 @@ user_code.py  functions of the user's own, from files; given_objects.py those gi
 response_text.py   the text of responses that rewards and stop strings see
 http_exchange.py   HTTP requests with limits on time and size
 file_systems.py   locks, durable writes and copies; permissions.py; scratch.py   folders that end with their process
-template_limit.py   a time limit for chat templates
+template_limit.py   a time limit for chat templates; template_clock.py   the date that those with a clock write
 run_files.py   files of a run folder, written through no link and read in bounds
 paths.py, text.py, jsonlines.py, terminal_width.py, waits.py, closing.py   small helpers
 """

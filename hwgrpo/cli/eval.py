@@ -189,8 +189,8 @@ def _config(args: argparse.Namespace) -> Config:
 
 def _date_of_run(folder: Path) -> str | None:
     """Return the date that a run's chat templates write; None where the folder is no run's, or an older one's."""
-    from hwgrpo.data.template_clock import read_date
     from hwgrpo.run_files import read_whole
+    from hwgrpo.template_clock import read_date
 
     try:
         date = json.loads(read_whole(folder / "environment.json"))["template_date"]

@@ -21,10 +21,10 @@ from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.config.uses import check_used
-from hwgrpo.data.template_clock import read_date
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
 from hwgrpo.given_objects import find_object, is_object
 from hwgrpo.paths import check_path, did_you_mean, find_model, verifier_of
+from hwgrpo.template_clock import read_date
 from hwgrpo.user_code import FORM, names_a_file, split_name
 
 

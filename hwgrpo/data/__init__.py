@@ -9,7 +9,6 @@ row_schema.py      one row -> conversation or text, ground truth, source; verl's
 prompts.py         rows -> tokenized prompts, the length limit
 prompt_findings.py what is odd about prompts that can be read, counted and said
 media.py           images, video and sound in rows, which are refused
-template_clock.py  the date that chat templates with a clock write
 chat_template.py   a row -> the model's input text
 examples.py        rows -> prompts with responses, for supervised training
 chat_targets.py    which tokens of a conversation are trained

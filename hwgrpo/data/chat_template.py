@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
-from hwgrpo.data.template_clock import clock_options
 from hwgrpo.errors import ConfigError, DataError, error_text
 from hwgrpo.rewards.ground_truths import is_missing
+from hwgrpo.template_clock import clock_options
 from hwgrpo.template_limit import template_limit
 
 
@@ -105,7 +105,7 @@ def apply_template(
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continued,
-                **clock_options(config) | {str(name): value for name, value in options.items()},
+                **clock_options(config.template_date) | {str(name): value for name, value in options.items()},
             )
     except DataError:
         raise

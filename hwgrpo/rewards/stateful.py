@@ -21,7 +21,8 @@ def make_instance(
         name: name in metrics and messages.
         kwargs: arguments of the class, from the config.
         given: what the trainer passes to parameters of these names: `device` (torch.device of the run), `steps` (the
-            `StepFinder`, or None), `name`, `key` (the setting, for messages), `max_response_tokens`.
+            `StepFinder`, or None), `name`, `key` (the setting, for messages), `max_response_tokens`,
+            `template_date` (the run's date for chat templates with a clock).
         key: the setting, for messages ("reward.functions[0]").
 
     Raises:

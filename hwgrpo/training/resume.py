@@ -23,11 +23,11 @@ from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written_config import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
-from hwgrpo.data.template_clock import present_date
 from hwgrpo.errors import CheckpointError, ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
+from hwgrpo.template_clock import present_date
 from hwgrpo.training.checkpoint import checkpoint_files, manifest, rng_state
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.code_files import checksums

@@ -48,6 +48,7 @@ def build_rewards(
         "policy_path": resolve_model_path(config.model.path),
         "training_seed": config.trainer.seed,
         "samples_per_prompt": config.rollout.n,
+        "template_date": config.data.template_date,
     }
     inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
     reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)

@@ -15,6 +15,7 @@ from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.rewards.functions import TRL as TRL_ARGUMENTS
 from hwgrpo.rewards.functions import TRL_SERVICES
+from hwgrpo.template_clock import clock_options
 from hwgrpo.trl.grpo_config import note
 
 SCORED = "_scored"
@@ -56,13 +57,16 @@ class RewardModelCall:
         self._options, self._device = dict(options or {}), device
 
     @torch.no_grad()
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
-        """Return the scores of completions."""
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], template_date: str | None = None, **_: Any
+    ) -> list[float]:
+        """Return the scores of completions; a chat template with a clock writes `template_date`."""
+        options = {**clock_options(template_date), **self._options}
         pairs = zip(prompts, completions, strict=True)
         texts = [
             prompt + completion
             if isinstance(prompt, str)
-            else self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False, **self._options)
+            else self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False, **options)
             for prompt, completion in pairs
         ]
         if self._device is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hwgrpo_backends.cpu import BACKEND
+from transformers import PreTrainedTokenizerFast
 
 from hwgrpo.cli import eval
 from hwgrpo.config import load_config
@@ -18,7 +19,9 @@ from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training.checkpoint import manifest
 from hwgrpo.training.resume import compare_data
+from tests.support.models.reward_models import character_tokenizer, save_reward_model
 from tests.support.runs import runs, supervised_runs
+from tests.support.servers.reward_server import rewards_by
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}|{% for m in messages %}{{ m.content }}{% endfor %}"
 BEFORE, AFTER = "2026-01-01T10:00:00", "2026-02-02T10:00:00"
@@ -68,6 +71,50 @@ def test_a_resumed_run_and_its_evaluation_write_the_date_of_its_first_start(tmp_
         Namespace(recipe=str(run), overrides=[f"data.template_date={AFTER}"], model=None, max_rows=None)
     )
     assert named.data.template_date == AFTER
+
+
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the texts that chat templates write from now on."""
+    texts = []
+    apply = PreTrainedTokenizerFast.apply_chat_template
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        texts.append(apply(*args, **kwargs))
+        return texts[-1]
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "apply_chat_template", recorded)
+    return texts
+
+
+REWARD_MODELS = {
+    "reward_model": ("decoder", {}),
+    "process_reward_model": ("encoder of tokens", {"delimiter": "\n", "reduce": "last"}),
+    "online_reward_model": ("language model", {"verifier": "format"}),
+    "served_reward_model": ("decoder", {}),
+}
+"""Reward -> the kind of its model, its further arguments."""
+
+
+@pytest.mark.parametrize("name", REWARD_MODELS)
+def test_reward_models_write_the_date_of_the_first_start(name, tmp_path, at, rendered):
+    kind, kwargs = REWARD_MODELS[name]
+    save_reward_model(tmp_path / "rm", kind, labels=2 if name == "process_reward_model" else 1, chat=True)
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = "RM " + CLOCK
+    tokenizer.save_pretrained(tmp_path / "rm")
+    with rewards_by(lambda asked, n: {"data": [{"probs": [float(n)]}]}) as server:
+        folder = {"path": str(tmp_path / "rm")}
+        if name == "served_reward_model":
+            folder = {"url": server.url, "tokenizer": str(tmp_path / "rm")}
+        reward = json.dumps([{"name": name, "kwargs": {**folder, **kwargs}}])
+        for date, steps in ((BEFORE, 1), (AFTER, 2)):
+            at(date)
+            own = (f"reward.functions={reward}", f"trainer.max_steps={steps}", "trainer.save_every=1")
+            assert runs.run(tmp_path / "run", *own) == "completed"
+            dates = {text.partition("|")[0] for text in rendered if text.startswith("RM ")}
+            assert dates == {"RM 01 Jan 2026"}
+            rendered.clear()
 
 
 def test_a_date_that_is_set_is_written_from_the_first_start_on(tmp_path, at):

@@ -88,6 +88,7 @@ def test_every_reward_by_a_model_or_a_service_has_an_example_and_a_row():
 PASSED = {
     *("device", "steps", "key", "name", "connection"),
     *("policy_path", "training_seed", "samples_per_prompt", "max_response_tokens", "sandbox_level"),
+    "template_date",
 }
 """Parameters that the trainer passes, and those of a connection."""
 SECTIONS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.reward_callables import RewardCallables, RewardModelCall
@@ -94,3 +94,26 @@ def test_a_name_and_an_object_score_alike(judge: Path, prompt: Any):
     assert "rewards/judge/mean" in first
     assert len(means) == 2
     assert means[0] == pytest.approx(means[1], abs=1e-4)
+
+
+def test_a_name_and_an_object_write_the_date_of_the_run(judge: Path, monkeypatch: pytest.MonkeyPatch):
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.chat_template = "RM {{ strftime_now('%d %b %Y') }}|" + CHAT_TEMPLATE
+    tokenizer.save_pretrained(judge)
+    save_chat_model(Path("model"))
+    texts, apply = [], PreTrainedTokenizerFast.apply_chat_template
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        texts.append(apply(*args, **kwargs))
+        return texts[-1]
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "apply_chat_template", recorded)
+    monkeypatch.setattr("hwgrpo.training.resume.present_date", lambda: "2026-01-01T10:00:00")
+    model = AutoModelForSequenceClassification.from_pretrained(judge)
+    arguments = GRPOConfig(
+        "out", per_device_train_batch_size=2, num_generations=2, max_completion_length=4, max_steps=1, bf16=False
+    )
+    GRPOTrainer("model", [str(judge), model], arguments, [{"prompt": PROMPT}]).train()
+    written = [text.partition("|")[0] for text in texts if isinstance(text, str) and text.startswith("RM ")]
+    assert len(written) == 2 * 2
+    assert set(written) == {"RM 01 Jan 2026"}

@@ -43,7 +43,7 @@ class OnlineRewardModel:
     Each rank has the whole model. All train it on the outcomes of all ranks, in the same order.
 
     Args:
-        device, steps, key, max_response_tokens, sandbox_level: passed by the trainer.
+        device, steps, key, max_response_tokens, sandbox_level, template_date: passed by the trainer.
         policy_path: folder or hub name of the run's model; passed by the trainer.
         training_seed: the run's seed; passed by the trainer.
         samples_per_prompt: `rollout.n`; passed by the trainer.
@@ -103,6 +103,7 @@ class OnlineRewardModel:
         chat_template: bool | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        template_date: str | None = None,
     ) -> None:
         checks = Kwargs(key)
         check_placement(checks, place, False, tokens_per_batch, max_length)
@@ -126,7 +127,11 @@ class OnlineRewardModel:
         for name, value in sizes.items():
             checks.number(name, value, at_least=1, whole=True)
         checks.text("verifier", verifier)
-        context = {"max_response_tokens": max_response_tokens, "sandbox_level": sandbox_level}
+        context = {
+            "max_response_tokens": max_response_tokens,
+            "sandbox_level": sandbox_level,
+            "template_date": template_date,
+        }
         if verifier == "online_reward_model":
             raise checks.error("verifier", verifier, "is this reward itself: name a rule")
         if verifier_timeout is not None:
@@ -146,7 +151,7 @@ class OnlineRewardModel:
         tokenizer = pretrained.tokenizer()
         self._tokenizer = tokenizer
         limit = max_length or longest_input(config, tokenizer)
-        self._text = ScoredText(tokenizer, chat_template, limit, too_long)
+        self._text = ScoredText(tokenizer, chat_template, limit, too_long, template_date=template_date)
         model = pretrained.model("AutoModelForSequenceClassification", "float32", head_seed=training_seed)
         self._placed = PlacedModel(model.requires_grad_(True), device, place, offload=False)
         self._pad, self._tokens, self._casts = padding_id(model), tokens_per_batch, dtype == "bfloat16"

@@ -44,6 +44,7 @@ class ProcessRewardModel:
         steps: finds the steps as `algorithm.process` says; None: the estimator reads no rewards of steps. Passed by the
             trainer.
         key: the setting, for messages; passed by the trainer.
+        template_date: the run's date for chat templates with a clock; passed by the trainer.
         path: folder or hub name.
         kind: token_classification; label_tokens: a language model, whose logits of two tokens are compared; custom:
             `AutoModel` with code of its own, whose first output are logits [B, T, labels].
@@ -81,6 +82,7 @@ class ProcessRewardModel:
         chat_template: bool | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        template_date: str | None = None,
     ) -> None:
         checks = Kwargs(key)
         check_placement(checks, place, offload, tokens_per_batch, max_length)
@@ -94,7 +96,8 @@ class ProcessRewardModel:
         self._format = step_format
         pretrained = Pretrained(checks, path, revision, trust_remote_code)
         config, tokenizer = pretrained.config(), pretrained.tokenizer()
-        self._text = ScoredText(tokenizer, chat_template, max_length or longest_input(config, tokenizer))
+        limit = max_length or longest_input(config, tokenizer)
+        self._text = ScoredText(tokenizer, chat_template, limit, template_date=template_date)
         self._separator = _one_token(checks, tokenizer, "separator", separator)
         if kind == "label_tokens":
             pair = [_one_token(checks, tokenizer, name, text) for name, text in (("wrong", wrong), ("right", right))]

@@ -21,6 +21,7 @@ class RewardModel:
     Args:
         device: the run's device; passed by the trainer.
         key: the setting, for messages; passed by the trainer.
+        template_date: the run's date for chat templates with a clock; passed by the trainer.
         path: folder or hub name of a model for `AutoModelForSequenceClassification`.
         label: number or name of the label whose logit is the reward; not needed by a model with one label.
         dtype: of the weights: auto (as stored), float32, bfloat16 or float16.
@@ -57,6 +58,7 @@ class RewardModel:
         special_tokens: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        template_date: str | None = None,
     ) -> None:
         checks = Kwargs(key)
         check_placement(checks, place, offload, tokens_per_batch, max_length)
@@ -75,6 +77,7 @@ class RewardModel:
             too_long,
             options=chat_template_kwargs,
             special_tokens=special_tokens,
+            template_date=template_date,
         )
         model = pretrained.model("AutoModelForSequenceClassification", dtype)
         self._pad = padding_id(model)

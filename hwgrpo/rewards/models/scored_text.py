@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.rewards.conversation import conversation
+from hwgrpo.template_clock import clock_options
 from hwgrpo.template_limit import template_limit
 from hwgrpo.values import Prompt
 
@@ -27,6 +28,7 @@ class ScoredText:
         too_long: one of `TOO_LONG`.
         options: of the chat template, e.g. {"enable_thinking": False}.
         special_tokens: whether the tokenizer adds its own to text without a chat template.
+        template_date: date that a chat template with a clock writes (`data.template_date`); None: the present.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class ScoredText:
         *,
         options: Mapping[str, Any] | None = None,
         special_tokens: bool = True,
+        template_date: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._chat = bool(tokenizer.chat_template) if chat_template is None else chat_template
         self._max_length, self._too_long = max_length, too_long
-        self._options, self._special_tokens = dict(options or {}), special_tokens
+        self._options = {**clock_options(template_date), **(options or {})}
+        self._special_tokens = special_tokens
 
     def tokens(self, prompt: Prompt, response: str) -> list[int]:
         """Return the tokens of a prompt with a response.

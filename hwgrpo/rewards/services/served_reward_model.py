@@ -29,6 +29,7 @@ class ServedRewardModel:
 
     Args:
         key: the setting, for messages; passed by the trainer.
+        template_date: the run's date for chat templates with a clock, with a tokenizer; passed by the trainer.
         api: vllm_classify, vllm_pooling, vllm_score (a cross-encoder of prompt and response) or sglang_classify.
         model: its name on the server; None: the only one.
         label: index of the score in the reply of classify and pooling.
@@ -51,6 +52,7 @@ class ServedRewardModel:
         activation: bool = False,
         tokenizer: str | None = None,
         chat_template: bool | None = None,
+        template_date: str | None = None,
         **connection: Any,
     ) -> None:
         checks = Kwargs(key)
@@ -67,7 +69,7 @@ class ServedRewardModel:
             self._common["use_activation"] = activation
         elif activation:
             raise checks.error("activation", activation, "has no effect with api=sglang_classify: remove it")
-        self._text = None if tokenizer is None else _scored_text(checks, tokenizer, chat_template)
+        self._text = None if tokenizer is None else _scored_text(checks, tokenizer, chat_template, template_date)
         self._service = Service(Connection.of(type(self), key, connection), key)
 
     def __call__(self, batch: PromptBatch, completions: Completions) -> list[float | Exception]:
@@ -123,7 +125,7 @@ class ServedRewardModel:
         return as_float(value)
 
 
-def _scored_text(checks: Kwargs, tokenizer: str, chat_template: bool | None) -> Any:
+def _scored_text(checks: Kwargs, tokenizer: str, chat_template: bool | None, template_date: str | None) -> Any:
     from transformers import AutoTokenizer
 
     from hwgrpo.rewards.models.scored_text import ScoredText
@@ -134,4 +136,4 @@ def _scored_text(checks: Kwargs, tokenizer: str, chat_template: bool | None) -> 
         raise checks.error("tokenizer", tokenizer, f"has no readable tokenizer: {error_text(error)}") from error
     if chat_template and not loaded.chat_template:
         raise checks.error("chat_template", True, "needs a tokenizer with a chat template: remove it")
-    return ScoredText(loaded, chat_template, None)
+    return ScoredText(loaded, chat_template, None, template_date=template_date)

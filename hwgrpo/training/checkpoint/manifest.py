@@ -17,8 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hwgrpo.config.stored_settings import stored_tree
-from hwgrpo.data.template_clock import read_date
 from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.template_clock import read_date
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 
 SCHEMA = "hwgrpo.checkpoint/2"

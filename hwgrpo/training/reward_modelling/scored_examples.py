@@ -22,7 +22,6 @@ from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
 from hwgrpo.data.row_schema import Message, message_text, missing_column
 from hwgrpo.data.sources import Rows, open_all, sources_of
-from hwgrpo.data.template_clock import clock_options
 from hwgrpo.errors import ConfigError, DataError, quoted
 from hwgrpo.rewards.models.pretrained import longest_input
 from hwgrpo.rewards.models.scored_text import ScoredText, TooLong
@@ -161,7 +160,7 @@ class _Reader:
     def __init__(self, rows: Rows, config: Config, tokenizer: Any, max_tokens: int) -> None:
         self._rows, self._data, self._settings = rows, config.data, config.reward_model
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
-        self._text = ScoredText(tokenizer, None, None, options=clock_options(config.data))
+        self._text = ScoredText(tokenizer, None, None, template_date=config.data.template_date)
         self._pairs = self._settings.loss == PAIRS
         self._logged = are_logged(rows)
         self.cut = 0

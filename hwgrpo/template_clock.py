@@ -8,9 +8,9 @@ from typing import Any
 from hwgrpo.errors import ConfigError, shown
 
 
-def clock_options(config: Any) -> dict[str, Any]:
+def clock_options(template_date: str | None) -> dict[str, Any]:
     """Return the arguments of a chat template that set its clock to `data.template_date`; none where that is null."""
-    date = read_date(config.template_date)
+    date = read_date(template_date)
     return {} if date is None else {"strftime_now": date.strftime}
 
 
