@@ -63,7 +63,10 @@ class Registry:
             ConfigError: the name is not registered, or the file has no such function.
         """
         if names_a_file(name):
-            return load_function(name, self.kind)
+            from hwgrpo.torch_settings import kept_torch_settings  # imports torch, which this module's importers avoid
+
+            with kept_torch_settings(f"{self.kind}={name!r}"):
+                return load_function(name, self.kind)
         self.check(name, self.kind)
         target = self._entries[name]
         if isinstance(target, str):

@@ -32,6 +32,7 @@ from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.own_copies import own_copy
 from hwgrpo.step_rewards import StepRewards
+from hwgrpo.torch_settings import with_kept_torch_settings
 from hwgrpo.user_code import names_a_file
 
 
@@ -81,6 +82,7 @@ def group_advantages(
     given: list[Any] = [rewards_S, group_S, valid_S, config, lengths_S]
     if names_a_file(config.name):  # it may compute in place, while the rewards are logged and the group is trained on
         given, arguments = own_copy(given), own_copy(arguments)
+        loaded = with_kept_torch_settings(loaded, f"algorithm.advantage.name={config.name!r}")
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
     advantages = estimator(*given)
     per_token = is_token_level(config) and lengths_S is not None

@@ -15,6 +15,8 @@ import torch
 from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, EXACT_KL, KL_ESTIMATORS
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import KlConfig
+from hwgrpo.torch_settings import with_kept_torch_settings
+from hwgrpo.user_code import names_a_file
 
 KLFunction = Callable[..., torch.Tensor]
 
@@ -30,7 +32,10 @@ def build_kl(config: KlConfig) -> KLFunction:
     function = KL_ESTIMATORS.load(config.estimator)
     if config.estimator in CLAMPED_KL_ESTIMATORS:
         return functools.partial(function, input_clamp=config.input_clamp, output_clamp=config.output_clamp)
-    return bind_arguments(function, config.kwargs, 1 if config.estimator == EXACT_KL else 2, "algorithm.kl.kwargs")
+    bound = bind_arguments(function, config.kwargs, 1 if config.estimator == EXACT_KL else 2, "algorithm.kl.kwargs")
+    if names_a_file(config.estimator):
+        return with_kept_torch_settings(bound, f"algorithm.kl.estimator={config.estimator!r}")
+    return bound
 
 
 def k3(

@@ -11,6 +11,8 @@ import torch
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.errors import ConfigError
 from hwgrpo.registry import Registry
+from hwgrpo.torch_settings import with_kept_torch_settings
+from hwgrpo.user_code import names_a_file
 
 Scope = Literal["token", "sequence", "batch"]
 _ORDER: tuple[Scope, ...] = ("token", "sequence", "batch")
@@ -56,6 +58,9 @@ def load_scoped(
 ) -> Scoped[..., Any]:
     """Return the function of rows that a setting names, with its keyword arguments.
 
+    torch's settings are as before after each call of a function of the user's own, which is once per micro-batch or
+    part of it; its derivative is torch's own and runs without this.
+
     Args:
         registry: of what there is.
         name: registered, or `path/to/file.py:function`.
@@ -72,7 +77,10 @@ def load_scoped(
             f'{key}.name={name!r}: the function does not declare its scope; put @scoped("token") '
             "above it (from hwgrpo.algorithms.scope; token, sequence or batch)"
         )
-    return replace(found, function=bind_arguments(found.function, arguments, positional, f"{key}.kwargs"))
+    function = bind_arguments(found.function, arguments, positional, f"{key}.kwargs")
+    if names_a_file(name):
+        function = with_kept_torch_settings(function, f"{key}.name={name!r}")
+    return replace(found, function=function)
 
 
 def widest(*scopes: Scope) -> Scope:

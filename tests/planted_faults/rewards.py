@@ -361,6 +361,27 @@ FAULTS = (
         "rewards/test_kept_settings.py -k restored",
     ),
     Fault(
+        "settings of torch that a loss changed kept for the update",
+        "algorithms/scope.py",
+        'function = with_kept_torch_settings(function, f"{key}.name={name!r}")',
+        "pass",
+        "rewards/test_kept_settings.py -k algorithm",
+    ),
+    Fault(
+        "the date of the present in the texts of reward models",
+        "training/reward_setup.py",
+        '"template_date": config.data.template_date,',
+        '"template_date": None,',
+        "resume/test_template_date.py -k reward_models",
+    ),
+    Fault(
+        "verl's rule of gsm8k by value",
+        "rewards/verifiers/by_source.py",
+        'functools.partial(gsm8k, method="strict")',
+        "gsm8k",
+        "rewards/test_verifiable.py -k verls_rule",
+    ),
+    Fault(
         "modes of files changed by programs",
         "rewards/sandbox/seccomp_filter.py",
         "rule(numbers, (RETURN, 0, 0, FAIL))",

@@ -1,12 +1,16 @@
 """Rewards in the trainer's process: torch's settings, its generators and other calls are as if they had not run."""
 
 import textwrap
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from hwgrpo import torch_settings
-from hwgrpo.config.schema import ObserveConfig
+from hwgrpo.algorithms.advantages import group_advantages
+from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig, ObserveConfig
 from hwgrpo.errors import RewardError
 from hwgrpo.observe.custom_metrics import CustomMetrics
 
@@ -18,7 +22,13 @@ CHANGES = {
     "the number of threads": "torch.set_num_threads(torch.get_num_threads() + 1)",
     "deterministic algorithms": "torch.use_deterministic_algorithms(True, warn_only=True)",
     "the precision of float32 products": "torch.set_float32_matmul_precision('medium')",
+    "the flags of cuDNN": "torch.backends.cudnn.benchmark = True",
+    "the accumulation of half-precision products": (
+        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False"
+    ),
+    "the attention kernels": "torch.backends.cuda.enable_flash_sdp(False)",
 }
+"""Setting -> what changes it."""
 FUNCTION = """
 import torch
 {imported}
@@ -56,9 +66,29 @@ def test_a_setting_of_torch_that_a_reward_changes_is_restored_and_named_once(
     said = capsys.readouterr().out
     assert said.count("hwgrpo: ") == 1
     was = before[setting]
-    was = "{'float32 matmul precision': 'highest'" if isinstance(was, dict) else f"{was} to "
+    shown = {
+        "the precision of float32 products": "{'float32 matmul precision': 'highest'",
+        "the flags of cuDNN": "{'benchmark': False} to {'benchmark': True}",
+        "the accumulation of half-precision products": "{'allow_bf16_reduced_precision_reduction': True} to ",
+        "the attention kernels": "{'flash': True} to {'flash': False}",
+    }
+    was = shown.get(setting, f"{was} to ")
     assert f"reward meddles changed {setting} of torch from {was}" in said
     assert "`workers: 1`" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag", "value"),
+    [
+        ("torch.backends.cudnn.enabled = False", "enabled", True),
+        ("torch.backends.cudnn.deterministic = True", "deterministic", False),
+        ("torch.backends.cudnn.benchmark_limit = 3", "benchmark_limit", torch.backends.cudnn.benchmark_limit),
+        ("torch.backends.cudnn.allow_tf32 = False", "allow_tf32", True),
+    ],
+)
+def test_each_flag_of_cudnn_is_restored(changes, flag, value, pipeline, make_batch):
+    pipeline(FUNCTION.format(name="f", imported="", called=changes)).score(*make_batch([["a"]]))
+    assert getattr(torch.backends.cudnn, flag) == value
 
 
 @pytest.mark.parametrize("when", ["called", "imported"])
@@ -127,6 +157,77 @@ def test_a_setting_that_a_metric_of_the_user_changes_is_restored_and_named(tmp_p
     assert metrics.measure(*make_batch([["a"]]), None, torch.zeros(1)) == {"x": [1.0]}  # type: ignore[arg-type]
     assert torch.get_default_dtype() == torch.float32
     assert "wide' changed the default dtype of torch" in capsys.readouterr().out
+
+
+ALGORITHM = """
+import torch
+from hwgrpo.algorithms.scope import scoped
+{imported}
+
+def advantage(rewards_S, group_S, valid_S, config, lengths_S):
+    {called}
+    return rewards_S.float()
+
+@scoped("token")
+def loss(x, config):
+    {called}
+    return -x.log_ratio.exp() * x.advantage, {{}}
+
+@scoped("token")
+def correction(log_ratio_N, config, cu_seqlens):
+    {called}
+    return log_ratio_N.exp()
+
+def kl(logprob_N, ref_logprob_N):
+    {called}
+    return (ref_logprob_N - logprob_N).square()
+"""
+
+
+def call_advantage(name):
+    rewards_S = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    group_S, valid_S = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+    group_advantages(rewards_S, group_S, valid_S, AdvantageConfig(name=name))
+
+
+def call_loss(algorithm):
+    stats: Any = SimpleNamespace(
+        logprob=torch.zeros(3, requires_grad=True), entropy=None, full_kl=None, cu_seqlens=None
+    )
+    rows: dict[str, torch.Tensor] = dict.fromkeys(
+        ("old_logprob", "rollout_logprob", "ref_logprob", "advantage", "weight"), torch.ones(3)
+    )
+    loss, _ = build_loss(algorithm)(stats, rows)
+    loss.sum().backward()
+
+
+USES: dict[str, tuple[str, Any]] = {
+    "advantage": ("algorithm.advantage.name", call_advantage),
+    "loss": ("algorithm.loss.name", lambda name: call_loss(AlgorithmConfig(loss=LossConfig(name=name)))),
+    "correction": (
+        "algorithm.correction.name",
+        lambda name: call_loss(AlgorithmConfig(correction=CorrectionConfig(name=name))),
+    ),
+    "kl": ("algorithm.kl.estimator", lambda name: call_loss(AlgorithmConfig(kl=KlConfig(estimator=name)))),
+}
+"""Function of `ALGORITHM` -> the setting that names it, what calls it."""
+
+
+@pytest.mark.parametrize("when", ["called", "imported"])
+@pytest.mark.parametrize("function", USES)
+def test_a_setting_that_a_function_of_the_algorithm_changes_is_restored_at_each_call(function, when, tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    changes = "torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark"
+    file.write_text(ALGORITHM.format(**{"imported": "", "called": "pass", when: changes}))
+    (key, call), before = USES[function], settings()
+    for _ in range(2):
+        call(f"{file}:{function}")
+        assert settings() == before
+    said = capsys.readouterr().out
+    assert said.count("hwgrpo: ") == 1
+    assert f"mine.py:{function}' changed the flags of cuDNN of torch" in said
+    if when == "called":
+        assert f"{key}='{file}" in said
 
 
 CANCELS = """
