@@ -78,9 +78,12 @@ def load_scoped(
             "above it (from hwgrpo.algorithms.scope; token, sequence or batch)"
         )
     function = bind_arguments(found.function, arguments, positional, f"{key}.kwargs")
+    selects = found.selects
     if names_a_file(name):
-        function = with_kept_torch_settings(function, f"{key}.name={name!r}")
-    return replace(found, function=function)
+        what = f"{key}.name={name!r}"
+        function = with_kept_torch_settings(function, what)
+        selects = selects and with_kept_torch_settings(selects, what)
+    return replace(found, function=function, selects=selects)
 
 
 def widest(*scopes: Scope) -> Scope:

@@ -363,7 +363,7 @@ FAULTS = (
     Fault(
         "settings of torch that a loss changed kept for the update",
         "algorithms/scope.py",
-        'function = with_kept_torch_settings(function, f"{key}.name={name!r}")',
+        "function = with_kept_torch_settings(function, what)",
         "pass",
         "rewards/test_kept_settings.py -k algorithm",
     ),

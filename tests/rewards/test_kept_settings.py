@@ -173,6 +173,14 @@ def loss(x, config):
     {called}
     return -x.log_ratio.exp() * x.advantage, {{}}
 
+def selection(tokens, config):
+    {called}
+    return tokens.logprob_R < 0
+
+@scoped("token", selects=selection)
+def selecting(x, config):
+    return -x.advantage, {{}}
+
 @scoped("token")
 def correction(log_ratio_N, config, cu_seqlens):
     {called}
@@ -201,9 +209,18 @@ def call_loss(algorithm):
     loss.sum().backward()
 
 
+def call_selection(algorithm):
+    tokens: Any = SimpleNamespace(logprob_R=torch.tensor([-1.0, 0.0]))
+    assert build_loss(algorithm).selections["selected"](tokens).tolist() == [True, False]
+
+
 USES: dict[str, tuple[str, Any]] = {
     "advantage": ("algorithm.advantage.name", call_advantage),
     "loss": ("algorithm.loss.name", lambda name: call_loss(AlgorithmConfig(loss=LossConfig(name=name)))),
+    "selecting": (
+        "algorithm.loss.name",
+        lambda name: call_selection(AlgorithmConfig(loss=LossConfig(name=name))),
+    ),
     "correction": (
         "algorithm.correction.name",
         lambda name: call_loss(AlgorithmConfig(correction=CorrectionConfig(name=name))),
