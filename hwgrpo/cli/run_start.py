@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hwgrpo.cli.backend_selection import Host
@@ -33,20 +34,26 @@ def start_run(config: Config, host: Host, *, allow_finished: bool = False, notes
     from hwgrpo.planning.engine_choice import resolve_engine
     from hwgrpo.planning.engine_share import planned_engine_share
     from hwgrpo.planning.strategy_choice import resolve_strategy
+    from hwgrpo.rollout.vllm.installed_vllm import shared_answers
     from hwgrpo.training.setup import build_run
+    from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
+    from hwgrpo.training.strategies.rendezvous import host_store
 
     planned = config, host.backend, host.world_size, Device(host.backend, host.local_rank)
-    notes = [*notes, *resolve_engine(*planned), *resolve_strategy(*planned)]
-    share, more = planned_engine_share(*planned)
-    return build_run(
-        config,
-        host.backend,
-        host.local_rank,
-        host.local_world_size,
-        allow_finished=allow_finished,
-        notes=[*notes, *more],
-        engine_share=share,
-    )
+    limit = timedelta(seconds=config.trainer.process_group_timeout)
+    with shared_answers(lambda: host_store(limit)):  # up to the process group, which holds the store from then on
+        with name_lost_ranks():
+            notes = [*notes, *resolve_engine(*planned), *resolve_strategy(*planned)]
+        share, more = planned_engine_share(*planned)
+        return build_run(
+            config,
+            host.backend,
+            host.local_rank,
+            host.local_world_size,
+            allow_finished=allow_finished,
+            notes=[*notes, *more],
+            engine_share=share,
+        )
 
 
 def print_finished(finished: RunFinished) -> None:

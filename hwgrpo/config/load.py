@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from hwgrpo.config.interpolation import resolve_interpolations
 from hwgrpo.config.keys import check_keys, leaf_keys
 from hwgrpo.config.overrides import apply_override, parse_override
@@ -29,6 +27,7 @@ from hwgrpo.config.written_config import (
     written_of,
     written_values,
 )
+from hwgrpo.config.yaml_text import write_yaml
 from hwgrpo.errors import ConfigError
 from hwgrpo.text import HIDDEN
 from hwgrpo.user_code import import_plugins
@@ -104,7 +103,7 @@ def to_yaml(config: Config, *, shown: bool = False) -> str:
         shown: for display: typed secrets are left out, too.
     """
     tree = to_tree(config)
-    return OmegaConf.to_yaml(OmegaConf.create(shown_settings(tree, Config) if shown else tree))
+    return write_yaml(shown_settings(tree, Config) if shown else tree)
 
 
 def to_tree(config: Config) -> dict[str, Any]:

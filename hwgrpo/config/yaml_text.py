@@ -62,6 +62,33 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
             loader.dispose()
 
 
+def write_yaml(tree: Any) -> str:
+    """Return plain containers as a YAML document, which `read_yaml` and OmegaConf read back; text stays text."""
+    return yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper without anchors, with text in quotes that another reader takes for a number or a truth value."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = "'" if text in ("y", "Y", "n", "N") or _is_number(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
 
 

@@ -30,15 +30,17 @@ def saved_config(run_dir: Path) -> Config:
     Raises:
         ConfigError: it has settings that this version does not have.
     """
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from hwgrpo.config.stored_settings import settings_from
 
     required = {"model": {"path": ""}, "data": {"train": ""}}
     try:
-        full: Any = OmegaConf.to_container(OmegaConf.merge(required, saved_settings(run_dir)))
-        return settings_from(full)
+        saved = saved_settings(run_dir)
+        for name, values in required.items():
+            section = saved.get(name) or {}
+            saved[name] = {**values, **section} if isinstance(section, dict) else section
+        return settings_from(saved)
     except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"{run_dir / FILE} does not fit this version of hwgrpo ({str(error).splitlines()[0]}); "

@@ -2,13 +2,16 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml, unset_variables
 from hwgrpo.config.stored_settings import settings_from
 from hwgrpo.config.written_config import changed_values, digests, written_of
+from hwgrpo.config.yaml_text import read_yaml, write_yaml
 from hwgrpo.errors import ConfigError
 from hwgrpo.text import HIDDEN, block, hide_secrets, one_line
 
@@ -181,3 +184,22 @@ def test_texts_of_others_cannot_steer_a_terminal():
     text = "a\x1b[2Jb\nhwgrpo: error: c\td\u202ee"
     assert one_line(text) == "a·[2Jb↵hwgrpo: error: c·d·e"
     assert block(text) == "a·[2Jb\n  hwgrpo: error: c·d·e"
+
+
+TEXTS = (
+    "1e-3", "1e5", "nan", "1_000", " 5", "010", "1:30", "0x1F", "y", "N", "yes", "~", "", "null", "2024-01-01", "${x}",
+    "a: b", "é\n", "#", "- a", "'", '"', "<<", "=",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_written_text_is_read_back_as_text_by_this_project_and_by_others(text: str):
+    tree = {"key": text, "list": [text, text], "other": [1, 2.5, 1e-6, float("inf"), True, None, {}, []]}
+    written = write_yaml(tree)
+    assert written == OmegaConf.to_yaml(OmegaConf.create(tree))
+    assert read_yaml(written, "", Any) == tree
+
+
+def test_containers_that_are_used_twice_are_written_twice():
+    shared = {"a": [1]}
+    assert write_yaml({"x": shared, "z": shared}) == "x:\n  a:\n  - 1\nz:\n  a:\n  - 1\n"

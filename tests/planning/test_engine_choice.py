@@ -1,5 +1,7 @@
 """`rollout.engine=auto`: the backend's first engine that is here, supports the settings and has room."""
 
+import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +9,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from hwgrpo_backends import Backend, registry
+import torch
+import torch.distributed as dist
+from hwgrpo_backends import Backend, choose, registry
 from hwgrpo_backends.device import Memory
 
 from hwgrpo import permissions
+from hwgrpo.cli.backend_selection import Host
 from hwgrpo.cli.main import main
+from hwgrpo.cli.run_start import start_run
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning import engine_choice
@@ -24,6 +30,9 @@ from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm import installed_vllm
 from hwgrpo.rollout.vllm.installed_vllm import InstalledVllm
+from hwgrpo.training import setup
+from hwgrpo.training.strategies.process_group import Processes
+from tests.support.processes import ranks as ranks_of_one_host
 from tests.support.runs import runs
 from tests.support.servers import fake_vllm
 
@@ -172,6 +181,46 @@ def test_each_environment_is_asked_once(tmp_path, monkeypatch):
     assert resolved(recipe(), ranks=4)[0] == "local"
     assert resolved(recipe(), devices=8)[0] == "local"
     assert asked == [str(python)]
+
+
+@pytest.mark.parametrize("held_by_rank_0", [False, True])
+def test_the_ranks_of_a_host_ask_an_environment_once_between_them(tmp_path, monkeypatch, held_by_rank_0):
+    run = f'echo "$1" >> {tmp_path}/asked; sleep 0.5; exec "{sys.executable}" -S "$@"'
+    site = fake_vllm.environment(tmp_path, program=f'export PYTHONPATH="{tmp_path}/site"; {run}')
+    fake_vllm.install(site, **FOR_CPU)
+    (tmp_path / "site").symlink_to(site)
+    backend = replace(CPU, rollout=("vllm_server", "local"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def build_run(config: Config, *_: object, notes: list[str], **__: object) -> None:
+        processes = Processes(torch.device("cpu"), "gloo", 60.0)  # its store outlives the one of the answers
+        assert processes.gather_objects(config.rollout.engine) == ["vllm_server"] * 2, notes
+        assert any("asked: vLLM 0.32.0+cpu for cpu in " in each for each in notes), notes
+        processes.barrier()
+
+    monkeypatch.setattr(setup, "build_run", build_run)
+    monkeypatch.setattr(engine_choice, "_why_no_room", lambda *_: None)
+
+    def start(rank: int) -> None:
+        if held_by_rank_0:
+            os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
+        config = recipe("trainer.strategy=ddp")
+        start_run(config, Host(backend, choose("cpu").decision, rank, rank, 2, 2))
+
+    assert ranks_of_one_host.forked(2, start, limit_s=60) == [0, 0]
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1
+
+
+def test_a_rank_asks_by_itself_where_no_answer_comes(tmp_path, monkeypatch):
+    python = environment(tmp_path)
+    store = dist.HashStore()
+    monkeypatch.setattr(installed_vllm, "ASK_TIMEOUT", 0.1)
+    store.add(f'ranks that asked ["{python}", null]', 1)
+    with installed_vllm.shared_answers(lambda: store):
+        monkeypatch.setattr(installed_vllm, "_ask", lambda python, _: InstalledVllm(python, "0.33.0", "cuda"))
+        assert installed_vllm.ask(str(python), {}).version == "0.33.0"
 
 
 def test_a_host_without_the_devices_asks_no_environment(tmp_path):

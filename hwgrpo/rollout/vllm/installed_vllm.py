@@ -1,4 +1,6 @@
-"""Which vLLM an environment has: by its records, and by asking it in a child process, once. Imports no torch.
+"""Which vLLM an environment has: by its records, and by asking it in a child process, once per start of a run.
+
+Imports no torch.
 
 Records are not enough: a build from source may have none or no version, a damaged one cannot be imported, and on which
 devices it computes depends on the build and on other packages.
@@ -6,17 +8,22 @@ devices it computes depends on the build and on other packages.
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from hwgrpo_backends import Backend, child
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from hwgrpo.rollout.vllm.vllm_probe import MARKER
+from hwgrpo.waits import Wait
 
 IN_PROCESS, SERVER = ">=0.32,<0.34", ">=0.23,<0.34"
 """Supported versions of vLLM in the training process, and of a server, whose plugin spans more."""
@@ -25,8 +32,12 @@ SCRIPT = Path(__file__).with_name("vllm_probe.py")
 ASK_TIMEOUT = 180.0
 """Seconds that importing vLLM may take: a first import from a cold disk takes minutes."""
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+POLL_EVERY = 0.1
+"""Seconds between two looks for the answer that another rank waits for."""
 
 _answers: dict[tuple[str, str | None], InstalledVllm] = {}
+_open_store: Callable[[], Any] | None = None
+"""Opens the store through which ranks share answers; see `shared_answers`."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +107,28 @@ def has_vllm(environment: Path) -> bool:
     return any(each.exists() for each in packages) or next(records(environment), None) is not None
 
 
+@contextmanager
+def shared_answers(open_store: Callable[[], Any]) -> Iterator[None]:
+    """Let the ranks of a host ask each environment once between them, within the block.
+
+    The rank that comes first asks, and the others read its answer. A rank asks by itself if the answer does not come.
+
+    Args:
+        open_store: returns a `torch.distributed.Store` that the ranks of this host share; None: nothing is shared. It
+            is called where an environment is asked, and the store is held until the end of the block.
+    """
+    global _open_store
+    before, _open_store = _open_store, functools.cache(open_store)
+    try:
+        yield
+    finally:
+        _open_store = before
+
+
 def ask(python: str, environ: Mapping[str, str]) -> InstalledVllm:
-    """Return what the vLLM of an environment says of itself; each environment is asked once per process.
+    """Return what the vLLM of an environment says of itself.
+
+    Each environment is asked once per process; within `shared_answers`, once per host.
 
     Args:
         python: the environment's interpreter.
@@ -105,8 +136,27 @@ def ask(python: str, environ: Mapping[str, str]) -> InstalledVllm:
     """
     environment = python, environ.get("PYTHONPATH")
     if environment not in _answers:
-        _answers[environment] = _ask(python, {**environ, **QUIET})
+        environ = {**environ, **QUIET}
+        store = None if _open_store is None else _open_store()
+        _answers[environment] = (
+            _ask(python, environ) if store is None else _ask_or_read(store, json.dumps(environment), python, environ)
+        )
     return _answers[environment]
+
+
+def _ask_or_read(store: Any, key: str, python: str, environ: Mapping[str, str]) -> InstalledVllm:
+    """Ask if no other rank has begun to, else read the other rank's answer."""
+    answer = f"answer of {key}"
+    if store.add(f"ranks that asked {key}", 1) == 1:
+        found = _ask(python, environ)
+        store.set(answer, json.dumps(asdict(found)))
+        return found
+    wait = Wait(f"another rank to ask {python} for its vLLM", 2 * ASK_TIMEOUT)
+    while not store.check([answer]):
+        if wait.over:
+            return _ask(python, environ)
+        wait.pause(POLL_EVERY)
+    return InstalledVllm(**json.loads(store.get(answer)))
 
 
 def _ask(python: str, environ: Mapping[str, str]) -> InstalledVllm:

@@ -44,17 +44,37 @@ def join(comm_backend: str, timeout: timedelta | None) -> None:
         RunError: rank 0 cannot be reached, or ranks are missing at the end of the wait.
     """
     launched = launched_rank()
-    if whole_number(os.environ, "MASTER_PORT", default=0) > 65535:
-        raise ConfigError(f"MASTER_PORT={shown(os.environ['MASTER_PORT'])} in the environment must be at most 65535")
     limit = timeout or default_pg_timeout
-    one_host = local_world_size(0) == launched.world_size
-    started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
-    store = dist.PrefixStore(f"start {started_again}, run {next(_runs)}", _open_store(launched, limit))
+    store = dist.PrefixStore(f"run {next(_runs)}", _store_of_start(launched, limit))
     _await_ranks(store, launched, limit.total_seconds())
     dist.init_process_group(
         comm_backend, store=store, rank=launched.rank, world_size=launched.world_size, timeout=timeout
     )
     lost_ranks.watch(store, launched.rank, launched.world_size)
+
+
+def host_store(timeout: timedelta) -> dist.Store | None:
+    """Return a store that the ranks of this host share, before they join; None where there are no others to share with.
+
+    Rank 0 serves it as long as it holds it, or the process group that it joins later.
+
+    Args:
+        timeout: longest wait for rank 0.
+
+    Raises:
+        ConfigError, RunError: as `join` does.
+    """
+    launched = launched_rank()
+    if launched.local_world_size == 1 or dist.is_initialized() or not is_launched():
+        return None
+    first = launched.rank - launched.local_rank
+    return dist.PrefixStore(f"host of rank {first}", _store_of_start(launched, timeout))
+
+
+def _store_of_start(launched: LaunchedRank, limit: timedelta) -> dist.Store:
+    one_host = local_world_size(0) == launched.world_size
+    started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
+    return dist.PrefixStore(f"start {started_again}", _open_store(launched, limit))
 
 
 def _address() -> str:
@@ -63,6 +83,8 @@ def _address() -> str:
 
 def _open_store(launched: LaunchedRank, limit: timedelta) -> dist.Store:
     """Return the store of the run: torchrun's, or one that rank 0 serves."""
+    if whole_number(os.environ, "MASTER_PORT", default=0) > 65535:
+        raise ConfigError(f"MASTER_PORT={shown(os.environ['MASTER_PORT'])} in the environment must be at most 65535")
     address = _address()
     try:
         with reported_wait(f"rank 0 of {launched.world_size} at {address}", limit.total_seconds()):
