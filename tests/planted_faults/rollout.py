@@ -309,8 +309,8 @@ FAULTS = (
     Fault(
         "new weights sent to the first of several servers",
         "rollout/server/engine.py",
-        "_for_each(self._expect(version), RolloutServer.load_weights)",
-        "_for_each(self._expect(version)[:1], RolloutServer.load_weights)",
+        "_for_each(servers, RolloutServer.load_weights)",
+        "_for_each(servers[:1], RolloutServer.load_weights)",
         "rollout/server/test_several_servers.py -k every_server_gets",
     ),
     Fault(
