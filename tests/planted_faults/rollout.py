@@ -314,6 +314,20 @@ FAULTS = (
         "rollout/server/test_several_servers.py -k every_server_gets",
     ),
     Fault(
+        "damaged weights written again for servers that have them",
+        "rollout/server/engine.py",
+        "if not (server.ready or server.repairing)",
+        "if not server.repairing",
+        "rollout/server/test_several_servers.py -k damaged_weights",
+    ),
+    Fault(
+        "weights that a server refuses not compared with what was written",
+        "rollout/server/weight_transfer.py",
+        "            self._check(version)\n            raise\n",
+        "            raise\n",
+        "rollout/server/test_engine.py -k written_again",
+    ),
+    Fault(
         "ranks that wait for a server that stays behind",
         "rollout/server/engine.py",
         "(not expected or wait.left < limit)",
