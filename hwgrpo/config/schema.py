@@ -485,8 +485,9 @@ class TrainerConfig:
     """Write the trained model to output_dir/final in Hugging Face format."""
     final_dtype: str = choice("auto", catalog.FINAL_DTYPES)
     """dtype of the weights in output_dir/final: auto (that of the weights in model.path), float32, bfloat16 or float16.
-    The fp32 weights that are trained stay in the checkpoint. An adapter is fp32 with auto, since rounding it would lose
-    small updates when it is trained further."""
+    It also holds for reward models that are trained within the run, where auto is that of their own base. The fp32
+    weights that are trained stay in the checkpoint. An adapter is fp32 with auto, since rounding it would lose small
+    updates when it is trained further."""
     deterministic: bool = False
     """Use deterministic algorithms of torch and the backend's libraries (slower on accelerators); an operation without
     one is an error. `hwgrpo env --deterministic` shows the variables."""

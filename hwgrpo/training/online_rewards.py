@@ -17,6 +17,8 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.models.final_dtype import cast_weights
+from hwgrpo.models.stored_dtype import cached_folder
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.models.online_reward_model import OnlineRewardModel
@@ -101,9 +103,12 @@ def restore_rewards(rewards: RewardPipeline, checkpoint: Checkpoint, strategy: S
 
 
 def final_models(run: Any) -> dict[str, Callable[[Path], None]]:
-    """Return name -> function that writes a trained reward model of a run in Hugging Face format to a folder."""
+    """Return name -> function that writes a trained reward model of a run in Hugging Face format to a folder.
+
+    The weights get the dtype of `trainer.final_dtype`; auto is that of the weights that the model started from.
+    """
     models = _models(run.rewards) if hasattr(run, "rewards") else {}  # supervised runs have none
-    return {name: model.save_pretrained for name, model in models.items()}
+    return {name: partial(_save, model, run.config.trainer.final_dtype) for name, model in models.items()}
 
 
 def final_folders(config: Config) -> list[str]:
@@ -120,6 +125,11 @@ def check_online_rewards(config: Config) -> None:
             "baseline would be the model's score of a greedy response; use algorithm.advantage.name=rloo, which "
             "compares with the group"
         )
+
+
+def _save(model: OnlineRewardModel, dtype: str, folder: Path) -> None:
+    model.save_pretrained(folder)
+    cast_weights(folder, dtype, cached_folder(model.source, model.revision))
 
 
 def _models(rewards: RewardPipeline) -> dict[str, OnlineRewardModel]:

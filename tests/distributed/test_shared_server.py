@@ -1,6 +1,6 @@
 """Ranks that share rollout servers, in other processes: a run of two is the run of one, in turns and overlapped."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local import engine as local_engine
+from hwgrpo.rollout.server.weights_folder import WeightsFolder
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
@@ -110,6 +111,35 @@ def test_two_ranks_that_sample_ahead_on_one_server_train_like_one_that_does(serv
     assert_same_run(tmp_path / "two", tmp_path / "one")
     stale = [line["rollout/staleness_max"] for line in runs.metrics(tmp_path / "two") if "reward" in line]
     assert stale == [0, 1, 1]
+
+
+def test_sharded_weights_that_are_damaged_in_the_folder_are_gathered_and_written_again(server, tmp_path: Path, capfd):
+    def body(rank: int) -> None:
+        write, written = WeightsFolder.write, []
+
+        def write_damaged(self: WeightsFolder, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
+            path = write(self, version, weights)
+            written.append(version)
+            if written.count(version) == version == 1:
+                file = max(path.glob("*.safetensors"))
+                content = bytearray(file.read_bytes())
+                content[-3] ^= 1
+                file.write_bytes(content)
+            return path
+
+        WeightsFolder.write = write_damaged
+        words = served(server, "rollout.server.transfer=folder", "trainer.strategy=fsdp2")
+        parts = build_run(runs.small(tmp_path / "run", *words), BACKEND, rank, 2)
+        try:
+            train(parts)
+        finally:
+            parts.close()
+            parts.strategy.close()
+        assert written.count(1) == (0 if rank else 2)
+
+    assert ranks.forked(2, body) == [0, 0]
+    assert capfd.readouterr().err.count("written again: weights 1 cannot be sent") == 1
+    assert_sampled_with_the_policy(tmp_path / "run")
 
 
 def test_two_ranks_on_two_servers_of_which_one_dies_train_like_one_rank_on_one_server(server, tmp_path: Path):

@@ -309,9 +309,23 @@ FAULTS = (
     Fault(
         "new weights sent to the first of several servers",
         "rollout/server/engine.py",
-        "_for_each(self._expect(version), RolloutServer.load_weights)",
-        "_for_each(self._expect(version)[:1], RolloutServer.load_weights)",
+        "_for_each(servers, RolloutServer.load_weights)",
+        "_for_each(servers[:1], RolloutServer.load_weights)",
         "rollout/server/test_several_servers.py -k every_server_gets",
+    ),
+    Fault(
+        "damaged weights written again for servers that have them",
+        "rollout/server/engine.py",
+        "if not (server.ready or server.repairing)",
+        "if not server.repairing",
+        "rollout/server/test_several_servers.py -k damaged_weights",
+    ),
+    Fault(
+        "weights that a server refuses not compared with what was written",
+        "rollout/server/weight_transfer.py",
+        "            self._check(version)\n            raise\n",
+        "            raise\n",
+        "rollout/server/test_engine.py -k written_again",
     ),
     Fault(
         "ranks that wait for a server that stays behind",

@@ -468,3 +468,26 @@ def test_a_run_goes_on_to_the_last_bit_and_its_model_is_a_reward_model(tmp_path:
     assert not report["missing_keys"]
     saved = load_file(tmp_path / "whole/checkpoints/step-00000004/reward-online_reward_model.safetensors")
     assert all(torch.equal(value, saved[f"model.{key}"]) for key, value in model.named_parameters())
+
+
+def test_the_trained_model_is_saved_in_the_dtype_of_its_base_or_the_one_that_is_set(tmp_path: Path):
+    base = tmp_path / "base"
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1", "trainer.final_dtype=bfloat16") == "completed"
+    (tmp_path / "run/final").rename(base)
+    stored = dict.fromkeys(load_file(base / "model.safetensors"), torch.bfloat16)
+    stored["model.norm.weight"] = torch.float32
+    mixed = {name: value.to(stored[name]) for name, value in load_file(base / "model.safetensors").items()}
+    save_file(mixed, base / "model.safetensors", {"format": "pt"})
+    rewards = [{"name": "online_reward_model", "kwargs": {**KWARGS, "every": 1, "path": str(base)}}]
+    words = (f"reward.functions={json.dumps(rewards)}", "trainer.max_steps=1", "rollout.n=8")
+    finals = {}
+    for dtype in ("auto", "float32"):
+        assert runs.run(tmp_path / dtype, *words, f"trainer.final_dtype={dtype}") == "completed"
+        finals[dtype] = load_file(tmp_path / dtype / "final-online_reward_model/model.safetensors")
+    assert "score.weight" in finals["auto"]
+    for name, weight in finals["auto"].items():
+        assert weight.dtype == stored.get(name, torch.bfloat16), name
+        assert finals["float32"][name].dtype == torch.float32
+        assert torch.equal(finals["float32"][name].to(weight.dtype), weight), name
+    config = json.loads((tmp_path / "auto/final-online_reward_model/config.json").read_text())
+    assert config["dtype"] == "bfloat16"

@@ -143,6 +143,8 @@ class OnlineRewardModel:
         services = {"device": device, "steps": steps}
         self._verifier = open_reward(rule, context, f"{key}.kwargs.verifier", services=services)
         pretrained = Pretrained(checks, policy_path if path is None else path, revision, trust_remote_code)
+        self.source, self.revision = pretrained.source, revision
+        """Folder or hub name of the model at the start, and its revision there."""
         config = pretrained.config()
         if is_classifier(config) and config.num_labels != 1:
             raise checks.error(
@@ -273,7 +275,7 @@ class OnlineRewardModel:
         self._buffer.rows, self._new = from_tensors(tensors, "buffer"), from_tensors(tensors, "new")
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write model and tokenizer in Hugging Face format, for `reward_model`."""
+        """Write the fp32 model and its tokenizer in Hugging Face format, for `reward_model`."""
         self._placed.model.config.get_text_config().pad_token_id = self._pad
         self._placed.model.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)

@@ -16,7 +16,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class Pretrained:
-    """Loads the parts of one reward model.
+    """Loads the parts of one reward model from `source`: the absolute path of its folder, or its hub name.
 
     Args:
         checks: of the reward's arguments.
@@ -34,13 +34,13 @@ class Pretrained:
         self._checks, self.path = checks, path
         folder = Path(path).expanduser()
         if folder.is_dir():
-            self._source = str(folder.absolute())
+            self.source = str(folder.absolute())
             if not (folder / "config.json").is_file():
                 raise checks.error("path", path, "has no config.json, so it is not a model in Hugging Face format")
         elif folder.exists() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
             raise checks.error("path", path, f"is not a folder.{did_you_mean(folder, Path.is_dir)}")
         else:
-            self._source = path
+            self.source = path
         self._options = {"revision": revision, "trust_remote_code": trust_remote_code}
 
     def config(self) -> Any:
@@ -51,7 +51,7 @@ class Pretrained:
         """
         from transformers import AutoConfig
 
-        return self._read("configuration", lambda: AutoConfig.from_pretrained(self._source, **self._options))
+        return self._read("configuration", lambda: AutoConfig.from_pretrained(self.source, **self._options))
 
     def tokenizer(self, name: str | None = None) -> Any:
         """Return the model's tokenizer.
@@ -61,7 +61,7 @@ class Pretrained:
         """
         from transformers import AutoTokenizer
 
-        source = self._source if name is None else name
+        source = self.source if name is None else name
         return self._read("tokenizer", lambda: AutoTokenizer.from_pretrained(source, **self._options))
 
     def model(self, kind: str, dtype: str, *, head_seed: int | None = None) -> Any:
@@ -85,7 +85,7 @@ class Pretrained:
         if new_head:
             options["num_labels"] = 1
         with without_load_report() if new_head else nullcontext():
-            model, report = self._read("model", lambda: loader.from_pretrained(self._source, **options))
+            model, report = self._read("model", lambda: loader.from_pretrained(self.source, **options))
         head, missing = missing_weights(model, report, new_head=new_head)
         draw_head(model, head, head_seed or 0)
         if missing:

@@ -6,6 +6,7 @@ waits for the only one; `RolloutServer` repairs a server meanwhile.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +28,12 @@ from hwgrpo.rollout.server.request_router import RequestRouter
 from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import connect_servers
+from hwgrpo.rollout.server.weight_transfer import WeightTransfer
+from hwgrpo.rollout.server.weights_folder import DamagedWeights
 from hwgrpo.rollout.shared_devices import measured_sleep, shares_device, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import sleep_level
+from hwgrpo.text import terminal_line
 from hwgrpo.values import Completions, PromptBatch, Sampling
 from hwgrpo.waits import Wait
 
@@ -219,7 +223,13 @@ class ServerEngine:
             self._sleeps, self._sleep_note = measured_sleep(free, awake, device.memory().free or 0)
 
     def _send_weights(self, version: int, adapter: AdapterWeights | None) -> None:
-        """Send weights from rank 0; the other ranks take part in gathering them."""
+        """Send weights from rank 0; the other ranks take part in gathering them.
+
+        Files that are damaged when a server loads them are written again, once: all ranks gather the weights again.
+
+        Raises:
+            RunError: rank 0 cannot write the weights, or their files are damaged once more.
+        """
         state, transfer = self._state, self._transfer
         state.failure = None
         if not state.usable:
@@ -228,21 +238,57 @@ class ServerEngine:
             dist.barrier()  # all ranks have their responses: none is sampled with weights that are too new
         if transfer is None:
             targets = self._expect(version)
-            if adapter is None:
-                for _ in self._parts.weights.full():
-                    pass
+            self._join_gathering(adapter)
+            if self._broadcast_flag(False):
+                self._join_gathering(adapter)
             self._wait_for_rank_0(targets)
             return
+        self._prepare(transfer, version, adapter)
+        targets = self._expect(version)
+        damage = self._load(targets)
+        transfer.finish()  # where there was no server to send to
+        if self._broadcast_flag(damage is not None):
+            print(terminal_line(f"hwgrpo: they are written again: {damage}"), file=sys.stderr, flush=True)
+            self._prepare(transfer, version, adapter)
+            damage = self._load([server for server in targets if not (server.ready or server.repairing)])
+            if damage is not None:
+                raise damage
+        self._router.ready_servers()
+        transfer.discard_old()
+
+    def _join_gathering(self, adapter: AdapterWeights | None) -> None:
+        """Take part in gathering the weights that rank 0 prepares; an adapter is gathered already."""
+        if adapter is None:
+            for _ in self._parts.weights.full():
+                pass
+
+    def _broadcast_flag(self, value: bool) -> bool:
+        """Return rank 0's value on all ranks."""
+        values = [value]
+        if self._ranks > 1:
+            dist.broadcast_object_list(values)
+        return values[0]
+
+    def _prepare(self, transfer: WeightTransfer, version: int, adapter: AdapterWeights | None) -> None:
+        """Prepare a version to be sent, on rank 0.
+
+        Raises:
+            RunError: it cannot be written.
+        """
         try:
             transfer.prepare(version, self._parts.weights, adapter)
         except RunError:
             for server in self._servers:
                 server.served_label()  # raises ServerInUse where another process of this run removed the files
             raise
-        _for_each(self._expect(version), RolloutServer.load_weights)
-        transfer.finish()  # where there was no server to send to
-        self._router.ready_servers()
-        transfer.discard_old()
+
+    def _load(self, servers: Sequence[RolloutServer]) -> DamagedWeights | None:
+        """Have servers load the prepared weights; return what is wrong with their files, if they are damaged."""
+        try:
+            _for_each(servers, RolloutServer.load_weights)
+        except DamagedWeights as damage:
+            return damage
+        return None
 
     def _expect(self, version: int) -> list[RolloutServer]:
         """Set the version that the servers must have; return those that no repair brings it to."""

@@ -79,7 +79,11 @@ class RolloutServer:
         return self._repair_thread is not None
 
     def load_weights(self) -> None:
-        """Have it load the prepared weights, and let it take requests; it is lost if it does not load them."""
+        """Have it load the prepared weights, and let it take requests; it is lost if it does not load them.
+
+        Raises:
+            DamagedWeights: they have changed where they are kept.
+        """
         assert self._transfer is not None
         try:
             self._transfer.send(self.client)

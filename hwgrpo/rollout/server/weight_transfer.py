@@ -15,12 +15,11 @@ import torch
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.config.schema import Config
-from hwgrpo.errors import RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.rollout.policy_weights import AdapterWeights, PolicyWeights
-from hwgrpo.rollout.server.http_client import Client, ServerProblem
+from hwgrpo.rollout.server.http_client import Client, InvalidResponse, ServerProblem
 from hwgrpo.rollout.server.server_owner import Owner
-from hwgrpo.rollout.server.weights_folder import WeightsFolder
+from hwgrpo.rollout.server.weights_folder import DamagedWeights, WeightsFolder
 from hwgrpo.rollout.server.weights_group import WeightsGroup
 from hwgrpo.rollout.vllm.vllm_settings import WEIGHTS_PREFIX, shared_memory_folder, write_adapter
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WEIGHTS_ROUTE
@@ -68,7 +67,7 @@ class WeightTransfer(Protocol):
 
         Raises:
             ServerProblem: the server did not load it.
-            RunError: it is to be sent again, and has changed where it was kept.
+            DamagedWeights: it has changed where it is kept. Preparing it again mends that.
         """
         ...
 
@@ -131,14 +130,13 @@ class FolderTransfer:
         assert self._folder is not None
         version, is_adapter = self._prepared
         if client in self._asked:
-            try:
-                self._folder.check(version)
-            except RunError as error:
-                if self._prepared[0] == version:
-                    raise
-                raise ServerProblem(f"weights {version} were replaced by newer ones meanwhile") from error
+            self._check(version)
         self._asked.add(client)
-        self._load(client, self._folder.folder(version), version, is_adapter)
+        try:
+            self._load(client, self._folder.folder(version), version, is_adapter)
+        except InvalidResponse:  # it refused the files, for their damage or for another reason
+            self._check(version)
+            raise
 
     def finish(self) -> None:
         pass
@@ -154,6 +152,21 @@ class FolderTransfer:
         if self._scratch is not None:
             self._scratch.remove()
             self._scratch = None
+
+    def _check(self, version: int) -> None:
+        """Check the files of a version.
+
+        Raises:
+            DamagedWeights: a file is not as it was written.
+            ServerProblem: a newer version has replaced them.
+        """
+        assert self._folder is not None
+        try:
+            self._folder.check(version)
+        except DamagedWeights as error:
+            if self._prepared[0] == version:
+                raise
+            raise ServerProblem(f"weights {version} were replaced by newer ones meanwhile") from error
 
 
 class GatheredWeights:

@@ -22,6 +22,10 @@ FILE_BYTES = 1 << 30
 """Bytes after which a new file is started: the limit on host memory in use at a time."""
 
 
+class DamagedWeights(RunError):
+    """The files of a version are not as they were written; a server would refuse them each time."""
+
+
 class WeightsFolder:
     """Folder with the newest version of the weights.
 
@@ -77,18 +81,18 @@ class WeightsFolder:
         return self._root / f"version-{version:08d}"
 
     def check(self, version: int) -> None:
-        """Check the files of a version, which no other rank takes part in writing anew.
+        """Check the files of a version.
 
         Raises:
-            RunError: a file is not as it was written; it would be refused each time.
+            DamagedWeights: a file is not as it was written.
         """
         try:
             check_files(str(self.folder(version)))
         except (ChecksumError, SafetensorError, OSError) as error:
-            raise RunError(
-                f"weights {version} cannot be sent again: their files in {self.folder(version)} have changed since "
-                f"they were written: {error}; test the memory or disk that holds them, and start the run again: it "
-                "resumes from its newest checkpoint"
+            raise DamagedWeights(
+                f"weights {version} cannot be sent: their files in {self.folder(version)} have changed since they were "
+                f"written: {error}; test the memory or disk that holds them, and start the run again: it resumes from "
+                "its newest checkpoint"
             ) from error
 
     def clear(self, version: int) -> None:

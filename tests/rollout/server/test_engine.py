@@ -133,20 +133,39 @@ def test_weights_in_files_that_have_changed_on_the_way_are_not_loaded(make, serv
         assert server.weights is served
 
 
-def test_weights_that_have_changed_in_the_folder_are_not_sent_again(make, server):
-    engine = make("rollout.server.retries=1", "rollout.server.start_timeout=60")
+@pytest.mark.parametrize("retries", [0, 1])
+def test_weights_that_are_damaged_in_the_folder_are_written_again_once(make, server, capfd, retries: int):
+    engine = make(f"rollout.server.retries={retries}", "rollout.server.start_timeout=60")
     loads = []
+    damage_loads = 1
 
     def damage(folder: Path) -> None:
         loads.append(folder)
-        if len(loads) == 1:
+        if len(loads) <= damage_loads:
             flip(folder)
 
     server.damage = damage
-    with pytest.raises(RunError, match=r"weights 1 cannot be sent again: their files in .* have changed"):
-        engine.update_weights(1)
-    assert len(loads) == 1
-    assert server.taken == [0]
+    engine.update_weights(1)
+    assert server.taken == [0, 1]
+    assert server.weights.keys() == dict(ModuleWeights(engine._parts.model).full()).keys()
+    assert capfd.readouterr().err.count("written again: weights 1 cannot be sent: their files in") == 1
+    loads.clear()
+    damage_loads = 2
+    with pytest.raises(RunError, match=r"weights 2 cannot be sent: their files in .*version-00000002 have changed"):
+        engine.update_weights(2)
+    assert len(loads) == 2
+    assert server.taken == [0, 1]
+
+
+def test_weights_that_are_damaged_after_they_were_loaded_are_not_sent_again(make, server, tmp_path):
+    engine = make("rollout.server.retries=1", "rollout.server.start_timeout=60")
+    engine.update_weights(1)
+    [folder] = (tmp_path / "weights").glob("*/version-00000001")
+    flip(folder)
+    server.version = -1
+    with pytest.raises(RunError, match=r"weights 1 cannot be sent: their files in .* have changed"):
+        engine.generate(batch("ab"), SAMPLING)
+    assert server.taken == [0, 1]
 
 
 @pytest.mark.parametrize("version", [None, 1, 3])

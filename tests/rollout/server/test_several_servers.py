@@ -332,6 +332,26 @@ def test_new_weights_that_one_server_does_not_load_are_used_on_the_other(make, p
     assert pair[1].taken == [0, 1]
 
 
+def test_damaged_weights_are_written_again_for_the_server_that_refuses_them(make, pair):
+    engine = make("rollout.server.start_timeout=60")
+    refused = []
+
+    def damage(folder: Path) -> None:
+        if not refused:
+            wait_until(lambda: pair[0].taken == [0, 1])
+            file = max(folder.glob("*.safetensors"))
+            content = bytearray(file.read_bytes())
+            content[-3] ^= 1
+            file.write_bytes(content)
+        refused.append(folder)
+
+    pair[1].damage = damage
+    engine.update_weights(1)
+    assert [server.taken for server in pair] == [[0, 1]] * 2
+    assert len(refused) == 2
+    assert all(server.ready for server in engine._servers)
+
+
 def test_weights_reach_servers_side_by_side(make, pair):
     engine = make()
     meet = threading.Barrier(2, timeout=10)
