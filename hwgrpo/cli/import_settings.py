@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import re
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, shown
 from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.text import terminal_lines
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hwgrpo.imports.import_result import Imported
 
 HELP = "write a recipe from the settings of verl, TRL, OpenRLHF, ROLL or NeMo-RL, and show what became of each"
+_NAME = re.compile(r"[A-Za-z_]\w*")
 SYSTEMS = ("verl", "trl", "openrlhf", "roll", "nemo-rl")
 
 
@@ -36,6 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that override it. Settings alone are accepted, too; write -- before flags",
     )
     parser.add_argument("--output", metavar="FILE", help="write the recipe to this file (default: standard output)")
+    parser.add_argument(
+        "--set",
+        dest="variables",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a variable of the run script, whatever the script sets it to",
+    )
+    parser.add_argument(
+        "--entry",
+        choices=("main_ppo",),
+        help="verl: read the settings of another entry point as those of main_ppo",
+    )
     parser.add_argument(
         "--drop-refused", action="store_true", help="write a recipe without the settings that have no counterpart"
     )
@@ -62,13 +77,33 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and the recipe; return the exit code."""
-    imported, recipe = import_settings(args.system, args.overrides, drop_refused=args.drop_refused, prints=True)
+    imported, recipe = import_settings(
+        args.system,
+        args.overrides,
+        drop_refused=args.drop_refused,
+        prints=True,
+        variables=_variables(args.system, args.variables),
+        any_entry=args.entry is not None,
+    )
     if args.output is None:
         print(recipe, end="")
         return 0
     write_output(args.output, recipe)
     print(f"wrote {args.output}: {imported.devices.replace('RECIPE', shlex.quote(args.output))}", file=sys.stderr)
     return 0
+
+
+def _variables(system: str, given: Sequence[str]) -> dict[str, str]:
+    """Return the variables of `--set`."""
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise ConfigError(f"--set {shown(each)}: write NAME=VALUE, with the name of a variable of the run script")
+        found[name] = value
+    if found and system not in ("verl", "openrlhf"):
+        raise ConfigError(f"--set is for the variables of a run script, which {system} has none of; write key=value")
+    return found
 
 
 def write_output(output: str, text: str) -> None:
@@ -83,7 +118,15 @@ def write_output(output: str, text: str) -> None:
         raise ConfigError(f"--output={output!r} cannot be written: {error}") from error
 
 
-def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool, prints: bool) -> tuple[Imported, str]:
+def import_settings(
+    system: str,
+    arguments: Sequence[str],
+    *,
+    drop_refused: bool,
+    prints: bool,
+    variables: Mapping[str, str] | None = None,
+    any_entry: bool = False,
+) -> tuple[Imported, str]:
     """Return an import and its recipe, and print the table on standard error.
 
     Args:
@@ -91,6 +134,8 @@ def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool
         arguments: a file and settings, or settings alone.
         drop_refused: leave refused settings out instead of raising.
         prints: whether to print the table.
+        variables: of a run script, whatever it sets them to.
+        any_entry: read the settings of any program of verl as those of main_ppo.
 
     Raises:
         ConfigError: a setting is unknown, illegal or refused.
@@ -100,7 +145,7 @@ def import_settings(system: str, arguments: Sequence[str], *, drop_refused: bool
 
     has_file = "=" not in arguments[0] and not arguments[0].startswith("--")
     file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
-    imported, notices = _imported(system, file, rest)
+    imported, notices = _imported(system, file, rest, variables or {}, any_entry)
     if prints:
         print(table_text(imported, shutil.get_terminal_size((140, 24)).columns), file=sys.stderr)
         for notice in [*notices, *imported.notices]:
@@ -120,18 +165,20 @@ def _shown(value: object) -> object:
     return compact(value) if isinstance(value, str) else value
 
 
-def _imported(system: str, file: str | None, settings: Sequence[str]) -> tuple[Imported, list[str]]:
+def _imported(
+    system: str, file: str | None, settings: Sequence[str], variables: Mapping[str, str], any_entry: bool
+) -> tuple[Imported, list[str]]:
     """Return an import, and notices about what was read."""
     if system == "verl":
         from hwgrpo.imports.verl_import import import_verl
         from hwgrpo.imports.verl_reader import read_verl
 
-        of_verl, notices = read_verl(file, settings, os.environ)
+        of_verl, notices = read_verl(file, settings, os.environ, variables, any_entry=any_entry)
         return import_verl(of_verl), notices
     if system != "trl":
         from hwgrpo.imports.core_imports import import_core
 
-        return import_core(system, file, settings, os.environ)
+        return import_core(system, file, settings, os.environ, variables)
     from hwgrpo.imports.trl_import import import_trl
     from hwgrpo.imports.trl_reader import read_trl
 

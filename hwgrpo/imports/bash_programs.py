@@ -1,20 +1,36 @@
-"""Programs of a bash script whose output is their arguments' text: `dirname`, `basename`, `cd FOLDER && pwd`."""
+"""Programs of a bash script whose output is known: `dirname`, `basename`, `cd FOLDER && pwd`, `TEST && echo TEXT`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os.path
+import re
 from collections.abc import Callable, Sequence
 
 from hwgrpo.imports.bash_words import Statement, Word
 
+_IMPORTS = re.compile(r"\s*import\s+([A-Za-z_]\w*)\s*;?\s*")
+_PYTHON = re.compile(r"python3?")
 
-def output_of(statements: Sequence[Statement], expand: Callable[[Word], list[str]], folder: str | None) -> str | None:
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported here; nothing of it is."""
+    return importlib.util.find_spec(package) is not None
+
+
+def output_of(
+    statements: Sequence[Statement],
+    expand: Callable[[Word], list[str]],
+    folder: str | None,
+    ask: Callable[[str], bool],
+) -> str | None:
     """Return what statements print, which are never run; None where that is not known.
 
     Args:
         statements: those between `$(` and `)`.
         expand: what returns the fields of a word.
         folder: the folder in which the script is; None: not known.
+        ask: what returns whether a package of Python is installed, `is_installed`.
     """
     if not statements:  # a comment, `# why`
         return ""
@@ -25,11 +41,32 @@ def output_of(statements: Sequence[Statement], expand: Callable[[Word], list[str
             return _dirname(arguments[0])
         if name == "basename" and 1 <= len(arguments) <= 2:
             return _basename(*arguments)
-        return folder if (name, *arguments) == ("pwd",) else None
+        if (name, *arguments) == ("pwd",):
+            return folder
     joined = [each.after for each in statements[1:]]
     if len(commands) == 2 and joined in (["&&"], [";"]) and commands[1] == ["pwd"] and commands[0][:1] == ["cd"]:
         return folder_after(folder, commands[0][1:])
-    return None
+    return _echoed([(each.after, fields) for each, fields in zip(statements, commands, strict=True)], ask)
+
+
+def _echoed(commands: Sequence[tuple[str, list[str]]], ask: Callable[[str], bool]) -> str | None:
+    """Return what a list of `echo` and tests for packages prints: `python3 -c 'import X' && echo a || echo b`."""
+    printed, succeeds = [], True
+    for after, fields in commands:
+        if (after, succeeds) in (("&&", False), ("||", True)):
+            continue
+        if not fields or after == "|":
+            return None
+        name, *arguments = fields
+        tests = _IMPORTS.fullmatch(arguments[1]) if len(arguments) == 2 and arguments[0] == "-c" else None
+        if name == "echo" and not any(each.startswith("-") or "\\" in each for each in arguments):
+            printed.append(" ".join(arguments))
+            succeeds = True
+        elif _PYTHON.fullmatch(name) and tests:
+            succeeds = ask(tests[1])
+        else:
+            return None
+    return "\n".join(printed)
 
 
 def folder_after(folder: str | None, arguments: Sequence[str]) -> str | None:

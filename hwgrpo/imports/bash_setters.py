@@ -50,7 +50,7 @@ class BashSetters:
             elif of_array:
                 self._known.set_unknown(name, f"an element of {name} is unset")
             elif self._known.why is None:
-                self._known.values.pop(each, None)
+                self._known.unset_variable(each)
             else:
                 self._known.set_unknown(each, f"{each} is unset under {self._known.why}")
 

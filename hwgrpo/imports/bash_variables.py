@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from hwgrpo.imports.bash_arithmetic import evaluate
 from hwgrpo.imports.bash_braces import expand_braces
-from hwgrpo.imports.bash_programs import output_of
+from hwgrpo.imports.bash_programs import is_installed, output_of
 from hwgrpo.imports.bash_words import BashReader, Part, Word
 from hwgrpo.imports.reading_budget import Budget, check_depth
 from hwgrpo.imports.script_command import KEPT, MARK, KeptVariable
@@ -56,9 +56,16 @@ class BashVariables:
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], path: str | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        path: str | None = None,
+        fixed: Mapping[str, str] | None = None,
     ) -> None:
         self._name, self._path = name, path
+        self._fixed = fixed or {}
+        environment = {key: value for key, value in environment.items() if key not in self._fixed}
         self.budget, self._depth = Budget("the words of the script"), 0
         self.kept = [
             KeptVariable(key, value, may_be_secret(key, value))
@@ -70,12 +77,17 @@ class BashVariables:
         """`$1`, `$2`, ...; one mark where they are not known."""
         self.values: dict[str, list[str]] = {key: [value] for key, value in environment.items()}
         self.values |= {each.name: [f"\ud802{i}\ud803"] for i, each in enumerate(self.kept)}
+        self.values |= {key: [value] for key, value in self._fixed.items()}
         if path is not None:
             self.values["BASH_SOURCE"] = [path]
         self.unknown: list[str] = []
         """The reason of each mark."""
         self.sees_all = True
         """Whether a variable that seems unset is."""
+        self.unset: dict[int, str] = {}
+        """Place in `unknown` -> the variable that is not set."""
+        self.asked: dict[str, None] = {}
+        """What the script asks of the machine, and what this one answers, for notices."""
         self.line = 1
         """The line that is read, for reasons."""
         self.why: str | None = None
@@ -112,15 +124,23 @@ class BashVariables:
 
     def set_unknown(self, name: str, reason: str) -> None:
         """Make the value of a variable unknown."""
-        self.values[name] = [self.mark(reason)]
+        if name not in self._fixed:
+            self.values[name] = [self.mark(reason)]
 
     def assign(self, name: str, values: list[str]) -> None:
         """Set a variable, or make it unknown where the statement may not be run."""
         self.budget.spend(sum(map(len, values)) + len(values), self.place())
+        if name in self._fixed:
+            return
         if self.why is None:
             self.values[name] = values
         else:
             self.set_unknown(name, f"{name} is set under {self.why}")
+
+    def unset_variable(self, name: str) -> None:
+        """Unset a variable."""
+        if name not in self._fixed:
+            self.values.pop(name, None)
 
     def assign_element(self, name: str, index: str, value: str, adds: bool) -> None:
         """Set an element of an array; the variable is unknown where its place is."""
@@ -259,15 +279,23 @@ class BashVariables:
         return [self._changed(shown, self.plain(value), form[0], operand) for value in values]
 
     def _not_set(self, name: str) -> str:
-        what = f"the script has no argument ${name}" if name.isdigit() else f"the variable {name} is not set"
-        return self.mark(what)
+        if name.isdigit():
+            return self.mark(f"the script has no argument ${name}")
+        self.unset[len(self.unknown)] = name
+        return self.mark(f"the variable {name} is not set")
 
     def _output(self, source: str) -> str:
         statements = BashReader(source[2:-1] if source.startswith("$(") else source[1:-1], self._name).statements()
-        known = output_of(statements, self._plain_fields, self.folder())
+        known = output_of(statements, self._plain_fields, self.folder(), self._ask)
         if known is None or MARK.search(known):
             return self.mark(f"{source[:_LONGEST_SOURCE]} is the output of a program")
         return known
+
+    def _ask(self, package: str) -> bool:
+        """Return whether a package of Python is installed here, which the script asks."""
+        found = is_installed(package)
+        self.asked[f"line {self.line}: the package {package} is {'' if found else 'not '}installed here"] = None
+        return found
 
     def _plain_fields(self, word: Word) -> list[str]:
         return [*map(self.plain, self.expand(word))]

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.reading_budget import Budget
 
-OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&", "\n")
+OPERATORS = ("&&", "||", ";;&", ";;", ";&", ";", "|&", "|", "&", "\n")
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:<<<|<<-?|>>|>\||>&|<&|<>|>|<)")
 _SETTING = re.compile(r"""\s*(?:["']?[+~]{0,2}[A-Za-z_]\w*\.[\w.@/-]+=|["']?\$[{@]|--config-)""")
 """How a continued line of settings begins."""
 _CONTINUED = re.compile(r"\\(?:[ \t]*|[ \t]+#[^\n]*)(?:\n|\Z)")
+_WITHIN_WORD = re.compile(r"\\\n(?![\s#;|&<>)]|\Z)")
+"""The end of a continued line within a word."""
 _TESTED = re.compile(r"&&|\|\||[&|<>()]")
 _BEFORE_TESTS = ("if", "elif", "while", "until", "then", "else", "do", "!")
 _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
@@ -210,6 +212,9 @@ class BashReader:
                 end = self._closing(self._at + 1, "(", ")", line)
                 parts.append(Part(self._text[self._at : end], expands=True))
                 self._at = end
+                continue
+            if _WITHIN_WORD.match(self._text, self._at):
+                self._at += 2
                 continue
             if here in " \t\n;|&<>)" or (here == "\\" and _CONTINUED.match(self._text, self._at)):
                 break

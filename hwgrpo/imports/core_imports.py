@@ -17,7 +17,11 @@ _OF_YAML = {"roll": (ROLL, import_roll), "nemo-rl": (NEMO_RL, import_nemo_rl)}
 
 
 def import_core(
-    system: str, file: str | None, arguments: Sequence[str], environment: Mapping[str, str]
+    system: str,
+    file: str | None,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[Imported, list[str]]:
     """Return an import, and notices about what was read.
 
@@ -26,12 +30,13 @@ def import_core(
         file: a run script of OpenRLHF, a YAML file of the others, `-` for standard input; None: arguments alone.
         arguments: settings that override it.
         environment: variables.
+        variables: those of a run script, whatever it sets them to.
 
     Raises:
         ConfigError: the file cannot be read, a value is illegal, or batch sizes have no counterpart.
     """
     if system == "openrlhf":
-        flags, notices = read_openrlhf(file, arguments, environment)
+        flags, notices = read_openrlhf(file, arguments, environment, variables)
         imported = import_openrlhf(flags)
     else:
         names, imports = _OF_YAML[system]

@@ -27,6 +27,8 @@ class Override:
     value: Any
     """None also where it deletes the key."""
     deletes: bool = False
+    adds: bool = False
+    """Whether it is a key that the project's config does not have, `+key`."""
 
 
 def parse_override(text: str) -> Override:
@@ -38,7 +40,9 @@ def parse_override(text: str) -> Override:
     found = _OVERRIDE.fullmatch(text.strip())
     if found is None or (found[3] is None and found[1] != "~"):
         raise ConfigError(f"{shown(text)} is no setting of verl: write key=value, as data.train_batch_size=256")
-    return Override(found[2], None if found[3] is None else parse_value(found[3], found[2]), found[1] == "~")
+    return Override(
+        found[2], None if found[3] is None else parse_value(found[3], found[2]), found[1] == "~", found[1] == "+"
+    )
 
 
 def parse_value(text: str, key: str) -> Any:

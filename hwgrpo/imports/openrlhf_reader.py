@@ -23,7 +23,10 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def read_openrlhf(
-    file: str | None, arguments: Sequence[str], environment: Mapping[str, str]
+    file: str | None,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[PeerSettings, list[str]]:
     """Return the settings of an OpenRLHF run, and notices about what was read.
 
@@ -31,6 +34,7 @@ def read_openrlhf(
         file: a run script, which is read and never run, or `-` for one on standard input; None: arguments alone.
         arguments: `--key value`, `--key=value`, `--flag`, or `key=value`; they override the script's.
         environment: variables.
+        variables: those of the script whose value is this one, whatever it sets.
 
     Raises:
         ConfigError: the file has no command of OpenRLHF, an argument is none, or a value that counts is not known.
@@ -41,7 +45,7 @@ def read_openrlhf(
     name = "standard input" if file == "-" else Path(file).name
     text = text_of(file, "a run script of OpenRLHF")
     path = None if file == "-" else file
-    command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE, path=path)
+    command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE, path=path, fixed=variables)
     overridden = {OPENRLHF.current_name(key)[0] for key in given}
     values, notices = {}, list(command.notices)
     for key, value in _without_key(flag_values(command.marked, command)).items():
@@ -52,7 +56,10 @@ def read_openrlhf(
             continue
         if reasons and OPENRLHF.rows.get(current, OPENRLHF.rows["*"]).here not in ("", *_NAMES):
             known = shown(without_marks(text) or "?")
-            raise ConfigError(f"{key}={known} is not known: {reasons[0]}. Give it as {key}=value behind the file")
+            raise ConfigError(
+                f"{key}={known} is not known: {reasons[0]}. Give it as {key}=value behind the file, or a "
+                "variable of the script as --set NAME=VALUE"
+            )
         values[key] = "(unknown)" if reasons else value
         notices += [f"{key}: {reasons[0]}"] if reasons else []
     return settings_of(OPENRLHF, {**values, **given}), notices

@@ -53,6 +53,7 @@ def import_peer(
     settings = {key: settings[key] for key in sorted(settings, key=order.__getitem__) if key not in unused}
     entries = [_entry(v, key, assignments, remarks, refusals, unused) for key in v.given]
     entries += [Entry("ignored", name, v.given[key], "", f"as {v.written[key]}") for name, key in v.repeated.items()]
+    entries += [Entry("unread", f"+{key}", value, "", _of_added(v, near)) for key, (value, near) in v.added.items()]
     entries += [
         Entry("ignored", name, value, "", f"without effect beside {winner}")
         for name, (value, winner) in v.overridden.items()
@@ -170,6 +171,11 @@ def _entry(
         or f"null: the default of {row.here}"
     )
     return Entry("ignored", name, value, "", _joined(why, renamed))
+
+
+def _of_added(v: PeerSettings, near: str) -> str:
+    """Return the note of a key that is added to a project's config."""
+    return f"{v.names.project}'s config has no such key" + (f"; did you mean {near}?" if near else "")
 
 
 def _joined(*notes: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -47,6 +47,8 @@ class PeerSettings:
     """Name of the tables -> why it was written by another name."""
     repeated: dict[str, str] = field(default_factory=dict)
     """A further name, as it was written, of a setting that is given -> its name in the tables."""
+    added: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    """A key that is no setting of the project, and written with `+` -> the value, and a known key that is near."""
     overridden: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """A name, as it was written, whose value the project does not read -> the value, and the name that it reads."""
 
@@ -85,13 +87,16 @@ def value_here(settings: PeerSettings, key: str) -> str:
     return settings.names.rows[key].values[settings[key]].partition(" | ")[0]
 
 
-def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable[str] = ()) -> None:
+def fill(
+    settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable[str] = (), added: Collection[str] = ()
+) -> None:
     """Add settings under the names of the tables, checked.
 
     Args:
         settings: receives them.
         values: key as it was written -> value.
         deleted: keys that `~key` deletes.
+        added: keys that `+key` adds to the project's config, which may be unknown.
 
     Raises:
         ConfigError: unknown keys, all of them, with the nearest known ones; or an illegal value, with the legal ones.
@@ -100,6 +105,9 @@ def fill(settings: PeerSettings, values: Mapping[str, Any], *, deleted: Iterable
     for written, value in values.items():
         key, why = names.current_name(written)
         row = names.row_of(key)
+        if row is None and written in added:
+            settings.added[written] = value, _near(names, written)
+            continue
         if row is None:
             unknown.append(written)
             continue
@@ -138,13 +146,19 @@ def _misspelt(names: PeerNames, key: str) -> str | None:
 
 
 def _unknown(names: PeerNames, key: str) -> str:
+    near = _near(names, key)
+    return f"unknown key of {names.project} {shown(key)}" + (f": did you mean {near}?" if near else "")
+
+
+def _near(names: PeerNames, key: str) -> str:
+    """Return the known key that is nearest; "": there is none."""
     known = {each for each in names.rows if not each.endswith(".*")} | {name for name, _ in names.counterparts()}
     near = nearest(key, known) if len(key) <= _LONGEST_KEY else None
     last = key.rpartition(".")[2]
     if near is None or near.rpartition(".")[2] != last:
         same = sorted(each for each in known if each.rpartition(".")[2] == last)
         near = nearest(key, same) or (same[0] if same else near)
-    return f"unknown key of {names.project} {shown(key)}" + (f": did you mean {near}?" if near else "")
+    return near or ""
 
 
 def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
@@ -155,7 +169,7 @@ def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
     """
     if value is None or (isinstance(value, VariableText) and primitive(value.value) is None):
         return None
-    if row.key.endswith(".*") or row.type == "mapping":
+    if row.key.endswith(".*") or (row.type == "mapping" and isinstance(value, Mapping)):
         return _free(value)
     if row.values:
         text = str(known(value))
@@ -167,7 +181,7 @@ def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
         if value is None:
             return None
     for kind in row.type.split("|"):
-        if kind in ("", "mapping") or (kind == "list" and isinstance(value, list)):
+        if not kind or isinstance(value, {"list": list, "mapping": Mapping}.get(kind, ())):
             return value
         if kind == "bool" and isinstance(value, bool):
             return value
@@ -179,6 +193,7 @@ def _checked(project: str, row: PeerRow, written: str, value: Any) -> Any:
             if kind == "number":
                 return float(value)
     wanted = {"bool": "true or false", "int": "a whole number", "number": "a number", "text": "text", "list": "a list"}
+    wanted["mapping"] = "a mapping, {name: value}"
     raise ConfigError(
         f"{written}={shown(value)} must be {' or '.join(wanted[kind] for kind in row.type.split('|'))}, as in {project}"
     )

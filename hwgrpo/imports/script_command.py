@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hwgrpo.imports.variable_text import VariableText
 
@@ -35,6 +37,8 @@ class VerlCommand:
     """What was left out, and what bash would do otherwise."""
     unknown: list[str] = field(default_factory=list)
     """The reason of each mark."""
+    unset: dict[int, str] = field(default_factory=dict)
+    """The place of a mark -> the variable that is not set."""
     kept: list[KeptVariable] = field(default_factory=list)
     """The variable of each mark of one."""
 
@@ -65,6 +69,18 @@ class VerlCommand:
         if not KEPT.search(text):
             return text
         return VariableText(self.written(text.replace("${", "\\${")), self.in_bash(text))
+
+    def is_unset(self, texts: Iterable[str]) -> bool:
+        """Return whether all unknown pieces of texts are variables that are not set."""
+        return all(int(found[1]) in self.unset for text in texts for found in MARK.finditer(text))
+
+    def with_unset(self, value: Any) -> Any:
+        """Return a value whose pieces that are variables which are not set are interpolations."""
+        if isinstance(value, list):
+            return [self.with_unset(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        return MARK.sub(lambda found: f"${{oc.env:{self.unset[int(found[1])]}}}", value)
 
     def has_secret(self, text: str) -> bool:
         """Return whether a text has the value of a variable that may be secret."""

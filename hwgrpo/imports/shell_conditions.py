@@ -6,7 +6,7 @@ import fnmatch
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Truth = bool | None
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
@@ -50,6 +50,29 @@ class Block:
     condition: Truth = None
     testing: bool = False
     """The commands are those of the condition."""
+    subject: Operand = Operand(None, plain=False)
+    """What `case` compares."""
+    why: str = "is not evaluated"
+    """Why it is not known which commands are run."""
+    in_patterns: bool = False
+    """What is read are the patterns of a branch of `case`."""
+    patterns: int = 0
+    """How many of them were read."""
+
+    def begin_patterns(self, after: str) -> None:
+        """Enter the patterns of a branch, after `in`, `;;` or an operator that lets more than one branch run."""
+        self.live, self.condition, self.in_patterns, self.patterns = False, False, True, 0
+        if after in (";&", ";;&"):
+            self.subject, self.taken = Operand(None, plain=False), None if self.taken else self.taken
+
+    def add_pattern(self, pattern: Operand) -> None:
+        """Take in a pattern of a branch."""
+        self.condition, self.patterns = either(self.condition, matches(self.subject, pattern)), self.patterns + 1
+
+    def begin_case_branch(self) -> None:
+        """Enter the branch after `)`."""
+        self.in_patterns = False
+        self.begin_branch(self.condition)
 
     def begin_condition(self) -> None:
         """Enter the condition after `if` or `elif`."""
@@ -108,18 +131,24 @@ def _primary(operands: Sequence[Operand], *, patterns: bool) -> Truth:
     if not operands[1].plain:
         return None
     if sign in ("=", "==", "!="):
-        same = _matches(left, right, patterns and operands[2].plain and not operands[0].is_secret)
+        same = matches(operands[0], operands[2] if patterns else replace(operands[2], plain=False))
         return negated(same) if sign == "!=" else same
     if sign in _NUMBERS and all(re.fullmatch(r"0|-?[1-9][0-9]{0,18}", each) for each in (left, right)):
         return _NUMBERS[sign](int(left), int(right))
     return None
 
 
-def _matches(text: str, pattern: str, plain: bool) -> Truth:
-    """Return `[[ text == pattern ]]`; a part of a pattern that is quoted or expanded makes it unknown."""
-    if not any(character in pattern for character in "*?[\\"):
-        return text == pattern
-    return fnmatch.fnmatchcase(text, pattern) if plain and "\\" not in pattern and "[" not in pattern else None
+def matches(subject: Operand, pattern: Operand) -> Truth:
+    """Return whether a text matches a pattern; one with a quoted or expanded part beside its `*` makes it unknown."""
+    if pattern.plain and pattern.text == "*":
+        return True
+    if subject.text is None or pattern.text is None:
+        return None
+    if not any(character in pattern.text for character in "*?[\\"):
+        return subject.text == pattern.text
+    if not pattern.plain or subject.is_secret or any(each in pattern.text for each in "[\\"):
+        return None
+    return fnmatch.fnmatchcase(subject.text, pattern.text)
 
 
 class _Expression:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.bash_setters import BashSetters, assigned_name
@@ -21,12 +22,23 @@ from hwgrpo.imports.shell_conditions import Block, Operand, Truth, both, either,
 from hwgrpo.imports.variable_secrets import looks_secret
 from hwgrpo.text import is_secret
 
-MODULES = ("verl.trainer.main_ppo", "recipe.dapo.main_dapo")
-"""Programs whose arguments are verl's settings."""
-_MODULE = re.compile(r"(?:.*/)?(?:verl[./]trainer[./]main_ppo|recipe[./]dapo[./]main_dapo)(?:\.py)?")
+MODULES = (
+    "verl.trainer.main_ppo",
+    *(f"verl.trainer.main_ppo_{each}" for each in ("v0", "sync")),
+    "recipe.dapo.main_dapo",
+    "recipe.entropy.main_entropy",
+)
+"""Programs whose arguments are verl's settings; the last two read main_ppo's, and methods that main_ppo has by now."""
+ENTRY = re.compile(rf"(?:.*/)?(?:{'|'.join(each.replace('.', '[./]') for each in MODULES)})(?:\.py)?")
+"""What names one of them in a command."""
 _OTHER = re.compile(r"(?:verl|recipe)\.[\w.]*main\w*")
+ANY_ENTRY = re.compile(r"(?:.*/)?(?:verl|recipe)[./][\w./]*main\w*")
+"""What names any program of verl in a command."""
 _OPENS = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSES = ("fi", "done", "esac", "}", ")")
+_GO_ON = (";&", ";;&")
+"""What ends a branch of `case` and lets others run."""
+_WILD = re.compile(r"[*?\[\\]")
 _THEN = ("then", "else", "elif", "do", "!", "time")
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _TESTS = ("[", "[[", "test")
@@ -51,8 +63,9 @@ def read_script(
     environment: Mapping[str, str],
     *,
     program: str = MODULES[0],
-    module: re.Pattern[str] = _MODULE,
+    module: re.Pattern[str] = ENTRY,
     path: str | None = None,
+    fixed: Mapping[str, str] | None = None,
 ) -> VerlCommand:
     """Return the verl command of a script, or that of another program, with its flags as they are.
 
@@ -64,11 +77,27 @@ def read_script(
         program: the program's module, for messages.
         module: what names it in a command.
         path: that of the script, `$0`; None: not known.
+        fixed: variables whose value is this one, whatever the script sets.
 
     Raises:
         ConfigError: there is no such command, there are several, or one depends on a condition; it names the line.
     """
-    return _Script(text, name, BashVariables(name, arguments, environment, path), arguments, program, module).read()
+    known = BashVariables(name, arguments, environment, path, fixed)
+    return _Script(text, name, known, arguments, program, module).read()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """`{ ...; }` or `( ... )`, whose status counts in the list of commands around it."""
+
+    block: Block
+    before: Truth
+    """The status of the command before it."""
+    after: str
+    """The operator before it."""
+    begins: bool
+    """Whether it begins a condition."""
+    inverted: bool
 
 
 class _Script:
@@ -93,23 +122,22 @@ class _Script:
         self._known, self._setters = known, BashSetters(known)
         self._left_out: list[str] = []
         self._blocks: list[Block] = []
+        self._groups: list[_Group] = []
         self._defines = False
         self._subshells: list[tuple[Block, dict[str, list[str]], list[str]]] = []
+        self._last: Truth = True
+        """The status of the last command."""
         self._succeeds = True
+        """Whether one that is not known seldom fails."""
         self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
 
     def read(self) -> VerlCommand:
         """Interpret the statements."""
-        status: Truth = True
         for each in self._reader.statements():
             self._known.line = each.line
-            passed = True if status is None and self._succeeds else status
-            runs = passed if each.after == "&&" else negated(status) if each.after == "||" else True
-            if runs is False and each.words[0].literal not in (*_OPENS, *_CLOSES, *_THEN, "function"):
-                continue
-            ended = self._interpret(each, runs)
-            status = {"&&": both(passed, ended), "||": either(status, ended)}.get(each.after, ended)
+            if not self._is_pattern(each):
+                self._run(each)
             if self._ends is not None:
                 break
         if not self._found:
@@ -125,7 +153,7 @@ class _Script:
                 f"{self._name} has {len(self._found)} {self._project} commands, in lines {lines}: keep one of them"
             )
         command = self._found[0][1]
-        command.kept = self._known.kept
+        command.kept, command.unset = self._known.kept, self._known.unset
         unused = [each for each in self._arguments if "=" in each and not any(each in it for it in command.marked)]
         if unused:
             command.marked += unused
@@ -136,7 +164,10 @@ class _Script:
         return command
 
     def _summary(self) -> list[str]:
-        notices = []
+        notices = [
+            f"{each}, by which the script's test for it is decided; the other way is --set NAME=VALUE"
+            for each in self._known.asked
+        ]
         if self._setters.exported:
             names = ", ".join(dict.fromkeys(self._setters.exported))
             notices.append(f"environment variables of the script are not part of a recipe: {names}")
@@ -144,9 +175,42 @@ class _Script:
             notices.append(f"left out: {', '.join(dict.fromkeys(self._left_out))}")
         return notices
 
-    def _interpret(self, statement: Statement, runs: Truth) -> Truth:
-        """Interpret a statement that is run, is not, or may be (None); return whether it succeeds."""
-        words, inverted, begins = list(statement.words), False, False
+    def _run(self, statement: Statement) -> None:
+        """Interpret a statement, which is run or not by the status of the one before it."""
+        runs = self._passed() if statement.after == "&&" else negated(self._last) if statement.after == "||" else True
+        if runs is not False or statement.words[0].literal in (*_OPENS, *_CLOSES, *_THEN, "function"):
+            self._interpret(statement, runs)
+
+    def _passed(self) -> Truth:
+        """Return whether the last command succeeded; one that is not known and seldom fails did."""
+        return True if self._last is None and self._succeeds else self._last
+
+    def _is_pattern(self, statement: Statement) -> bool:
+        """Return whether a statement is of the patterns of a branch of `case`, which are taken in."""
+        block = self._blocks[-1] if self._blocks else None
+        if block is None or block.kind != "case":
+            return False
+        if statement.after in (";;", *_GO_ON) and not block.in_patterns:
+            block.begin_patterns(statement.after)
+        if not block.in_patterns or statement.words[0].literal == "esac":
+            return False
+        self._add_patterns(block, statement.words)
+        return True
+
+    def _add_patterns(self, block: Block, words: Sequence[Word]) -> None:
+        for word in words:
+            if word.literal == ")":
+                block.begin_case_branch()
+            elif word.literal == "(" and block.patterns:  # of an extended pattern, @(a|b)
+                block.condition, block.subject = None, Operand(None, plain=False)
+            elif word.literal != "(":
+                fields = self._known.expand(word, split=False, unset="" if self._known.sees_all else None)
+                plain = not any(part.expands or (part.quoted and _WILD.search(part.text)) for part in word.parts)
+                block.add_pattern(self._operand("".join(fields), plain))
+
+    def _interpret(self, statement: Statement, runs: Truth) -> None:
+        """Interpret a statement that is run, is not, or may be (None)."""
+        words, after, inverted, begins = list(statement.words), statement.after, False, False
         while words:
             literal = words[0].literal
             block = self._blocks[-1] if self._blocks else None
@@ -154,15 +218,16 @@ class _Script:
                 self._setters.functions |= {words[1].literal or ""} if len(words) > 1 else set()
                 self._defines, words = True, [word for word in words[2:] if word.literal != "()"]
             elif literal in _OPENS:
-                self._open(literal, statement.line, words, runs)
+                if self._open(literal, statement.line, words, runs):
+                    before = self._passed() if after == "&&" else self._last
+                    self._groups.append(_Group(self._blocks[-1], before, after, begins, inverted))
+                    self._last, after, inverted = True, ";", False
                 begins = literal == "if"
                 words = words[1:] if literal in ("if", "while", "until", "{", "(") else []
             elif literal in _CLOSES:
-                self._close(literal)
-                if len(words) == 1:
-                    self._succeeds = literal in ("}", ")")
-                    return None
-                words = words[1:]
+                self._last, self._succeeds, words = self._close(literal), literal in ("}", ")"), words[1:]
+                if not words:
+                    return
             elif literal in _THEN:
                 if block is not None and block.kind == "if" and literal == "elif":
                     block.begin_condition()
@@ -175,32 +240,50 @@ class _Script:
                 break
         status = self._status(words, statement.line, runs)
         status = negated(status) if inverted else status
-        if words and self._blocks and self._blocks[-1].testing:
-            self._blocks[-1].add_to_condition(status, ";" if begins else statement.after)
-        return status
+        if words:
+            self._add_to_condition(status, ";" if begins else after)
+        self._last = _joined(after, self._passed() if after == "&&" else self._last, status)
 
-    def _open(self, kind: str, line: int, words: list[Word], runs: Truth) -> None:
-        """Open a compound command."""
+    def _add_to_condition(self, status: Truth, after: str) -> None:
+        if self._blocks and self._blocks[-1].testing:
+            self._blocks[-1].add_to_condition(status, after)
+
+    def _open(self, kind: str, line: int, words: list[Word], runs: Truth) -> bool:
+        """Open a compound command; return whether it is a group, whose status is that of its last command."""
         if kind in ("for", "select") and len(words) > 1 and (name := words[1].literal) and not self._is_dead(runs):
             for changed in [found[1] for found in _CHANGED.finditer(name)] if name.startswith("((") else [name]:
                 self._known.set_unknown(changed, f"{changed} is set by the loop in line {line}")
         is_group = kind == "(" or (kind == "{" and not self._defines)
         check_depth(len(self._blocks), self._known.place())
         kind, self._defines = "function" if self._defines else kind, False
-        self._blocks.append(Block(kind, line, runs, runs if is_group else None if runs else runs))
+        block = Block(kind, line, runs, runs if is_group else None if runs else runs)
+        self._blocks.append(block)
         if kind == "(":
             self._known.budget.spend(len(self._known.values), self._known.place())
-            self._subshells.append((self._blocks[-1], dict(self._known.values), self._known.arguments))
+            self._subshells.append((block, dict(self._known.values), self._known.arguments))
         if kind == "if":
-            self._blocks[-1].begin_condition()
+            block.begin_condition()
+        if kind == "case":
+            text = "".join(self._known.expand(words[1], split=False)) if len(words) > 1 else ""
+            block.subject = self._operand(text, plain=False)
+            block.why = "; ".join(["is not evaluated", *VerlCommand([], unknown=self._known.unknown).reasons(text)])
+            block.begin_patterns(";;")
+            self._add_patterns(block, words[3:])
+        return is_group
 
-    def _close(self, literal: str) -> None:
-        """Close a compound command; what a subshell set is forgotten."""
-        if literal == ")" and self._blocks and self._blocks[-1].kind != "(":  # that of a pattern in `case`
-            return
+    def _close(self, literal: str) -> Truth:
+        """Close a compound command, and return its status; what a subshell set is forgotten."""
+        if literal == ")" and self._blocks and self._blocks[-1].kind != "(":  # of an extended pattern in `case`
+            return None
         closed = self._blocks.pop() if self._blocks else None
         if self._subshells and self._subshells[-1][0] is closed:
             _, self._known.values, self._known.arguments = self._subshells.pop()
+        if not self._groups or self._groups[-1].block is not closed:
+            return None
+        group, status = self._groups.pop(), self._last
+        status = negated(status) if group.inverted else status
+        self._add_to_condition(status, ";" if group.begins else group.after)
+        return _joined(group.after, group.before, status)
 
     def _is_dead(self, runs: Truth) -> bool:
         """Return whether a statement is known not to be run."""
@@ -265,7 +348,7 @@ class _Script:
         """Return why a statement may not be run, or None if it is."""
         for block in self._blocks:
             if block.live is None:
-                return f"the `{block.kind}` in line {block.line}, which is not evaluated"
+                return f"the `{block.kind}` in line {block.line}, which {block.why}"
         return f"the condition in line {self._known.line}, which is not evaluated" if conditional else None
 
     def _simple(self, line: int, words: list[Word]) -> None:
@@ -322,7 +405,10 @@ class _Script:
     def _refuse_look_alikes(self, line: int, fields: list[str]) -> None:
         other = next((each for each in fields if _OTHER.fullmatch(each)), None)
         if other is not None and "main_generation" not in other:
-            raise ConfigError(f"{self._name}, line {line}: {other} is not supported, only {' and '.join(MODULES)}")
+            raise ConfigError(
+                f"{self._name}, line {line}: {other} is no entry point whose settings are known, as those of "
+                f"{', '.join(MODULES)}; with --entry main_ppo they are read as its settings"
+            )
         if re.match(r"[+~]{0,2}[A-Za-z_]\w*\.[\w.]+=", fields[0]):
             raise ConfigError(
                 f"{self._name}, line {line}: {fields[0]!r} is outside the verl command; end the line before with a "
@@ -348,3 +434,8 @@ class _Script:
             else:
                 command.marked.append(each)
         return command
+
+
+def _joined(after: str, before: Truth, status: Truth) -> Truth:
+    """Return the status of a list of commands: of what was before an operator, and of the command behind it."""
+    return {"&&": both(before, status), "||": either(before, status)}.get(after, status)

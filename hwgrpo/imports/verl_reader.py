@@ -11,7 +11,7 @@ from hwgrpo.errors import ConfigError, shown
 from hwgrpo.imports.core_reader import read_text, text_of
 from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
 from hwgrpo.imports.script_command import KEPT, VerlCommand, without_marks
-from hwgrpo.imports.shell_script import read_script
+from hwgrpo.imports.shell_script import ANY_ENTRY, ENTRY, read_script
 from hwgrpo.imports.verl_settings import VerlSettings, verl_settings
 from hwgrpo.paths import did_you_mean
 from hwgrpo.peer_tables.peer_row import UNSET
@@ -22,7 +22,24 @@ _VALUE = re.compile(rf"(?:^|[\[{{,:])\s*{KEPT.pattern}")
 """A variable of the environment where a value begins."""
 _NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 """Settings whose unknown pieces are left out with a notice: they name a run."""
+_DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
+"""Settings whose unknown value is left out with a notice: the command that starts a recipe says how many devices."""
+_PATHS = (
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.lora_adapter_path",
+    "reward.custom_reward_function.path",
+)
+"""Settings in which a variable that is not set is read when the recipe runs, as the script reads it."""
 _SETTING = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")
+_GROUPS = {
+    "ref": "the reference has the engine of the actor",
+    "critic": "there is no critic here",
+    "rollout": "the engine is actor_rollout_ref.rollout.name",
+    "model": "models are those of the hub",
+}
+"""Groups of verl's config that decide nothing here."""
 _ENGINES = {
     "ppo_trainer": None,
     "dapo_trainer": None,
@@ -33,7 +50,12 @@ _ENGINES = {
 
 
 def read_verl(
-    file: str | None, arguments: Sequence[str], environment: Mapping[str, str]
+    file: str | None,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
+    *,
+    any_entry: bool = False,
 ) -> tuple[VerlSettings, list[str]]:
     """Return the settings of a verl run, and notices about what was read.
 
@@ -41,6 +63,8 @@ def read_verl(
         file: a bash script, a YAML file that Hydra wrote, `-` for a script on standard input; None: arguments alone.
         arguments: `key=value` overrides, for a script its arguments.
         environment: variables.
+        variables: those of the script whose value is this one, whatever it sets.
+        any_entry: read the settings of any program of verl as those of main_ppo.
 
     Raises:
         ConfigError: the file is missing or cannot be read as one; an unknown key; an illegal value; a value that
@@ -53,19 +77,49 @@ def read_verl(
     elif file is not None:
         text = text_of("-", "a run script") if file == "-" else _text_of(Path(file))
         name, path = ("standard input", None) if file == "-" else (Path(file).name, file)
-        command = read_script(text, name, arguments, environment, path=path)
+        command = read_script(
+            text,
+            name,
+            arguments,
+            environment,
+            path=path,
+            fixed=variables,
+            module=ANY_ENTRY if any_entry else ENTRY,
+        )
         command.marked, words = _without_words(command.marked, arguments)
         command.notices += [f"left out: {each}, which is no setting; Hydra would refuse it" for each in words]
     base |= _of_config(command, Path(file or ".").parent)
     overrides = [_override(each, command) for each in command.marked]
-    values = {**base, **_values(overrides)}
+    values = {**base, **_values([*_without_groups(overrides, command.notices)])}
     _refuse_passed_settings(values, arguments)
     values, notices = _without_unknown(values, command)
     deleted = {each.key for each in overrides if each.deletes}
     defaults = {key: None if row.default is UNSET else row.default for key, row in ROWS.items()}
     values = {key: value for key, value in values.items() if key not in deleted}
-    resolved = resolve(values, defaults, environment)
-    return verl_settings(resolved, deleted=sorted(deleted)), [*command.notices, *notices]
+    resolved = resolve(values, defaults, dict.fromkeys(command.unset.values(), "") | dict(environment))
+    added = {key for each in overrides if each.adds for key in values if f"{key}.".startswith(f"{each.key}.")}
+    return verl_settings(resolved, deleted=sorted(deleted), added=added), [*command.notices, *notices]
+
+
+def _without_groups(overrides: Sequence[Override], notices: list[str]) -> Iterator[Override]:
+    """Yield overrides without those of Hydra's groups, `group@package=name`: a part of verl's config by its name.
+
+    Raises:
+        ConfigError: a group has no counterpart here.
+    """
+    for each in overrides:
+        group, at, _ = each.key.partition("@")
+        if not at:
+            yield each
+        elif group == "actor" and str(each.value).endswith("_actor"):
+            yield Override("model_engine", str(each.value).removesuffix("_actor"))
+        elif group in _GROUPS:
+            notices.append(f"left out: {each.key}={each.value}, {_GROUPS[group]}")
+        else:
+            raise ConfigError(
+                f"{each.key}={shown(each.value)} chooses a part of verl's config by its name; run the script with "
+                "--cfg job --resolve under verl, and name the file that has the output"
+            )
 
 
 def _refuse_passed_settings(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
@@ -178,6 +232,11 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
         row = row_of(current_name(key)[0])
         if not reasons:
             kept[key] = value
+        elif key in _PATHS and command.is_unset(_texts(value)):
+            kept[key] = command.with_unset(value)
+            notices.append(f"{key}: {reasons[0]} here; the recipe reads it when it runs, or write --set NAME=VALUE")
+        elif key in _DEVICES:
+            notices.append(f"{key}: {reasons[0]}; left out, since the command that starts the recipe says it")
         elif key in _NAMES or (row is not None and row.kind == "ignored"):
             rest = ", ".join(without_marks(text) for text in _texts(value))
             if rest and key in _NAMES:
@@ -190,7 +249,10 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
             rest = ", ".join(without_marks(text) for text in _texts(value))
             wrong.append(f"{without_marks(key)}={shown(rest or '?')} is not known: {reasons[0]}")
     if wrong:
-        raise ConfigError("; ".join(wrong) + ". Give these settings as key=value behind the file")
+        raise ConfigError(
+            "; ".join(wrong) + ". Give these settings as key=value behind the file, or hwgrpo import the variables of "
+            "the script as --set NAME=VALUE"
+        )
     return kept, notices
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +34,19 @@ class VerlSettings(PeerSettings):
         return self["trainer.n_gpus_per_node"] * self["trainer.nnodes"]
 
 
-def verl_settings(values: Mapping[str, Any], *, deleted: Iterable[str] = ()) -> VerlSettings:
+def verl_settings(
+    values: Mapping[str, Any], *, deleted: Iterable[str] = (), added: Collection[str] = ()
+) -> VerlSettings:
     """Return settings under the names of the tables, checked.
 
     Args:
         values: key as it was written -> value.
         deleted: keys that `~key` deletes.
+        added: keys that `+key` adds, which may be unknown.
 
     Raises:
         ConfigError: unknown keys, all of them, with the nearest known ones; or an illegal value, with the legal ones.
     """
     settings = VerlSettings()
-    fill(settings, values, deleted=deleted)
+    fill(settings, values, deleted=deleted, added=added)
     return settings

@@ -21,6 +21,7 @@ _ENGINE = "the engine's own; rollout.engine_kwargs passes others"
 _MEMORY = "memory alone; the kernels stream what it would save"
 
 IGNORED = (
+    *ignored("models load without dropout", "disable_dropout"),
     *ignored(_PADDING, "pad_to_multiple_of", "train_sampling_strategy", "length_column_name"),
     *ignored(_CHUNKS, "use_liger_kernel", "liger_kernel_config"),
     *ignored("reward functions get the columns that they name", "remove_unused_columns", "label_names"),

@@ -27,12 +27,6 @@ REFUSED = (
         keys=("auto_find_batch_size",),
     ),
     *refused("no checkpoint is the best one", "eval_strategy, and choose one", False, keys=("load_best_model_at_end",)),
-    *refused(
-        "a model's dropout is that of its config",
-        "False; modern decoders have none, else a folder whose config has 0",
-        False,
-        keys=("disable_dropout",),
-    ),
     *refused("there are no labels in GRPO", "0.0", 0.0, keys=("label_smoothing_factor",)),
     *refused("embeddings have no noise in GRPO", "leaving it out", None, keys=("neftune_noise_alpha",)),
     *refused("the optimizers here have no further arguments", "adam_beta1 ...", None, keys=("optim_args",)),

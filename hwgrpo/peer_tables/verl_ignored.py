@@ -63,6 +63,7 @@ IGNORED = (
             "every layer is one shard group, over all ranks",
             *("fsdp_config.wrap_policy.*", "fsdp_config.fsdp_size", "fsdp_config.use_orig_params"),
             *("fsdp_config.forward_prefetch", "fsdp_config.forward_only", "fsdp_config.strategy"),
+            "fsdp_config.turbo_config.*",
         ),
         ignored(
             "where the optimizer's states are is trainer.offload's",

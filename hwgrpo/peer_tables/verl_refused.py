@@ -16,6 +16,11 @@ _OWN_DATA = "own classes for data are not supported"
 _FILES = "files with the rows; hwgrpo data convert writes them"
 _REPLAY = "routing replay is not supported"
 _DRIFT = "rollout.dtype, algorithm.correction, which correct for the gap"
+DROPOUT = (
+    *(f"{each}dropout" for each in ("", "attention_", "attn_", "hidden_", "activation_", "embedding_", "residual_")),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
+)
+"""Names of dropout rates in the configs of models."""
 _HUB = "a folder of the model with its own config"
 
 REFUSED = (
@@ -39,6 +44,13 @@ REFUSED = (
         refused("a template is a file here", "model.chat_template", None, keys=("custom_chat_template",)),
         refused("modules are imported as plugins", "plugins", None, keys=("external_lib",)),
         refused("the config of a model is not changed", _HUB, {}, None, keys=("override_config", "override_config.*")),
+        refused(
+            "models load without dropout",
+            "0.0",
+            0.0,
+            None,
+            keys=tuple(f"override_config.{each}" for each in DROPOUT),
+        ),
         refused(
             "layers are named, not left out",
             "model.lora.target_modules, with re:PATTERN",

@@ -40,7 +40,8 @@ def test_a_value_is_what_hydra_reads(text: str, value: object):
 
 
 def test_the_forms_of_an_override():
-    assert parse_override("+a.b=1") == parse_override("++a.b=1") == Override("a.b", 1)
+    assert parse_override("a.b=1") == parse_override("++a.b=1") == Override("a.b", 1)
+    assert parse_override("+a.b=1") == Override("a.b", 1, adds=True)
     assert parse_override("~a.b") == Override("a.b", None, deletes=True)
     for wrong in ("a.b", "=1", "a.b=[1", "a.b='x", "a.b={x}"):
         with pytest.raises(ConfigError):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.script_command import VerlCommand
+from hwgrpo.imports.script_command import MARK, VerlCommand
 from hwgrpo.imports.shell_script import read_script
 
 COMMAND = "python3 -m verl.trainer.main_ppo"
@@ -104,12 +104,87 @@ def test_a_branch_is_read_where_what_it_compares_is_known(form: str, condition: 
         ("X=0\nif false; then X=1; fi\nif ! false; then X=5; fi", "5"),
         ("export Y=a && X=1", "1"),
         ("X=1; unset X; X=${X:-3}", "3"),
+        ("X=0\n[ 1 = 1 ] && { [ 1 = 2 ] || [ 2 = 2 ]; } && X=1", "1"),
+        ("X=0\n[ 1 = 1 ] && { [ 1 = 2 ] || [ 2 = 3 ]; } && X=1", "0"),
+        ("X=0\n! { [ 1 = 2 ] || false; } && X=1", "1"),
+        ("X=0\n{ false; } || X=1", "1"),
+        ("X=0\n( true; false ) || { false || { true && X=1; }; }", "1"),
+        ("X=0\nif { [ 1 = 1 ]; } && { [ 1 = 2 ] || true; }; then X=1; fi", "1"),
+        ("X=0\nif [ 1 = 2 ] || { true && false; }; then X=1; elif { true; }; then X=2; fi", "2"),
+        ("X=0\nif [ 1 = 2 ] && { X=3; true; }; then X=1; fi", "0"),
     ],
 )
 def test_lists_of_commands_are_read_as_bash_runs_them(script: str, value: str):
     assert read(f"{script}\n{COMMAND} a.b=$X").arguments == [f"a.b={value}"]
     bash = subprocess.run(["bash"], input=f"{script}\necho $X", capture_output=True, text=True, check=True)
     assert bash.stdout == f"{value}\n"
+
+
+BRANCHES = [
+    "a) X=1 ;; b) X=2 ;; *) X=3 ;;",
+    "b | c)\n  X=1\n  ;;\n a | d)\n X=2;;\n esac\ncase b in b) Y=1;;",
+    "(b) X=1;;\n  # why\n  (a|c) X=2 ;;",
+    "b) ;; *) X=4",
+    '"a"*) X=1;; a?) X=2;; a*) X=3;;',
+    "x) case $A in a) X=1;; esac;; *) case $A in b) X=5;; a) X=6;; esac; X=${X}7;;",
+    "a) if true; then X=1; else X=2; fi;; *) exit 1;;",
+    "b) exit 1;;",
+    "a) (X=5);; *) X=3;;",
+    "$A) X=1;; *) X=2;;",
+    "a*b | *) X=1;;",
+]
+
+
+@pytest.mark.parametrize("value", ["a", "ab", "c d", ""])
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_a_branch_of_case_is_read_as_bash_runs_it(branches: str, value: str):
+    lines = f"X=0\nA='{value}'\ncase \"$A\" in {branches}\nesac"
+    bash = subprocess.run(["bash"], input=f"{lines}\necho $X", capture_output=True, text=True, check=False)
+    if bash.returncode:
+        with pytest.raises(ConfigError, match="the script ends here"):
+            read(f"{lines}\n{COMMAND} a.b=$X")
+        return
+    assert read(f"{lines}\n{COMMAND} a.b=$X").arguments == [f"a.b={bash.stdout.strip()}"]
+
+
+@pytest.mark.parametrize(
+    "branches",
+    ["a) X=1;;", "b) X=1;;& *) X=3;;", "[ab]) X=1;;", "'a*') X=1;;", "@(a|b)) X=1;;", "b) X=1;& c) X=2;;", "*) X=1;;"],
+)
+def test_a_branch_that_may_be_run_leaves_what_it_sets_unknown(branches: str):
+    unknown = "nproc" if branches in ("a) X=1;;", "*) X=1;;") else "echo b"
+    command = read(f"X=0\ncase $({unknown}) in\n{branches}\nesac\n{COMMAND} a.b=$X")
+    if branches == "*) X=1;;":  # matches whatever it is
+        assert command.arguments == ["a.b=1"]
+    else:
+        assert "X is set under the `case` in line 2, which is not evaluated" in command.reasons(command.marked[0])[0]
+    if branches == "a) X=1;;":
+        assert "$(nproc) is the output of a program" in command.reasons(command.marked[0])[0]
+
+
+def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_answer():
+    asks = "$(python3 -c 'import {}' 2>/dev/null && echo npu || echo gpu)"
+    command = read(f"A={asks.format('json')} B=${{NO:-{asks.format('not_a_package')}}}\n{COMMAND} a.b=$A a.c=$B")
+    assert command.arguments == ["a.b=npu", "a.c=gpu"]
+    assert [each for each in command.notices if "installed here" in each] == [
+        "line 1: the package json is installed here, by which the script's test for it is decided; the other way is "
+        "--set NAME=VALUE",
+        "line 1: the package not_a_package is not installed here, by which the script's test for it is decided; the "
+        "other way is --set NAME=VALUE",
+    ]
+    for source in (
+        "$(python3 -c 'print(1)')",
+        "$(python3 -c 'import a.b' && echo x)",
+        "$(echo a | wc)",
+        "$(echo -n a)",
+    ):
+        assert MARK.search(read(f"{COMMAND} a.b={source}").marked[0]), source
+
+
+def test_a_variable_that_is_fixed_is_never_set():
+    lines = "D=1\nexport E=2 D=3\nfor D in a b; do :; done\nunset D\nD+=4\n((D = 5))\nif [ -f f ]; then D=6; fi"
+    command = read_script(f"{lines}\n{COMMAND} a.b=$D a.c=$E", "run.sh", [], {"D": "0"}, fixed={"D": "npu"})
+    assert command.arguments == ["a.b=npu", "a.c=2"]
 
 
 SCRIPTS = [
@@ -163,6 +238,8 @@ SCRIPTS = [
     ("A=' x y ' E=", 'a.b=$A. a"$A"b $A$A $E "$E" "$E"$E ""$@ "$@" "$E$@"', [()]),
     ("A=(1 2)\nA=3\nB=4\nB+=(5)\nC=(6)\nC+=7", '"${A[@]}" "${B[@]}" ${C[@]}', [()]),
     ("for ((i = 0; i < 2; i++)); do :; done\nX=1", "a.b=$X", [()]),
+    ("A='{x:{},'\\\n'y:1}'\nB=a\\\nb C=\\\n1", '"$A" $B $C', [()]),
+    ("A=$(echo a b && echo c) B=$(false || echo d)", '"$A" $(echo $# x)', [()]),
 ]  # fmt: skip
 RUNS = [(lines, words, arguments) for lines, words, runs in SCRIPTS for arguments in runs]
 
@@ -231,7 +308,10 @@ def test_what_is_not_known_carries_its_reason(script: str, reason: str):
         (f"{COMMAND} a.b='1", "line 1: a ' is not closed"),
         (f"A=(a.b=1 & a.c=2)\n{COMMAND} a.b=1", "line 1: '&' in an array"),
         (f"X=\"{COMMAND} a.b='x'\"\neval $X", "line 2: eval reads the command again; write the command itself"),
-        ("python3 -m verl.trainer.main_eval a.b=1", "verl.trainer.main_eval is not supported"),
+        (
+            "python3 -m verl.trainer.main_eval a.b=1",
+            "verl.trainer.main_eval is no entry point whose settings are known",
+        ),
     ],
 )
 def test_a_script_without_one_clear_command_is_refused(script: str, message: str):

@@ -9,6 +9,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.imports.hydra_values import read_resolved
 from hwgrpo.imports.import_table import table_text
 from hwgrpo.imports.recipe_text import recipe_text
+from hwgrpo.imports.shell_script import MODULES
 from hwgrpo.imports.verl_import import import_verl
 from hwgrpo.imports.verl_reader import read_verl
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
@@ -195,8 +196,7 @@ def test_an_unknown_piece_of_a_name_is_left_out_and_of_a_setting_an_error(tmp_pa
 @pytest.mark.parametrize(
     "setting",
     [
-        "data.train_files=\"['$DATA/a.parquet','$DATA/b.parquet']\"",
-        'data.train_files="[[$DATA]]"',
+        'data.train_batch_size="[[$DATA]]"',
         'reward.custom_reward_function.reward_kwargs="{a: {b: $DATA}}"',
         'reward.custom_reward_function.reward_kwargs="{$DATA: 1}"',
     ],
@@ -206,6 +206,88 @@ def test_an_unknown_piece_within_a_list_or_a_mapping_is_an_error(setting: str, t
     script.write_text(f"python3 -m verl.trainer.main_ppo {setting}\n")
     with pytest.raises(ConfigError, match=r"is not known: run.sh, line 1: the variable DATA is not set"):
         read_verl(str(script), [], {})
+
+
+def test_a_path_with_a_variable_that_is_not_set_is_read_when_the_recipe_runs(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$ROOT/model "
+        "data.train_files=\"['$ROOT/a.parquet','/b.parquet']\"\n"
+    )
+    settings, notices = read_verl(str(script), [], {})
+    assert settings.given == {
+        "actor_rollout_ref.model.path": "${oc.env:ROOT}/model",
+        "data.train_files": ["${oc.env:ROOT}/a.parquet", "/b.parquet"],
+    }
+    assert notices == [
+        f"{key}: run.sh, line 1: the variable ROOT is not set here; the recipe reads it when it runs, or write --set "
+        "NAME=VALUE"
+        for key in settings.given
+    ]
+    assert read_verl(str(script), [], {}, {"ROOT": "/r"})[0].given["actor_rollout_ref.model.path"] == "/r/model"
+
+
+def test_a_number_of_devices_that_a_program_prints_is_left_out(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi -L | wc -l) data.seed=3\n")
+    settings, notices = read_verl(str(script), [], {})
+    assert settings.given == {"data.seed": 3}
+    assert "trainer.n_gpus_per_node: run.sh, line 1: $(nvidia-smi -L | wc -l) is the output of a program" in notices[0]
+
+
+def test_keys_that_are_added_are_listed_and_others_refused(tmp_path: Path):
+    imported = import_verl(read_verl(None, ["+my.own={a: 1}", "+data.shufle=true", "data.seed=3"], {})[0])
+    lines = {each.key: (each.group, each.note) for each in imported.entries}
+    assert lines["+my.own.a"] == ("unread", "verl's config has no such key")
+    assert lines["+data.shufle"] == ("unread", "verl's config has no such key; did you mean data.shuffle?")
+    assert lines["data.seed"][0] != "unread"
+    with pytest.raises(ConfigError, match=r"unknown key of verl 'data.shufle': did you mean data.shuffle\?"):
+        read_verl(None, ["data.shufle=true"], {})
+
+
+@pytest.mark.parametrize(
+    ("override", "given", "notice"),
+    [
+        ("actor@actor_rollout_ref.actor=mlite_actor", {"model_engine": "mlite"}, ""),
+        ("ref@actor_rollout_ref.ref=mlite_ref", {}, "the reference has the engine of the actor"),
+        ("+critic@critic=dp_critic", {}, "there is no critic here"),
+    ],
+)
+def test_a_group_of_hydra_is_read_by_what_it_decides(override: str, given: dict, notice: str):
+    settings, notices = read_verl(None, [override], {})
+    assert settings.given == given
+    assert notice in "".join(notices)
+    with pytest.raises(ConfigError, match=r"data@data='other' chooses a part of verl's config"):
+        read_verl(None, ["data@data=other"], {})
+
+
+@pytest.mark.parametrize("entry", [*MODULES, "recipe/entropy/main_entropy.py"])
+def test_entry_points_whose_settings_are_those_of_main_ppo_are_read(entry: str, tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 {'' if entry.endswith('.py') else '-m '}{entry} data.seed=3\n")
+    assert read_verl(str(script), [], {})[0].given == {"data.seed": 3}
+
+
+def test_another_entry_point_is_read_if_one_asks_for_it(tmp_path: Path):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m recipe.spin.main_spin data.seed=3\n")
+    with pytest.raises(ConfigError, match=r"recipe.spin.main_spin is no entry point .*--entry main_ppo"):
+        read_verl(str(script), [], {})
+    assert read_verl(str(script), [], {}, any_entry=True)[0].given == {"data.seed": 3}
+
+
+def test_a_rate_of_dropout_that_is_0_is_a_note_and_another_is_refused():
+    key = "actor_rollout_ref.model.override_config.attention_dropout"
+    for value, kind in ((0.0, "ignored"), (0, "ignored"), (0.1, "refused")):
+        (entry,) = [
+            each for each in import_verl(read_verl(None, [f"+{key}={value}"], {})[0]).entries if each.key == key
+        ]
+        assert entry.group == kind
+
+
+def test_a_mapping_that_is_none_is_an_error_that_says_so():
+    with pytest.raises(ConfigError, match=r"data.apply_chat_template_kwargs='other' must be a mapping"):
+        read_verl(None, ["data.apply_chat_template_kwargs=other"], {})
 
 
 def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
