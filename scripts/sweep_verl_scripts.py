@@ -3,8 +3,8 @@
 
     python scripts/sweep_verl_scripts.py VERL/examples/grpo_trainer > benchmarks/results/verl_scripts.md
 
-Nothing of a script is run. A script counts as read if it is imported, or refused for settings without a counterpart here,
-which are named; whatever ends its reading before that is the table's third group.
+Nothing of a script is run. A script is imported, refused for settings without a counterpart here, which are named, or
+stopped by an error before that.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `hwgrpo train` that import settings."""
+    """Declare the options of `hwgrpo train` and `hwgrpo launch` that import settings."""
     parser.add_argument(
         "--from",
         dest="source",
@@ -155,8 +155,31 @@ def import_settings(
         raise ConfigError(
             f"without a counterpart here: {keys}; see above. Change them, or leave them out with --drop-refused"
         )
+    _check(imported)
     source = imported.project if file is None else "standard input" if file == "-" else file
     return imported, recipe_text(imported, source)
+
+
+def _check(imported: Imported) -> None:
+    """Check the recipe of an import as a run on its machine would, whose files, variables and packages are not here.
+
+    Raises:
+        ConfigError: a run would refuse it.
+    """
+    from hwgrpo.config import load_config
+    from hwgrpo.imports.recipe_text import nested
+    from hwgrpo.imports.variable_text import known, variables_in
+
+    settings = {key: known(value) for key, value in imported.settings.items()}
+    settings |= {key: "unknown" for key in ("model.path", "data.train") if not settings.get(key)}
+    settings.setdefault("reward.functions", [{"name": "exact_match"}])
+    try:
+        load_config(nested(settings), data_may_be_missing=True, files_may_be_missing=True)
+    except ConfigError as error:
+        text = str(error)
+        for each in variables_in(imported.settings):
+            text = text.replace(each.value, each) if each.value else text
+        raise ConfigError(f"{imported.project}'s settings make a recipe that a run refuses: {text}") from None
 
 
 def _shown(value: object) -> object:
@@ -186,8 +209,11 @@ def _imported(
     return import_trl(of_trl), notices
 
 
-def use_imported(args: argparse.Namespace) -> None:
-    """Let `hwgrpo train --from` train on the imported settings, with those of --set above them; else do nothing.
+def use_imported(args: argparse.Namespace) -> Imported | None:
+    """Let a command with --from train on the imported settings, with those of --set above them; else do nothing.
+
+    Returns:
+        The import; `args` then name a recipe, as if it had been given.
 
     Raises:
         ConfigError: an option that is for --from is given without it; or as `import_settings` does.
@@ -198,11 +224,27 @@ def use_imported(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{option} is for --from {'|'.join(SYSTEMS)}; settings of a recipe follow it as key=value"
             )
-        return
+        return None
     first = launched_rank().rank == 0
     arguments = [args.recipe, *args.overrides]
-    _, recipe = import_settings(args.source, arguments, drop_refused=args.drop_refused, prints=first)
+    imported, recipe = import_settings(args.source, arguments, drop_refused=args.drop_refused, prints=first)
     folder = Path(tempfile.mkdtemp(prefix="hwgrpo-import-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "imported.yaml").write_text(recipe, encoding="utf-8")
     args.recipe, args.overrides = str(folder / "imported.yaml"), args.settings
+    args.source, args.settings, args.drop_refused = None, [], False
+    return imported
+
+
+def import_options(args: argparse.Namespace) -> list[str]:
+    """Return the options of --from as they were given, for a command that passes them on."""
+    if args.source is None:
+        return []
+    settings = [word for each in args.settings for word in ("--set", each)]
+    return ["--from", args.source, *settings, *(["--drop-refused"] if args.drop_refused else [])]
+
+
+def started_by(imported: Imported) -> tuple[int, int]:
+    """Return how many processes per node, and how many nodes, an import's command starts: 1 where it says none."""
+    found = re.search(r"--devices (\d+)(?: --nodes (\d+))?", imported.devices)
+    return (int(found[1]), int(found[2] or 1)) if found else (1, 1)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.cli.import_settings import add_import_options, import_options, started_by, use_imported
 from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--run", action="store_true", dest="started", help="run it, or submit it to Slurm")
     for name in COMMANDS:
         _module(name).add_flags(parser)
+    add_import_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     name = args.recipe if args.recipe in COMMANDS else COMMANDS[0]
     if args.recipe in COMMANDS:
         args.recipe, args.overrides = next(iter(args.overrides), None), args.overrides[1:]
+    given = [*filter(None, (args.recipe,)), *args.overrides, *import_options(args)]
+    _import(args, name, visible)
     module, options = _module(name), _options(args, name)
     from hwgrpo.config.validate import check_world_size
 
@@ -112,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     variables = _variables(backend, visible, devices, os.environ)
     variables |= dict([NEW_STORE] if args.nodes > 1 else [])
     variables |= dict([SHUTDOWN_TIMEOUT] if args.nodes * devices > 1 else [])
-    train = [name, *filter(None, (args.recipe,)), *args.overrides, *options]
+    train = [name, *given, *options]
     if args.slurm:
         cpus = args.cpus or CPUS_PER_DEVICE * devices
         script = slurm_script(train, backend, devices, args.nodes, restarts, cpus, args.sbatch or ())
@@ -127,6 +131,17 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"')
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return _show([*lines, " ".join([*assigned, _tool(arguments[0]), shlex.join(arguments[1:])])])
+
+
+def _import(args: argparse.Namespace, name: str, visible: Sequence[str]) -> None:
+    """Use the settings of --from, and start as many processes as they are for, unless the command says how many."""
+    if args.source is not None and name != COMMANDS[0]:
+        raise ConfigError(f"--from is an option of `hwgrpo launch {COMMANDS[0]}`, not of {name}")
+    imported = use_imported(args)
+    if imported is not None:
+        devices, nodes = started_by(imported)
+        args.devices = args.devices if args.devices is not None or visible else devices
+        args.nodes = nodes if args.nodes == 1 else args.nodes
 
 
 def _module(name: str) -> Any:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 
-from hwgrpo.cli.import_settings import add_import_options, use_imported
+from hwgrpo.cli.import_settings import add_import_options, import_options, started_by, use_imported
+from hwgrpo.launched_ranks import launched_rank
 
 HELP = "train a language model with GRPO from a recipe"
 
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.validate import check_resume
 
-    use_imported(args)
+    _name_other_processes(args)
     config = load_config(
         args.recipe,
         args.overrides,
@@ -73,3 +76,16 @@ def run(args: argparse.Namespace) -> int:
     # only after success: a failed rank would wait here for ranks that wait for it
     run.strategy.close()
     return 0
+
+
+def _name_other_processes(args: argparse.Namespace) -> None:
+    """Use imported settings, and say where their script starts more processes than this one."""
+    given = shlex.join([args.recipe, *args.overrides, *import_options(args)])
+    imported = use_imported(args)
+    devices, nodes = started_by(imported) if imported is not None else (1, 1)
+    if devices * nodes > 1 and launched_rank().world_size == 1:
+        print(
+            f"hwgrpo: note: the settings are those of {devices * nodes} processes, and this is one; "
+            f"`hwgrpo launch {given}` starts them",
+            file=sys.stderr,
+        )

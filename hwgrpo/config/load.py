@@ -41,6 +41,7 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     data_may_be_missing: bool = False,
+    files_may_be_missing: bool = False,
     variables_may_be_missing: bool = False,
     imported: Collection[str] = (),
     unread: Sequence[str] = (),
@@ -52,7 +53,8 @@ def load_config(
         recipe: YAML file, name of a shipped recipe, or settings as a mapping; None starts from the defaults.
         overrides: `section.key=value` arguments; values are YAML. They win over the recipe; a setting of the recipe
             that has no effect beside them is noted on stderr.
-        data_may_be_missing: do not insist on files with prompts that the settings name.
+        data_may_be_missing: do not insist on files with prompts that the settings name, nor on packages of loggers.
+        files_may_be_missing: do not insist on any other file: the settings are those of another machine.
         variables_may_be_missing: where a value may be secret, do not insist on the variable it comes from; it is then
             null, and `unset_variables` names it.
         imported: settings or sections that the user did not choose; where nothing uses one, that is noted on stderr
@@ -77,7 +79,13 @@ def load_config(
             raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
     import_plugins(config.plugins)
     imported = {*imported, *used_before, *of_presets}
-    notes = check_config(used(config), data_may_be_missing=data_may_be_missing, imported=imported, unread=unread)
+    notes = check_config(
+        used(config),
+        data_may_be_missing=data_may_be_missing,
+        files_may_be_missing=files_may_be_missing,
+        imported=imported,
+        unread=unread,
+    )
     for note in notes:
         print(f"hwgrpo: note: {note}", file=sys.stderr)
     return config

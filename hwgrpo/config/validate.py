@@ -32,6 +32,7 @@ def check_config(
     config: Config,
     *,
     data_may_be_missing: bool = False,
+    files_may_be_missing: bool = False,
     imported: Collection[str] = (),
     unread: Sequence[str] = (),
 ) -> list[str]:
@@ -39,7 +40,9 @@ def check_config(
 
     Args:
         config: the settings.
-        data_may_be_missing: do not check that files with prompts exist; see `missing_data`.
+        data_may_be_missing: do not check that files with prompts and the packages of loggers are here; see
+            `missing_loggers` and `missing_data`.
+        files_may_be_missing: nor that any other file is: the settings are those of another machine.
         imported: settings or sections not set by the user, which may be without effect.
         unread: sections and settings that may name missing plug-ins.
 
@@ -53,9 +56,10 @@ def check_config(
     sampling_of(config)
     _check_names(config, unread)
     notes = check_used(config, imported)
-    _check_files(config)
+    if not files_may_be_missing:
+        _check_files(config)
     _check_sources(config)
-    missing = missing_data(config)
+    missing = [*(() if "observe" in unread else missing_loggers(config)), *missing_data(config)]
     if missing and not data_may_be_missing:
         raise ConfigError(missing[0])
     _check_contradictions(config)
@@ -190,8 +194,6 @@ def _check_observe(observe: ObserveConfig) -> None:
                 check_file_of(name, registry.kind)
             elif name not in registry:
                 raise unknown_choice(registry.kind, name, [*registry.names(), FORM])
-            else:
-                check_logger_installed(name)
     functions = [split_name(name)[1] for name in (*observe.loggers, *observe.metrics) if names_a_file(name)]
     for function, arguments in observe.kwargs.items():
         if function not in functions:
@@ -244,6 +246,17 @@ def check_resume(config: Config) -> None:
         raise ConfigError(
             f"trainer.resume={resume!r} is neither auto, never nor a folder that exists; name one of them.{hint}"
         )
+
+
+def missing_loggers(config: Config) -> list[str]:
+    """Return problems with the packages of `observe.loggers`."""
+    missing = []
+    for name in config.observe.loggers:
+        try:
+            check_logger_installed(name)
+        except ConfigError as error:
+            missing.append(str(error))
+    return missing
 
 
 def missing_data(config: Config) -> list[str]:

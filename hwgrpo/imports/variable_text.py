@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from hwgrpo.imports.variable_secrets import looks_secret, names_secret
@@ -76,3 +77,11 @@ def known(value: Any) -> Any:
     if isinstance(value, list):
         return [known(each) for each in value]
     return {key: known(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def variables_in(value: Any) -> Iterator[VariableText]:
+    """Yield the texts with variables in a value, in lists and mappings, too."""
+    if isinstance(value, VariableText):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from variables_in(each)

@@ -56,20 +56,16 @@ def parallelism(v: VerlSettings) -> Iterator[Converted]:
     engines = [each for each in (v.given.get(strategy), v.given.get(chosen)) if each is not None]
     other = next((name for each in engines if (name := _ENGINES.get(each, each))), None)
     sizes = {}
-    for key, origins in (("sequence", SEQUENCE_PARALLEL), ("tensor", TENSOR_PARALLEL)):
+    for key, origins in (("tensor", TENSOR_PARALLEL), ("sequence", SEQUENCE_PARALLEL)):
         given = [each for each in origins if v.is_given(each)]
         above = [each for each in given if v[each] > 1]
         sizes[key] = max([1, *(v[each] for each in above)])
-        yield Assignment(f"trainer.{key}_parallel_size", sizes[key], tuple(above or given or origins[:1]))
+        if len(sizes) < 2 or min(sizes.values()) == 1:
+            yield Assignment(f"trainer.{key}_parallel_size", sizes[key], tuple(above or given or origins[:1]))
+        else:
+            why = "sequences are shared among ranks by tensor parallelism already"
+            yield Refusal(above[0], v[above[0]], why, "1, or a tensor parallel size of 1")
         yield Remark(origins, "without effect beside the other key" if above else "one rank has all of a sequence")
-    if min(sizes.values()) > 1:
-        origin = next(each for each in SEQUENCE_PARALLEL if v[each] > 1)
-        yield Refusal(
-            origin,
-            v[origin],
-            "sequences are shared among ranks by tensor parallelism already",
-            "1, or a tensor parallel size of 1",
-        )
     offload = ACTOR + "fsdp_config.offload_policy"
     sharded = (v.world_size() > 1 and bool(engines)) or sizes["tensor"] > 1 or v[offload]
     note = f"trained by fsdp2 instead of {other}" if other else ""

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
-from hwgrpo.config.validate import missing_data
+from hwgrpo.config.validate import missing_data, missing_loggers
 from hwgrpo.data.prompts import PromptDataset, dataset_notes
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
@@ -145,11 +145,12 @@ def make_plan(
 
 
 def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
-    """Open the data and test the rewards on one row; add missing data or a missing tokenizer to the problems.
+    """Open the data and test the rewards on one row; add what is missing here to the problems.
 
     Returns:
         The data, its rewards closed; and the lines of the rewards' test.
     """
+    problems += missing_loggers(config)
     missing = missing_data(config)
     if missing:
         problems += missing

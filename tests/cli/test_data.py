@@ -199,7 +199,7 @@ def test_a_recipe_says_what_columns_and_rewards_are(hwgrpo, tmp_path):
     write_jsonl(tmp_path / "mine.jsonl", [{"q": "1+1", "a": "2"}, {"q": "1+2", "a": "three"}])
     (tmp_path / "mine.yaml").write_text(
         "model: {path: builtin/tiny}\ndata: {train: mine.jsonl, prompt_key: q, ground_truth_key: a}\n"
-        "reward: {functions: [{name: gsm8k, kwargs: {method: flexible}}, length]}\n"
+        "reward: {functions: [{name: gsm8k, kwargs: {method: lenient}}, length]}\n"
     )
     done = hwgrpo("data", "inspect", "mine.jsonl", "--recipe", "mine.yaml")
     assert done.returncode == 1, done.stderr

@@ -55,7 +55,7 @@ IMPORTS = {
     "roll": (
         "roll",
         "run.yaml",
-        "response_length: 64\nexp_name: ${oc.env:LEAK_WORD}\n"
+        "response_length: 64\nnum_return_sequences_in_group: 8\nexp_name: ${oc.env:LEAK_WORD}\n"
         "logging_dir: ${oc.env:LEAK_DATA}/logs\n"
         "some_other_key: ${oc.env:LEAK_TOKEN}\n"
         "pretrain: ${oc.env:LEAK_MODEL}\n",
@@ -303,7 +303,7 @@ def test_truth_values_and_numbers_of_variables_stay_such_in_free_mappings(value,
     assert recipe["rollout"]["engine_kwargs"] == {"seed": expected}
 
 
-FILTER = "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=$V"
+FILTER = "actor_rollout_ref.rollout.n=2 algorithm.filter_groups.enable=True algorithm.filter_groups.metric=$V"
 LORA = "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.target_modules="
 
 
@@ -327,6 +327,14 @@ def test_a_word_of_a_variable_that_is_a_choice_is_read_as_that_choice(line, valu
         recipe = recipe.get(name) if isinstance(recipe, dict) else None
     assert recipe == expected, text
     assert "refused" not in text
+
+
+def test_an_error_about_the_recipe_shows_no_value_of_a_variable(monkeypatch, capsys):
+    monkeypatch.setenv("V", "~hidden-and-no-user/run")
+    assert main(["import", "verl", "algorithm.adv_estimator=grpo", "trainer.default_local_dir=${oc.env:V}"]) == 2
+    found = capsys.readouterr()
+    assert "verl's settings make a recipe that a run refuses: trainer.output_dir='${oc.env:V}'" in found.err
+    assert nothing_leaks(found.err + found.out)
 
 
 def test_lists_of_variables_with_commas_are_lists_in_openrlhf(monkeypatch, capsys):
