@@ -16,6 +16,7 @@ from hwgrpo.rollout.vllm.installed_vllm import IN_PROCESS
 
 WHEEL = "the wheel's own metadata"
 ASCEND_POLICY = "vllm-ascend, versioning policy of v0.23.0"
+TORCH_NPU = "Ascend/pytorch 031eec5: COMPATIBILITY.md"
 OWN = "hwgrpo's pyproject.toml"
 CANN = "CANN"
 """Not a Python distribution: its version is that of the sourced toolkit."""
@@ -49,6 +50,8 @@ MATRIX = (
     Row("torch-npu", "==2.12.*", {"torch": "==2.12.*"}, WHEEL),
     Row("torch-npu", "==2.13.*", {"torch": "==2.13.*"}, WHEEL),
     Row("torch-npu", "==2.14.*", {"torch": "==2.14.*"}, WHEEL),
+    Row("torch-npu", "==2.12.0", {CANN: "==9.1.0"}, TORCH_NPU),
+    Row("torch-npu", "==2.11.0", {CANN: "==9.1.0"}, TORCH_NPU),
     Row("torch-npu", "==2.10.0.post4", {CANN: "==9.1.0"}, ASCEND_POLICY),
     Row("torch-npu", "==2.10.0.post2", {CANN: "==9.0.1"}, ASCEND_POLICY),
     Row("torch-npu", "==2.10.0", {CANN: "==9.0.0"}, ASCEND_POLICY),

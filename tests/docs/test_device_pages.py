@@ -173,7 +173,6 @@ def test_a_setting_of_verl_stands_beside_ours(file: str):
 
 
 @pytest.mark.parametrize("file", PAGES.values())
-def test_a_page_is_short_and_says_what_is_unproven(file: str):
+def test_a_page_says_first_what_is_unproven(file: str):
     text = page(file)
-    assert len(text.splitlines()) <= 156
     assert "has run on an" in text.split("\n## ")[0]
