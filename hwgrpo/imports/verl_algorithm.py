@@ -17,6 +17,8 @@ _AGGREGATION, _SCALE = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor"
 _FORCED = "seq-mean-token-mean"
 _FORCES = ("sapo", "geo_mean")
 """Losses that verl aggregates as `_FORCED`, whatever loss_agg_mode says."""
+_NOT_OF_RATIO = ("geo_mean", "dppo_kl")
+"""Losses whose lower clip bounds a log-ratio or a KL, which may be above 1."""
 KWARGS = {
     "clip_cov": {"share": _LOSS + "clip_cov_ratio", "low": _LOSS + "clip_cov_lb", "high": _LOSS + "clip_cov_ub"},
     "kl_cov": {"share": _LOSS + "kl_cov_ratio", "coef": _LOSS + "ppo_kl_coef"},
@@ -71,21 +73,32 @@ def loss(v: VerlSettings) -> Iterator[Converted]:
         )
         return
     yield Assignment("algorithm.loss.name", here, (_MODE,))
-    both, low, high = (ACTOR + name for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
-    for key, bound in (("clip_low", low), ("clip_high", high)):
-        origin = both if v[bound] is None else bound
-        yield Assignment(f"algorithm.loss.{key}", v[origin], (origin, *([bound] if origin == both else [])))
-    if v.is_given(both) and v[low] is not None and v[high] is not None:
-        yield Remark(
-            (both,),
-            f"verl clips at clip_ratio_low={v[low]:g} and clip_ratio_high={v[high]:g} unless these are null; set them",
-        )
+    yield from _clips(v, mode)
     yield Assignment("algorithm.loss.dual_clip", v[ACTOR + "clip_ratio_c"], (ACTOR + "clip_ratio_c",))
     kwargs = {name: v[key] for name, key in KWARGS.get(mode, {}).items() if v[key] is not None}
     ours = {"clip_cov": {"share": 2e-4, "low": 1.0, "high": 5.0}, "kl_cov": {"share": 2e-4, "coef": 0.1}}.get(mode, {})
     if kwargs != ours:
         yield Assignment("algorithm.loss.kwargs", kwargs, tuple(KWARGS[mode].values()))
     yield from _aggregation(v, mode)
+
+
+def _clips(v: VerlSettings, mode: str) -> Iterator[Converted]:
+    """Convert the bounds of the ratio; a lower bound of 0 or less is none, because ratios are positive."""
+    both, low, high = (ACTOR + name for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+    for key, bound in (("clip_low", low), ("clip_high", high)):
+        origin = both if v[bound] is None else bound
+        value, note = v[origin], ""
+        if key == "clip_low" and value > 1:
+            if mode in _NOT_OF_RATIO:
+                yield Refusal(origin, value, f"the lower clip of {mode} is at most 1 here", "1, or less")
+                continue
+            value, note = 1.0, "the ratio has no lower bound"
+        yield Assignment(f"algorithm.loss.{key}", value, (origin, *([bound] if origin == both else [])), note)
+    if v.is_given(both) and v[low] is not None and v[high] is not None:
+        yield Remark(
+            (both,),
+            f"verl clips at clip_ratio_low={v[low]:g} and clip_ratio_high={v[high]:g} unless these are null; set them",
+        )
 
 
 def _aggregation(v: VerlSettings, mode: str) -> Iterator[Converted]:

@@ -83,6 +83,8 @@ LOSSES = {
     "geo_mean": (f"{ACTOR}policy_loss.loss_mode=geo_mean",),
     "gpg": (f"{ACTOR}policy_loss.loss_mode=gpg",),
     "cispo": (f"{ACTOR}policy_loss.loss_mode=cispo", f"{ACTOR}clip_ratio_high=0.28"),
+    "cispo without a lower bound": (f"{ACTOR}policy_loss.loss_mode=cispo", f"{ACTOR}clip_ratio_low=10"),
+    "gspo without a lower bound": (f"{ACTOR}policy_loss.loss_mode=gspo", f"{ACTOR}clip_ratio_low=10"),
     "clip_cov": (f"{ACTOR}policy_loss.loss_mode=clip_cov", f"{ACTOR}policy_loss.clip_cov_ratio=1.0",
                  f"{ACTOR}policy_loss.clip_cov_lb=0.2", f"{ACTOR}policy_loss.clip_cov_ub=0.8"),
     "kl_cov": (f"{ACTOR}policy_loss.loss_mode=kl_cov", f"{ACTOR}policy_loss.kl_cov_ratio=0.2",
