@@ -2,10 +2,10 @@
 
 Every estimator has the signature `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`; `grpo` is
 here, the others are in `advantage_variants.py`; `hwgrpo/catalog.py` lists them by name. One with the decorator
-`@token_level`, or that is given `kl_R`, returns one advantage per response token instead, `advantages_R`. Groups may be ragged and in any
-order. Invalid sequences get advantage 0 and enter no statistic. A group whose valid rewards are all equal gets exactly
-0, decided by max == min: the standard deviation of equal numbers is often not 0 in floating point, and dividing
-rounding noise by it would make a gradient out of nothing. Statistics are fp64.
+`@token_level`, or that is given `kl_R`, returns one advantage per response token instead, `advantages_R`. Groups may be
+ragged and in any order. Invalid sequences get advantage 0 and enter no statistic. A group whose valid rewards are all
+equal gets exactly 0, decided by max == min: the standard deviation of equal numbers is often not 0 in floating point,
+and dividing rounding noise by it would make a gradient out of nothing. Statistics are fp64.
 
 Statistics over the batch (`std="batch"`, `gpg`, `reinforce_plus_plus_baseline`) cover the sequences passed in: pass
 those of all ranks.

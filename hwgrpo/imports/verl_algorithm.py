@@ -28,6 +28,8 @@ KWARGS = {
 }
 """verl's loss -> argument here -> verl's setting."""
 _CORRECTION = "algorithm.rollout_correction."
+_BYPASS = _CORRECTION + "bypass_mode"
+_V1 = "trainer.use_v1"
 _OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
 _LONGEST = "reward.reward_kwargs.max_resp_len"
 _FUNCTION = "reward.custom_reward_function."
@@ -68,11 +70,16 @@ def loss(v: VerlSettings) -> Iterator[Converted]:
     mode = v[_MODE]
     here = value_of(_MODE, mode)
     if not here:
-        yield Refusal(
-            _MODE, mode, "it is verl's own choice of bypass_mode", "algorithm.rollout_correction.bypass_mode=True"
-        )
+        why = "it reads policy_loss.rollout_correction, which is not supported"
+        yield Refusal(_MODE, mode, why, "vanilla, with algorithm.rollout_correction.bypass_mode=True")
         return
-    yield Assignment("algorithm.loss.name", here, (_MODE,))
+    note = ""
+    if v[_BYPASS] and mode != "vanilla":
+        if not v[_V1]:
+            why = "with bypass_mode=True verl's older trainer computes PPO clip in its place, or REINFORCE by loss_type"
+            yield Refusal(_MODE, mode, why, f"vanilla, or {_V1}=True, where it is computed")
+        note = f"as verl's v1 trainer with bypass_mode=True; its older one ({_V1}=False) computes PPO clip"
+    yield Assignment("algorithm.loss.name", here, (_MODE,), note)
     yield from _clips(v, mode)
     yield Assignment("algorithm.loss.dual_clip", v[ACTOR + "clip_ratio_c"], (ACTOR + "clip_ratio_c",))
     kwargs = {name: v[key] for name, key in KWARGS.get(mode, {}).items() if v[key] is not None}
@@ -158,20 +165,35 @@ def kl(v: VerlSettings) -> Iterator[Converted]:
 
 def correction(v: VerlSettings) -> Iterator[Converted]:
     """Convert importance weights and rejection for the gap between engine and trainer."""
-    name, bound, normalize, rejects, bounds, bypass = (
+    name, bound, normalize, rejects, bounds, kind = (
         _CORRECTION + each
         for each in (
             *("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs"),
-            *("rollout_rs_threshold", "bypass_mode"),
+            *("rollout_rs_threshold", "loss_type"),
         )
     )
-    if v[bypass]:
-        if v[name] is not None or v[rejects] is not None:
-            key = name if v[name] is not None else rejects
-            yield Refusal(key, v[key], "with bypass_mode=True there is no gap to correct", "leaving it out")
-        yield Assignment("algorithm.old_logprobs", "rollout", (bypass,))
+    yield Remark((_V1,), "verl's trainers differ here with bypass_mode and max_num_gen_batches alone")
+    if v[_BYPASS]:
+        yield Remark(
+            (name, bound, normalize), "verl's trainers weigh no token with bypass_mode=True, but by loss_type=reinforce"
+        )
+        yield Remark((kind,), "the loss of policy_loss.loss_mode")
+        if v[kind] != "ppo_clip":
+            why = (
+                "with bypass_mode=True verl's v1 trainer keeps policy_loss.loss_mode, and its older one "
+                f"({_V1}=False) weighs log-probs by the current policy's ratio, which is not supported"
+            )
+            yield Refusal(kind, v[kind], why, "ppo_clip, or policy_loss.loss_mode=gpg")
+        if v[rejects] is not None:
+            why = (
+                "with bypass_mode=True verl's v1 trainer rejects nothing, and its older one "
+                f"({_V1}=False) by the current policy's ratio, which is not supported"
+            )
+            yield Refusal(rejects, v[rejects], why, "leaving it out, which is the v1 trainer's, or bypass_mode=False")
+        yield Assignment("algorithm.old_logprobs", "rollout", (_BYPASS,))
         return
-    yield Assignment("algorithm.old_logprobs", "trainer", (bypass,))
+    yield Remark((kind,), "without effect beside bypass_mode=False")
+    yield Assignment("algorithm.old_logprobs", "trainer", (_BYPASS,))
     if v[name] is None:
         yield Remark((name, bound, normalize), "there are no importance weights")
     else:
@@ -233,8 +255,16 @@ def filtered_groups(v: VerlSettings) -> Iterator[Converted]:
     else:
         here = name
     yield Assignment("algorithm.filter_groups.metric", here, (metric,))
-    note = "verl has no limit" if v[rounds] <= 0 else "then verl stops, and here the step is filled with other groups"
-    yield Assignment("algorithm.filter_groups.max_rounds", v[rounds] if v[rounds] > 0 else NO_LIMIT, (rounds,), note)
+    if v[rounds] <= 0:
+        yield Assignment("algorithm.filter_groups.max_rounds", NO_LIMIT, (rounds,), "verl has no limit")
+        return
+    size, step = v["data.gen_batch_size"] or v["data.train_batch_size"], v["data.train_batch_size"]
+    note = (
+        f"{v[rounds]} batches of {size} prompts, in rounds of {step}; then verl's DAPO recipe stops, and here the step "
+        "is filled with other groups; verl's v1 trainer has no limit"
+    )
+    most = max(1, -(-v[rounds] * size // step))
+    yield Assignment("algorithm.filter_groups.max_rounds", most, (rounds, "data.gen_batch_size"), note)
 
 
 def rewards(v: VerlSettings) -> Iterator[Converted]:

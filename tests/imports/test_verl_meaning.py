@@ -279,7 +279,10 @@ def test_a_changed_value_has_verls_meaning(overrides: tuple[str, ...], expected:
 @pytest.mark.parametrize("mode", ["geo_mean", "dppo_kl"])
 def test_a_lower_clip_above_1_of_what_is_no_ratio_is_refused(mode: str):
     [entry] = imported(f"{ACTOR}policy_loss.loss_mode={mode}", f"{ACTOR}clip_ratio_low=1.5").refused()
-    assert (entry.key, entry.note) == (f"{ACTOR}clip_ratio_low", f"the lower clip of {mode} is at most 1 here; nearest: 1, or less")
+    assert (entry.key, entry.note) == (
+        f"{ACTOR}clip_ratio_low",
+        f"the lower clip of {mode} is at most 1 here; nearest: 1, or less",
+    )
 
 
 def test_a_reward_function_and_the_overlong_penalty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -24,8 +24,8 @@ class AdvantageInputs:
     token_probs: TokenProbs | None = None
     """Of the tokens of all responses, 0 where one is invalid; None where the estimator does not read them."""
     kl_R: torch.Tensor | None = None
-    """[R] fp64: of the tokens of all responses the KL in the reward, times its coefficient, 0 where one is invalid; None
-    without it."""
+    """[R] fp64: the KL in the reward, times its coefficient, of the tokens of all responses, 0 where one is invalid;
+    None without it."""
     old_logprobs: torch.Tensor | None = None
     """[R] fp32, of the valid responses' tokens; None where the update needs none or they were not computed."""
     metrics: dict[str, float] = field(default_factory=dict)

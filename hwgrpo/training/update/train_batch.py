@@ -26,8 +26,8 @@ def advantages_over_ranks(
     """Compute this rank's advantages with statistics over the groups and batches of all ranks.
 
     Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it. Those that
-    read `token_probs`, here `probs`, see this rank's groups only: two numbers per token of all ranks are too many. Those
-    that read `kl_R` see it of all ranks: they whiten over tokens.
+    read `token_probs`, here `probs`, see this rank's groups only: two numbers per token of all ranks are too many.
+    Those that read `kl_R` see it of all ranks, because they whiten over tokens.
 
     Returns:
         [S] fp32 per response, and [R] fp32 per token; None where all tokens have that of their response. Per response

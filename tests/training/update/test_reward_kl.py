@@ -82,7 +82,9 @@ def test_old_log_probs_of_the_trained_responses_are_kept():
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "remax"])
 def test_a_loss_of_sequences_is_refused_where_tokens_have_the_kl_from_themselves_on(name: str):
     words = (f"algorithm.advantage.name={name}", "algorithm.loss.name=gmpo")
-    with pytest.raises(ConfigError, match=f"name='{name}' with algorithm.kl.in_reward=true has one advantage per token"):
+    with pytest.raises(
+        ConfigError, match=f"name='{name}' with algorithm.kl.in_reward=true has one advantage per token"
+    ):
         check_token_level(load_config("tiny_sort", [*KL, *words]).algorithm)
     check_token_level(load_config("tiny_sort", words).algorithm)
 
