@@ -219,6 +219,11 @@ def correction(v: VerlSettings) -> Iterator[Converted]:
             bounds, v[bounds], f"rollout_rs has {len(statistics)} statistics", "one threshold, or one of each"
         )
         return
+    tokens = next((each for each in statistics if each.startswith("token_")), None)
+    if tokens is not None and v[_MODE] == "geo_mean":
+        why = f"verl leaves tokens that {tokens} rejects out of the ratio of geo_mean, which has all tokens here"
+        yield Refusal(rejects, v[rejects], why, "a statistic of sequences, e.g. seq_mean_k1")
+        return
     reject: dict[str, Any] = {}
     for statistic, limit in zip(statistics, limits, strict=True):
         low, high = _bounds(bounds, limit, v[bounds])

@@ -127,6 +127,15 @@ def test_what_verls_two_trainers_read_differently_beside_bypass_mode_is_refused(
     assert why in refused.note
 
 
+def test_tokens_rejected_from_the_ratio_of_a_sequence_are_refused():
+    mode, rejects = f"{ACTOR}policy_loss.loss_mode=geo_mean", "algorithm.rollout_correction.rollout_rs"
+    bounds = f"{rejects}_threshold=2.0"
+    [refused] = imported(mode, f"{rejects}='seq_mean_k1,token_k1'", bounds).refused()
+    assert refused.key == rejects
+    assert "token_k1 rejects out of the ratio of geo_mean" in refused.note
+    assert imported(mode, f"{rejects}=seq_mean_k1", bounds).refused() == []
+
+
 SGLANG, FILTERED = "actor_rollout_ref.rollout.name=sglang", "over all tokens"
 DRAWN = "verl draws them by"
 

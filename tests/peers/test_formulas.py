@@ -125,8 +125,6 @@ def assert_same(
 )  # fmt: skip
 @pytest.mark.parametrize("correction", ["none", "token_truncate"])
 def test_a_loss_of_verl(theirs: str, loss: LossConfig, actor: dict[str, Any], aggregation: str, correction: str):
-    if theirs == "geo_mean":
-        correction = "none"  # verl makes one weight of a sequence from those of its tokens
     given = tensors()
     logprob = given["logprob"].clone().requires_grad_()
     advantage = given["advantage"][:, None].expand(-1, T)
