@@ -70,7 +70,8 @@ def ours(
         norm_length=norm_length,
     ).double()
     rows = {name: values[mask] for name, values in given.items() if values.dim() == 2}
-    rows["advantage"] = given["advantage"].repeat_interleave(lengths)
+    if given["advantage"].dim() == 1:
+        rows["advantage"] = given["advantage"].repeat_interleave(lengths)
     rows["weight"] = weights.repeat_interleave(lengths)
     logprob = rows.pop("logprob").clone().requires_grad_()
     tokens = UpdateTokens(
