@@ -23,7 +23,7 @@ ADVANTAGES = Registry(
 """Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`, or `advantages_R` with the
 decorator `@token_level`; one with an argument `parts` is also given {reward function: (weight, its rewards_S)}, one
 with an argument `steps` the `StepRewards`, one with an argument `greedy_S` the rewards of greedy responses, one with
-an argument `token_probs` the `TokenProbs`."""
+an argument `token_probs` the `TokenProbs`, one with an argument `kl_R` the KL of tokens in the reward."""
 ADVANTAGES_WITH_ARGUMENTS = ("gdpo", "online_rft")
 """Those with keyword arguments of their own, given as `algorithm.advantage.kwargs`."""
 ADVANTAGES_OF_SINGLE_RESPONSES = ("reinforce_plus_plus", "remax", "online_rft")

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import torch
 
 from hwgrpo.algorithms.groups import Groups
+from hwgrpo.algorithms.token_advantages import sum_before
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
@@ -38,6 +39,7 @@ def remax(
     lengths_S: torch.Tensor | None = None,
     *,
     greedy_S: torch.Tensor,
+    kl_R: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reward minus that of the greedy response to the same prompt. Source: ReMax (Li et al. 2023).
 
@@ -47,12 +49,20 @@ def remax(
     Args:
         rewards_S, group_S, valid_S, config, lengths_S: as for all estimators.
         greedy_S: [S] fp64 reward of the greedy response to each sequence's prompt; NaN where it has none.
+        kl_R: [R] the KL of each token times its coefficient, whose sums `rewards_S` are less of. A token then has the
+            KL from itself on, and the result is [R].
     """
     has_greedy_S = ~greedy_S.isnan()
     reward_S = Groups(rewards_S, group_S, valid_S).reward_S
     others = Groups(rewards_S, group_S, valid_S & ~has_greedy_S, config.singleton)
     from_greedy_S = torch.where(valid_S & has_greedy_S, reward_S - greedy_S, 0.0).float()
-    return torch.where(has_greedy_S, from_greedy_S, others.zero_without_signal(others.from_mean_S()))
+    advantages_S = torch.where(has_greedy_S, from_greedy_S, others.zero_without_signal(others.from_mean_S()))
+    if kl_R is None:
+        return advantages_S
+    lengths_S = _lengths("remax", lengths_S)
+    advantages_R = torch.repeat_interleave(advantages_S.double(), lengths_S) + sum_before(kl_R, lengths_S)
+    trained_S = others.has_signal_S | (valid_S & has_greedy_S)
+    return torch.where(torch.repeat_interleave(trained_S, lengths_S), advantages_R, 0.0).float()
 
 
 def online_rft(
@@ -150,13 +160,29 @@ def reinforce_plus_plus(
     valid_S: torch.Tensor,
     config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
+    *,
+    kl_R: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reward, whitened over all tokens of the batch as in `reinforce_plus_plus_baseline`; groups do not count.
 
     All zero where all rewards of the batch are equal. Source: REINFORCE++ (Hu et al. 2025), with discount 1.
+
+    Args:
+        rewards_S, group_S, valid_S, config, lengths_S: as for all estimators.
+        kl_R: [R] the KL of each token times its coefficient, whose sums `rewards_S` are less of. A token then has the
+            reward less the KL from itself on, and the result is [R].
     """
     batch = Groups(rewards_S, torch.zeros_like(group_S), valid_S, config.singleton)
-    return batch.zero_without_signal(_whitened(batch.reward_S, _valid_lengths("reinforce_plus_plus", batch, lengths_S)))
+    length_S = _valid_lengths("reinforce_plus_plus", batch, lengths_S)
+    if kl_R is None:
+        return batch.zero_without_signal(_whitened(batch.reward_S, length_S))
+    lengths_S = _lengths("reinforce_plus_plus", lengths_S)
+    valid_R = torch.repeat_interleave(valid_S, lengths_S)
+    to_go_R = torch.repeat_interleave(batch.reward_S, lengths_S) + sum_before(kl_R, lengths_S)
+    known = to_go_R[valid_R]
+    if not len(known) or bool(known.max() == known.min()):
+        return torch.zeros(len(to_go_R))
+    return torch.where(valid_R, _whitened(to_go_R, valid_R.double()), 0.0).float()
 
 
 def max_rl(
@@ -230,7 +256,7 @@ def _whitened_responses(value_S: torch.Tensor, valid_S: torch.Tensor, config: Ad
 
 
 def _whitened(value_S: torch.Tensor, length_S: torch.Tensor) -> torch.Tensor:
-    """Return (v - mean) / sqrt(var + 1e-8) over all tokens, where a sequence's tokens all have its value."""
+    """Return (v - mean) / sqrt(var + 1e-8) over all tokens, of which `length_S` have the same value."""
     tokens = length_S.sum()
     centred_S = value_S - (length_S * value_S).sum() / tokens.clamp(min=1)
     variance = (length_S * centred_S.square()).sum() / (tokens - 1).clamp(min=1)
@@ -238,6 +264,10 @@ def _whitened(value_S: torch.Tensor, length_S: torch.Tensor) -> torch.Tensor:
 
 
 def _valid_lengths(estimator: str, groups: Groups, lengths_S: torch.Tensor | None) -> torch.Tensor:
+    return torch.where(groups.valid_S, _lengths(estimator, lengths_S).double(), 0.0)
+
+
+def _lengths(estimator: str, lengths_S: torch.Tensor | None) -> torch.Tensor:
     if lengths_S is None:
         raise ConfigError(f"advantage estimator {estimator!r} weighs by tokens: pass lengths_S")
-    return torch.where(groups.valid_S, lengths_S.double(), 0.0)
+    return lengths_S

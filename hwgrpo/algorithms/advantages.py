@@ -2,10 +2,10 @@
 
 Every estimator has the signature `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`; `grpo` is
 here, the others are in `advantage_variants.py`; `hwgrpo/catalog.py` lists them by name. One with the decorator
-`@token_level` returns one advantage per response token instead, `advantages_R`. Groups may be ragged and in any
-order. Invalid sequences get advantage 0 and enter no statistic. A group whose valid rewards are all equal gets exactly
-0, decided by max == min: the standard deviation of equal numbers is often not 0 in floating point, and dividing
-rounding noise by it would make a gradient out of nothing. Statistics are fp64.
+`@token_level`, or that is given `kl_R`, returns one advantage per response token instead, `advantages_R`. Groups may be
+ragged and in any order. Invalid sequences get advantage 0 and enter no statistic. A group whose valid rewards are all
+equal gets exactly 0, decided by max == min: the standard deviation of equal numbers is often not 0 in floating point,
+and dividing rounding noise by it would make a gradient out of nothing. Statistics are fp64.
 
 Statistics over the batch (`std="batch"`, `gpg`, `reinforce_plus_plus_baseline`) cover the sequences passed in: pass
 those of all ranks.
@@ -46,6 +46,7 @@ def group_advantages(
     steps: StepRewards | None = None,
     greedy_S: torch.Tensor | None = None,
     token_probs: TokenProbs | None = None,
+    kl_R: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the advantage of each sequence, or of each token.
 
@@ -61,6 +62,8 @@ def group_advantages(
         greedy_S: [S] fp64 rewards of the prompts' greedy responses, for estimators with an argument `greedy_S`; NaN,
             and None for all: there is none.
         token_probs: of the response tokens, for estimators with an argument `token_probs`, which need them.
+        kl_R: [R] the KL of each token times its coefficient, whose sums `rewards_S` are less of, for estimators with an
+            argument `kl_R`; None: there is no KL in the rewards.
 
     Returns:
         [S] fp32; for estimators with `is_token_level` [R] fp32, in the order of the sequences.
@@ -79,13 +82,15 @@ def group_advantages(
         arguments["greedy_S"] = torch.full_like(rewards_S, torch.nan) if greedy_S is None else greedy_S
     if takes(config, "token_probs"):
         arguments["token_probs"] = required_token_probs(config, token_probs)
+    if takes(config, "kl_R"):
+        arguments["kl_R"] = kl_R
     given: list[Any] = [rewards_S, group_S, valid_S, config, lengths_S]
     if names_a_file(config.name):  # it may compute in place, while the rewards are logged and the group is trained on
         given, arguments = own_copy(given), own_copy(arguments)
         loaded = with_kept_torch_settings(loaded, f"algorithm.advantage.name={config.name!r}")
     estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
     advantages = estimator(*given)
-    per_token = is_token_level(config) and lengths_S is not None
+    per_token = is_token_level(config, kl_R is not None) and lengths_S is not None
     expected = int(lengths_S.sum()) if per_token and lengths_S is not None else len(rewards_S)
     if advantages.shape != (expected,):
         raise ConfigError(

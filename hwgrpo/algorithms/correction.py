@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from hwgrpo.algorithms.rejection import kept, rejection_scope
-from hwgrpo.algorithms.scope import Scoped, load_scoped, scoped, sequence_sum, widest
+from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, scoped, sequence_sum, widest
 from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.config.schema import CorrectionConfig
@@ -24,6 +24,8 @@ SAFE_LOG_RATIO = 20.0
 e^20 is far beyond any sensible bound. The estimates of the KL are not clamped, there as here."""
 SMALLEST_MEAN = 1e-8
 """Mean of weights up to which they are not divided by it, as in verl."""
+SMALLEST_WEIGHT = 1e-10
+"""Added to weights before their logarithm, as in verl: a token with weight 0 does not make that of its sequence 0."""
 ROUNDING = 1e-4
 """Standard deviation of log-ratios up to which they are rounding, and a line fitted to them means nothing."""
 
@@ -46,27 +48,37 @@ def correction_weights(
         return correction(log_ratio_N, config, cu_seqlens)
 
 
-def load_correction(config: CorrectionConfig) -> Scoped[..., torch.Tensor | None]:
-    """Return the correction `(log_ratio_N, config, cu_seqlens) -> weight_N` of the settings, with what it rejects."""
+def load_correction(config: CorrectionConfig, weighs_sequences: bool = False) -> Scoped[..., torch.Tensor | None]:
+    """Return the correction `(log_ratio_N, config, cu_seqlens) -> weight_N` of the settings, with what it rejects.
+
+    Args:
+        config: the settings.
+        weighs_sequences: whether all tokens of a sequence get the geometric mean of its weights.
+    """
     correction = load_scoped(CORRECTIONS, config.name, config.kwargs, 3, "algorithm.correction")
-    if not config.reject:
+    if not config.reject and not weighs_sequences:
         return correction
 
     def weight_of_kept(
         log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None
-    ) -> torch.Tensor:
-        kept_N = kept(log_ratio_N, config.reject, cu_seqlens)
+    ) -> torch.Tensor | None:
         weight_N = correction(log_ratio_N, config, cu_seqlens)
+        if weight_N is not None and weighs_sequences:
+            weight_N = _sequence_weights(weight_N, cu_seqlens)
+        if not config.reject:
+            return weight_N
+        kept_N = kept(log_ratio_N, config.reject, cu_seqlens)
         return kept_N if weight_N is None else weight_N * kept_N
 
-    return Scoped(weight_of_kept, widest(correction.scope, rejection_scope(config.reject)))
+    of_sequences: Scope = "sequence" if weighs_sequences else "token"
+    return Scoped(weight_of_kept, widest(correction.scope, rejection_scope(config.reject), of_sequences))
 
 
-def normalized_weights(tokens: UpdateTokens, config: CorrectionConfig) -> torch.Tensor:
+def normalized_weights(tokens: UpdateTokens, config: CorrectionConfig, weighs_sequences: bool = False) -> torch.Tensor:
     """Return [R] the weights of an update's tokens, divided by their mean, and 0 for what is rejected.
 
     The mean is over tokens, or over sequences where all tokens of one have the same weight, as for verl's
-    `rollout_is_batch_normalize`, which has it over a step.
+    `rollout_is_batch_normalize`, which has it over a step. `weighs_sequences` is that of `load_correction`.
     """
     log_ratio_R = tokens.old_logprob_R - tokens.rollout_logprob_R
     cu_seqlens = torch.nn.functional.pad(tokens.lengths_S.cumsum(0), (1, 0))
@@ -81,6 +93,8 @@ def normalized_weights(tokens: UpdateTokens, config: CorrectionConfig) -> torch.
     mean = (weight_R if correction.scope == "token" else weight_R[firsts]).mean()
     if mean > SMALLEST_MEAN:
         weight_R = weight_R / mean
+    if weighs_sequences:
+        weight_R = _sequence_weights(weight_R, cu_seqlens)
     return weight_R * kept(log_ratio_R, config.reject, cu_seqlens) if config.reject else weight_R
 
 
@@ -147,6 +161,13 @@ def _geometric_ratio(log_ratio_N: torch.Tensor, cu_seqlens: torch.Tensor | None)
     assert cu_seqlens is not None, "a sequence correction needs the row bounds of the sequences"
     log_ratio_S, sequence_N = sequence_sum(log_ratio_N, cu_seqlens)
     return _ratio(log_ratio_S / cu_seqlens.diff().clamp(min=1))[sequence_N]
+
+
+def _sequence_weights(weight_N: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """Return [N] the geometric mean of the weights of each row's sequence."""
+    assert cu_seqlens is not None, "a weight of a sequence needs the row bounds of the sequences"
+    log_weight_S, sequence_N = sequence_sum((weight_N + SMALLEST_WEIGHT).log(), cu_seqlens)
+    return (log_weight_S / cu_seqlens.diff().clamp(min=1)).exp()[sequence_N]
 
 
 def _truncate(weight_N: torch.Tensor, config: CorrectionConfig) -> torch.Tensor:

@@ -63,12 +63,15 @@ class PolicyLoss:
         loss = algorithm.loss
         self._surrogate: Scoped = load_scoped(POLICY_LOSSES, loss.name, loss.kwargs, 2, "algorithm.loss")
         self._kl = build_kl(algorithm.kl)
-        self._correction = load_correction(algorithm.correction)
+        per_sequence = self._surrogate.weighs_sequences
+        self._correction = load_correction(algorithm.correction, per_sequence)
         masks = "token" if algorithm.off_policy_threshold is None else "sequence"
         self.scope: Scope = widest(self._surrogate.scope, self._correction.scope, masks)
         self.selections = selections_of(algorithm, self._surrogate)
         if algorithm.correction.normalize:
-            self.selections["correction"] = partial(normalized_weights, config=algorithm.correction)
+            self.selections["correction"] = partial(
+                normalized_weights, config=algorithm.correction, weighs_sequences=per_sequence
+            )
         """Name of a row -> what selects its tokens among all of an update; see `token_selection`."""
         self.penalizes = self._surrogate.penalizes
         """Whether responses with an advantage of 0 have a gradient, besides that of KL and entropy."""

@@ -37,6 +37,8 @@ class Scoped(Generic[P, R]):
     """For a policy loss: whether it has a gradient where the advantage is 0, so that no sequence can be skipped."""
     of_ratio: tuple[str, ...] = ()
     """For a policy loss: its settings and arguments that change no bit of the gradient where every ratio is 1."""
+    weighs_sequences: bool = False
+    """For a policy loss: whether a sequence has one importance weight, the geometric mean of those of its tokens."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -48,9 +50,10 @@ def scoped(
     selects: Callable[..., torch.Tensor] | None = None,
     penalizes: bool = False,
     of_ratio: tuple[str, ...] = (),
+    weighs_sequences: bool = False,
 ) -> Callable[[Callable[P, R]], Scoped[P, R]]:
     """Return a decorator that declares the fields of `Scoped` of a function of rows."""
-    return lambda function: Scoped(function, scope, selects, penalizes, of_ratio)
+    return lambda function: Scoped(function, scope, selects, penalizes, of_ratio, weighs_sequences)
 
 
 def load_scoped(

@@ -38,12 +38,13 @@ def gspo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     return loss, metrics | {"ppo_kl": -x.log_ratio.detach(), "ratio": ratio.detach()}
 
 
-@scoped("sequence", of_ratio=("clip_low", "clip_high"))
+@scoped("sequence", of_ratio=("clip_low", "clip_high"), weighs_sequences=True)
 def gmpo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A rho of a sequence, rho the geometric mean of token ratios that were clipped first.
 
     Each token's log-ratio is clipped to [-clip_low, clip_high], in the advantage's direction only (log space, so verl's
-    and TRL's 0.4 is a ratio of 1.49). Aggregate with seq-mean-token-mean. Source: GMPO (Zhao et al. 2025).
+    and TRL's 0.4 is a ratio of 1.49). Aggregate with seq-mean-token-mean. A correction weighs a sequence by the
+    geometric mean of its tokens' weights, as in verl. Source: GMPO (Zhao et al. 2025).
     """
     if x.on_policy:
         return -x.advantage * x.log_ratio.exp(), {}

@@ -16,7 +16,7 @@ from hwgrpo.errors import ConfigError, shown
 from hwgrpo.step_rewards import StepRewards
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
-ARGUMENTS_OF_STEP = ("parts", "steps", "greedy_S", "token_probs")
+ARGUMENTS_OF_STEP = ("parts", "steps", "greedy_S", "token_probs", "kl_R")
 """Arguments of estimators that have a value of each step, if an estimator has them."""
 
 
@@ -34,9 +34,13 @@ def token_level(estimator: F) -> F:
     return estimator
 
 
-def is_token_level(config: AdvantageConfig) -> bool:
-    """Return whether the estimator of the settings returns one advantage per response token."""
-    return bool(getattr(ADVANTAGES.load(config.name), "token_level", False))
+def is_token_level(config: AdvantageConfig, kl_in_reward: bool) -> bool:
+    """Return whether the estimator of the settings returns one advantage per response token.
+
+    Those with an argument `kl_R` do with the KL in the reward: a token has the KL from itself on.
+    """
+    always = bool(getattr(ADVANTAGES.load(config.name), "token_level", False))
+    return always or (kl_in_reward and takes(config, "kl_R"))
 
 
 def takes(config: AdvantageConfig, argument: str) -> bool:
@@ -67,9 +71,10 @@ def check_token_level(algorithm: AlgorithmConfig) -> None:
     Raises:
         ConfigError: with the setting that reads one per sequence.
     """
-    if not is_token_level(algorithm.advantage):
+    if not is_token_level(algorithm.advantage, algorithm.kl.in_reward):
         return
-    reason = f"algorithm.advantage.name={algorithm.advantage.name!r} has one advantage per token, but"
+    by_kl = "" if is_token_level(algorithm.advantage, False) else " with algorithm.kl.in_reward=true"
+    reason = f"algorithm.advantage.name={algorithm.advantage.name!r}{by_kl} has one advantage per token, but"
     if algorithm.loss.name in LOSSES_OF_SEQUENCES:
         raise ConfigError(
             f"{reason} algorithm.loss.name={algorithm.loss.name!r} is the loss of a sequence with one advantage; use "
@@ -85,6 +90,13 @@ def mean_over_tokens(values_R: torch.Tensor, lengths_S: torch.Tensor) -> torch.T
     """Return [S] fp32 the mean of each sequence's tokens; 0 where it has none."""
     sums_S, _ = sequence_sum(values_R.double(), torch.cat([lengths_S.new_zeros(1), lengths_S.cumsum(0)]))
     return (sums_S / lengths_S.clamp(min=1)).float()
+
+
+def sum_before(values_R: torch.Tensor, lengths_S: torch.Tensor) -> torch.Tensor:
+    """Return [R] fp64 the sum of the values at a sequence's earlier tokens; 0 at its first."""
+    before_R = values_R.double().cumsum(0) - values_R
+    first_R = torch.repeat_interleave(lengths_S.cumsum(0) - lengths_S, lengths_S)
+    return before_R - before_R[first_R]
 
 
 def required_token_probs(config: AdvantageConfig, token_probs: TokenProbs | None) -> TokenProbs:

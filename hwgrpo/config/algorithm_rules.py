@@ -90,7 +90,7 @@ def _check_kl(kl: KlConfig, estimator: str) -> None:
         "max_rl": "takes no negative rewards",
         "process": "compares rewards of steps, which have no KL",
         "online_rft": "trains on responses above a threshold, which the KL would only move",
-        "optimal_token_baseline": "compares rewards to go, and the KL here is one sum per response",
+        "optimal_token_baseline": "compares rewards to go, which have no KL here",
     }
     if kl.in_reward and estimator in without_kl:
         reason = without_kl[estimator]

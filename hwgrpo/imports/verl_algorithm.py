@@ -17,6 +17,8 @@ _AGGREGATION, _SCALE = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor"
 _FORCED = "seq-mean-token-mean"
 _FORCES = ("sapo", "geo_mean")
 """Losses that verl aggregates as `_FORCED`, whatever loss_agg_mode says."""
+_NOT_OF_RATIO = ("geo_mean", "dppo_kl")
+"""Losses whose lower clip bounds a log-ratio or a KL, which may be above 1."""
 KWARGS = {
     "clip_cov": {"share": _LOSS + "clip_cov_ratio", "low": _LOSS + "clip_cov_lb", "high": _LOSS + "clip_cov_ub"},
     "kl_cov": {"share": _LOSS + "kl_cov_ratio", "coef": _LOSS + "ppo_kl_coef"},
@@ -26,6 +28,8 @@ KWARGS = {
 }
 """verl's loss -> argument here -> verl's setting."""
 _CORRECTION = "algorithm.rollout_correction."
+_BYPASS = _CORRECTION + "bypass_mode"
+_V1 = "trainer.use_v1"
 _OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
 _LONGEST = "reward.reward_kwargs.max_resp_len"
 _FUNCTION = "reward.custom_reward_function."
@@ -66,26 +70,42 @@ def loss(v: VerlSettings) -> Iterator[Converted]:
     mode = v[_MODE]
     here = value_of(_MODE, mode)
     if not here:
-        yield Refusal(
-            _MODE, mode, "it is verl's own choice of bypass_mode", "algorithm.rollout_correction.bypass_mode=True"
-        )
+        why = "it reads policy_loss.rollout_correction, which is not supported"
+        yield Refusal(_MODE, mode, why, "vanilla, with algorithm.rollout_correction.bypass_mode=True")
         return
-    yield Assignment("algorithm.loss.name", here, (_MODE,))
-    both, low, high = (ACTOR + name for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
-    for key, bound in (("clip_low", low), ("clip_high", high)):
-        origin = both if v[bound] is None else bound
-        yield Assignment(f"algorithm.loss.{key}", v[origin], (origin, *([bound] if origin == both else [])))
-    if v.is_given(both) and v[low] is not None and v[high] is not None:
-        yield Remark(
-            (both,),
-            f"verl clips at clip_ratio_low={v[low]:g} and clip_ratio_high={v[high]:g} unless these are null; set them",
-        )
+    note = ""
+    if v[_BYPASS] and mode != "vanilla":
+        if not v[_V1]:
+            why = "with bypass_mode=True verl's older trainer computes PPO clip in its place, or REINFORCE by loss_type"
+            yield Refusal(_MODE, mode, why, f"vanilla, or {_V1}=True, where it is computed")
+        note = f"as verl's v1 trainer with bypass_mode=True; its older one ({_V1}=False) computes PPO clip"
+    yield Assignment("algorithm.loss.name", here, (_MODE,), note)
+    yield from _clips(v, mode)
     yield Assignment("algorithm.loss.dual_clip", v[ACTOR + "clip_ratio_c"], (ACTOR + "clip_ratio_c",))
     kwargs = {name: v[key] for name, key in KWARGS.get(mode, {}).items() if v[key] is not None}
     ours = {"clip_cov": {"share": 2e-4, "low": 1.0, "high": 5.0}, "kl_cov": {"share": 2e-4, "coef": 0.1}}.get(mode, {})
     if kwargs != ours:
         yield Assignment("algorithm.loss.kwargs", kwargs, tuple(KWARGS[mode].values()))
     yield from _aggregation(v, mode)
+
+
+def _clips(v: VerlSettings, mode: str) -> Iterator[Converted]:
+    """Convert the bounds of the ratio; a lower bound of 0 or less is none, because ratios are positive."""
+    both, low, high = (ACTOR + name for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+    for key, bound in (("clip_low", low), ("clip_high", high)):
+        origin = both if v[bound] is None else bound
+        value, note = v[origin], ""
+        if key == "clip_low" and value > 1:
+            if mode in _NOT_OF_RATIO:
+                yield Refusal(origin, value, f"the lower clip of {mode} is at most 1 here", "1, or less")
+                continue
+            value, note = 1.0, "the ratio has no lower bound"
+        yield Assignment(f"algorithm.loss.{key}", value, (origin, *([bound] if origin == both else [])), note)
+    if v.is_given(both) and v[low] is not None and v[high] is not None:
+        yield Remark(
+            (both,),
+            f"verl clips at clip_ratio_low={v[low]:g} and clip_ratio_high={v[high]:g} unless these are null; set them",
+        )
 
 
 def _aggregation(v: VerlSettings, mode: str) -> Iterator[Converted]:
@@ -145,20 +165,35 @@ def kl(v: VerlSettings) -> Iterator[Converted]:
 
 def correction(v: VerlSettings) -> Iterator[Converted]:
     """Convert importance weights and rejection for the gap between engine and trainer."""
-    name, bound, normalize, rejects, bounds, bypass = (
+    name, bound, normalize, rejects, bounds, kind = (
         _CORRECTION + each
         for each in (
             *("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs"),
-            *("rollout_rs_threshold", "bypass_mode"),
+            *("rollout_rs_threshold", "loss_type"),
         )
     )
-    if v[bypass]:
-        if v[name] is not None or v[rejects] is not None:
-            key = name if v[name] is not None else rejects
-            yield Refusal(key, v[key], "with bypass_mode=True there is no gap to correct", "leaving it out")
-        yield Assignment("algorithm.old_logprobs", "rollout", (bypass,))
+    yield Remark((_V1,), "verl's trainers differ here with bypass_mode and max_num_gen_batches alone")
+    if v[_BYPASS]:
+        yield Remark(
+            (name, bound, normalize), "verl's trainers weigh no token with bypass_mode=True, but by loss_type=reinforce"
+        )
+        yield Remark((kind,), "the loss of policy_loss.loss_mode")
+        if v[kind] != "ppo_clip":
+            why = (
+                "with bypass_mode=True verl's v1 trainer keeps policy_loss.loss_mode, and its older one "
+                f"({_V1}=False) weighs log-probs by the current policy's ratio, which is not supported"
+            )
+            yield Refusal(kind, v[kind], why, "ppo_clip, or policy_loss.loss_mode=gpg")
+        if v[rejects] is not None:
+            why = (
+                "with bypass_mode=True verl's v1 trainer rejects nothing, and its older one "
+                f"({_V1}=False) by the current policy's ratio, which is not supported"
+            )
+            yield Refusal(rejects, v[rejects], why, "leaving it out, which is the v1 trainer's, or bypass_mode=False")
+        yield Assignment("algorithm.old_logprobs", "rollout", (_BYPASS,))
         return
-    yield Assignment("algorithm.old_logprobs", "trainer", (bypass,))
+    yield Remark((kind,), "without effect beside bypass_mode=False")
+    yield Assignment("algorithm.old_logprobs", "trainer", (_BYPASS,))
     if v[name] is None:
         yield Remark((name, bound, normalize), "there are no importance weights")
     else:
@@ -183,6 +218,11 @@ def correction(v: VerlSettings) -> Iterator[Converted]:
         yield Refusal(
             bounds, v[bounds], f"rollout_rs has {len(statistics)} statistics", "one threshold, or one of each"
         )
+        return
+    tokens = next((each for each in statistics if each.startswith("token_")), None)
+    if tokens is not None and v[_MODE] == "geo_mean":
+        why = f"verl leaves tokens that {tokens} rejects out of the ratio of geo_mean, which has all tokens here"
+        yield Refusal(rejects, v[rejects], why, "a statistic of sequences, e.g. seq_mean_k1")
         return
     reject: dict[str, Any] = {}
     for statistic, limit in zip(statistics, limits, strict=True):
@@ -220,8 +260,16 @@ def filtered_groups(v: VerlSettings) -> Iterator[Converted]:
     else:
         here = name
     yield Assignment("algorithm.filter_groups.metric", here, (metric,))
-    note = "verl has no limit" if v[rounds] <= 0 else "then verl stops, and here the step is filled with other groups"
-    yield Assignment("algorithm.filter_groups.max_rounds", v[rounds] if v[rounds] > 0 else NO_LIMIT, (rounds,), note)
+    if v[rounds] <= 0:
+        yield Assignment("algorithm.filter_groups.max_rounds", NO_LIMIT, (rounds,), "verl has no limit")
+        return
+    size, step = v["data.gen_batch_size"] or v["data.train_batch_size"], v["data.train_batch_size"]
+    note = (
+        f"{v[rounds]} batches of {size} prompts, in rounds of {step}; then verl's DAPO recipe stops, and here the step "
+        "is filled with other groups; verl's v1 trainer has no limit"
+    )
+    most = max(1, -(-v[rounds] * size // step))
+    yield Assignment("algorithm.filter_groups.max_rounds", most, (rounds, "data.gen_batch_size"), note)
 
 
 def rewards(v: VerlSettings) -> Iterator[Converted]:

@@ -40,6 +40,8 @@ def data(v: VerlSettings) -> Iterator[Converted]:
     yield Assignment("data.train", _single(v[train]), (train,))
     if v.is_given(validation):
         yield Assignment("data.validation", _single(v[validation]), (validation,))
+    for rows, here in (("train_max_samples", "max_rows"), ("val_max_samples", "validation_max_rows")):
+        yield from _first_rows(v, f"data.{rows}", f"data.{here}")
     filters, truncates = "data.filter_overlong_prompts", "data.truncation"
     if v[filters]:
         yield Assignment("data.overlong", "filter", (filters,))
@@ -60,6 +62,14 @@ def data(v: VerlSettings) -> Iterator[Converted]:
     options = {**(v["data.apply_chat_template_kwargs"] or {}), **v.below("data.apply_chat_template_kwargs.")}
     keys = tuple(key for key in v.given if key.startswith("data.apply_chat_template_kwargs"))
     yield Assignment("data.chat_template_kwargs", options, keys)
+
+
+def _first_rows(v: VerlSettings, key: str, here: str) -> Iterator[Converted]:
+    """Convert a limit of rows; verl's are the first ones only without data.shuffle."""
+    limited = v[key] > 0
+    seed = "data.seed" if v["data.seed"] is not None else "chance, others in each run"
+    drawn = f"the first rows; verl draws them by {seed}; shuffle the file where its order matters"
+    yield Assignment(here, v[key] if limited else 0, (key,), drawn if limited and v["data.shuffle"] else "")
 
 
 def _single(files: Any) -> Any:

@@ -15,6 +15,10 @@ from hwgrpo.imports.verl_settings import ACTOR, ROLLOUT, VerlSettings
 _ENGINES = {"dp": "", "fsdp": "", "fsdp2": "", "megatron": "Megatron", "veomni": "VeOmni", "mindspeed": "MindSpeed"}
 """verl's training engines -> what is said of one that shards otherwise."""
 _AUTO = "vLLM where it is installed and the device can use it, else the local engine; the run prints which"
+_FILTERED = (
+    "verl's trainer has log-probs over all tokens, as here with vLLM and SGLang; with the local engine they are over "
+    "those that the filters keep"
+)
 _VLLM = ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
 _VALIDATION = tuple(f"{ROLLOUT}val_kwargs.{each}" for each in ("do_sample", "temperature", "top_p", "top_k", "n"))
 
@@ -48,6 +52,15 @@ def engine(v: VerlSettings) -> Iterator[Converted]:
             yield Refusal(longest, v[longest], f"a sequence can have {needed} tokens", f"at least {needed}")
         else:
             yield Assignment("rollout.max_model_len", v[longest], (longest,))
+
+
+def sampling(v: VerlSettings) -> Iterator[Converted]:
+    """Convert the filters of sampling; verl's trainer has log-probs over all tokens, whatever they drop."""
+    own = v[ROLLOUT + "name"] != "sglang"
+    for key, off in (("top_p", 1.0), ("top_k", 0)):
+        value = max(v[ROLLOUT + key], 0) if key == "top_k" else v[ROLLOUT + key]
+        note = _FILTERED if own and value != off else ""
+        yield Assignment(f"rollout.{key}", value, (ROLLOUT + key,), note)
 
 
 def parallelism(v: VerlSettings) -> Iterator[Converted]:

@@ -19,6 +19,7 @@ CONVERSIONS: tuple[Conversion, ...] = (
     verl_algorithm.filtered_groups,
     verl_algorithm.rewards,
     verl_devices.engine,
+    verl_devices.sampling,
     verl_devices.parallelism,
     verl_devices.validation,
     verl_devices.run,

@@ -148,7 +148,7 @@ IGNORED = (
         ignored(_LOGS, "log_val_generations", "rollout_data_dir", "validation_data_dir"),
         ignored("a checkpoint is written on a signal, too", "esi_redundant_time"),
         ignored("trainer.keep_checkpoints deletes old ones", "del_local_ckpt_after_load"),
-        ignored("there is one implementation", "use_legacy_worker_impl", "use_v1"),
+        ignored("there is one implementation", "use_legacy_worker_impl"),
         ignored("only used by verl's asynchronous trainers", "v1.*"),
     ),
 )

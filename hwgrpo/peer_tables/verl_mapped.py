@@ -153,8 +153,8 @@ _ROLLOUT = section(
     ),
     joint("n", "rollout.n", 1),
     same("temperature", "rollout.temperature", 1.0),
-    same("top_p", "rollout.top_p", 1.0),
-    same("top_k", "rollout.top_k", -1, "0 is off, not -1", replaces={-1: 0}),
+    same("top_p", "rollout.top_p", 1.0, "log-probs of the local engine are of the kept tokens, verl's of all"),
+    same("top_k", "rollout.top_k", -1, "0 is off, not -1; log-probs as with top_p", replaces={-1: 0}),
     joint("response_length", "rollout.max_response_tokens", None, type="int"),
     joint("prompt_length", "data.max_prompt_tokens", None, type="int"),
     same(
@@ -220,7 +220,13 @@ _DATA = section(
     joint("train_files", "data.train", "~/data/rlhf/gsm8k/train.parquet", type="text|list"),
     joint("val_files", "data.validation", None, type="text|list"),
     joint("train_batch_size", "trainer.prompts_per_step", 1024),
-    joint("gen_batch_size", "", None, "prompts of a round of sampling", type="int"),
+    joint(
+        "gen_batch_size",
+        "algorithm.filter_groups.max_rounds",
+        None,
+        "prompts of a round of sampling; here a round has up to trainer.prompts_per_step",
+        type="int",
+    ),
     joint("max_prompt_length", "data.max_prompt_tokens", 512),
     joint("max_response_length", "rollout.max_response_tokens", 512),
     joint("filter_overlong_prompts", "data.overlong", False, "true is filter"),
@@ -232,8 +238,14 @@ _DATA = section(
     ),
     same("prompt_key", "data.prompt_key", "prompt"),
     same("reward_fn_key", "data.source_key", "data_source"),
-    same("train_max_samples", "data.max_rows", -1, "0 uses all", replaces={-1: 0}),
-    same("val_max_samples", "data.validation_max_rows", -1, "0 uses all", replaces={-1: 0}),
+    same(
+        "train_max_samples",
+        "data.max_rows",
+        -1,
+        "0 uses all; the first rows, which verl draws with data.shuffle",
+        replaces={-1: 0},
+    ),
+    same("val_max_samples", "data.validation_max_rows", -1, "0 uses all; the first rows, too", replaces={-1: 0}),
     joint("apply_chat_template_kwargs.*", "data.chat_template_kwargs"),
     joint("apply_chat_template_kwargs", "data.chat_template_kwargs", type="mapping"),
     joint("trust_remote_code", "model.trust_remote_code", False),
@@ -281,9 +293,21 @@ _ALGORITHM = section(
     joint("rollout_correction.rollout_rs", "algorithm.correction.reject", None, type="text"),
     joint("rollout_correction.rollout_rs_threshold", "algorithm.correction.reject", None, type="number|text"),
     joint("rollout_correction.bypass_mode", "algorithm.old_logprobs", False, "true is rollout"),
+    joint(
+        "rollout_correction.loss_type",
+        "algorithm.loss.name",
+        "ppo_clip",
+        "with bypass_mode",
+        values={"ppo_clip": "ppo_clip", "reinforce": ""},
+    ),
     joint("filter_groups.enable", "algorithm.filter_groups.enable", False),
     joint("filter_groups.metric", "algorithm.filter_groups.metric", None, type="text"),
-    joint("filter_groups.max_num_gen_batches", "algorithm.filter_groups.max_rounds", 0),
+    joint(
+        "filter_groups.max_num_gen_batches",
+        "algorithm.filter_groups.max_rounds",
+        0,
+        "times gen_batch_size / train_batch_size",
+    ),
 )
 
 _REST = (
@@ -336,6 +360,7 @@ _REST = (
             "cuda is auto",
             values={"cuda": "auto", "npu": "npu", "cpu": "cpu"},  # hw: verl's values
         ),
+        joint("use_v1", "", True, "which of verl's trainers is imported, where they differ"),
         joint("n_gpus_per_node", "", 8, "hwgrpo launch --devices"),
         joint("nnodes", "", 1, "hwgrpo launch --nodes"),
     ),

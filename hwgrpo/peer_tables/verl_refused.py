@@ -185,12 +185,6 @@ REFUSED = (
             keys=("gdpo_reward_keys", "gdpo_reward_weights"),
         ),
         refused(
-            "without old log-probs there is one loss",
-            "algorithm.loss.name",
-            "ppo_clip",
-            keys=("rollout_correction.loss_type",),
-        ),
-        refused(
             "groups are sampled one round at a time",
             "leaving it out",
             1,

@@ -100,7 +100,7 @@ def train_step(run: Run, step: int) -> None:
             rewards = with_greedy_rewards(run, rewards, generated, greedy, step)
         inputs = advantage_inputs(run.update, run.reference, prompts, completions, rewards, watch)
         with watch("adv"):
-            given = config, completions, inputs.rewards, run.strategy, inputs.token_probs
+            given = config, completions, inputs.rewards, run.strategy, inputs.token_probs, inputs.kl_R
             advantages, of_tokens = raise_on_all_ranks(run.strategy, lambda: advantages_over_ranks(*given))
             trained = rewards.valid & completions.finished if config.algorithm.mask_truncated else rewards.valid
             batch = assemble(prompts, completions, advantages, trained, of_tokens)

@@ -89,7 +89,7 @@ REWARDS = torch.tensor([1.0, 0.25, float("nan"), 0.0, 0.5, 0.2, 2.0], dtype=torc
 
 def by_sequence(advantages, lengths, config):
     """Return [S], the means over tokens where there is an advantage for each."""
-    return mean_over_tokens(advantages, lengths) if is_token_level(config) else advantages
+    return mean_over_tokens(advantages, lengths) if is_token_level(config, kl_in_reward=False) else advantages
 
 
 @pytest.mark.parametrize("estimator", sorted(ADVANTAGES.names()))
@@ -300,6 +300,30 @@ def test_remax_compares_with_the_greedy_response_and_without_one_with_the_group(
     greedy = torch.tensor([0.25, 0.25, 0.7, 0.7, 0.5, math.nan, math.nan], dtype=torch.float64)
     found = group_advantages(rewards, groups, valid, AdvantageConfig("remax", singleton="error"), greedy_S=greedy)
     assert_close(found, [0.75, 0.75, -0.5, 0.0, 0.0, -0.1, 0.1], 7)
+
+
+def test_remax_gives_a_token_the_kl_from_itself_on():
+    valid, lengths = torch.tensor([True, True, False, True, True]), torch.tensor([2, 3, 2, 1, 2])
+    kl = torch.tensor([0.5, -1.0, 0.0, 1.0, 2.0, 9.0, 9.0, 0.25, 0.1, 0.2]).double()
+    rewards = torch.tensor([1.0, 0.5, 7.0, 0.0, 3.0]).double() - torch.tensor([-0.5, 3.0, 18.0, 0.25, 0.3]).double()
+    groups, greedy = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([0.25, 0.25, 0.25, torch.nan, 2.0]).double()
+    found = group_advantages(rewards, groups, valid, AdvantageConfig("remax"), lengths, greedy_S=greedy, kl_R=kl)
+    # r - g less the KL from the token on; 0 where invalid, and for a group of one without a baseline
+    expected = [1.25, 1.75, -2.75, -2.75, -1.75, 0, 0, 0, 0.7, 0.8]
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_reinforce_plus_plus_whitens_the_reward_less_the_kl_from_a_token_on():
+    valid, lengths = torch.tensor([True, False, True, True]), torch.tensor([2, 1, 0, 3])
+    kl = torch.tensor([0.5, -1.0, 9.0, 0.0, 1.0, 2.0]).double()
+    rewards = torch.tensor([1.0, 7.0, 4.0, 0.5]).double() - torch.tensor([-0.5, 9.0, 0.0, 3.0]).double()
+    config, group = AdvantageConfig("reinforce_plus_plus"), torch.zeros(4, dtype=torch.int64)
+    found = group_advantages(rewards, group, valid, config, lengths, kl_R=kl)
+    to_go = torch.tensor([1.5, 2.0, -2.5, -2.5, -1.5]).double()
+    whitened = ((to_go - to_go.mean()) / to_go.std()).tolist()
+    assert found.tolist() == pytest.approx([*whitened[:2], 0, *whitened[2:]], abs=1e-6)
+    equal = group_advantages(rewards * 0 + 0.1, group, valid, config, lengths, kl_R=kl * 0)
+    assert equal.tolist() == [0.0] * 6, "all tokens have the same, and rounding is no signal"
 
 
 def test_gdpo_per_response_whitens_without_their_lengths():

@@ -215,6 +215,19 @@ def test_normalized_weights_have_mean_one_over_the_update_and_nothing_is_left_of
     assert normalized_weights(tokens, no_weight).tolist() == [0] * 4
 
 
+def test_weights_of_sequences_are_the_geometric_means_of_their_tokens():
+    ratio = torch.tensor([0.5, -0.25, 0.1, 3.0, 0.2]).double()
+    config, bounds = CorrectionConfig("token_truncate", high=math.e), torch.tensor([0, 2, 2, 5])
+    found = load_correction(config, weighs_sequences=True)
+    assert found.scope == "sequence"
+    expected = [math.exp(0.125)] * 2 + [math.exp(1.3 / 3)] * 3
+    assert found(ratio, config, bounds).tolist() == pytest.approx(expected)
+    rejecting = replace(config, reject={"token_k2": 1.0})
+    kept = load_correction(rejecting, weighs_sequences=True)(ratio, rejecting, bounds)
+    assert kept.tolist() == pytest.approx([*expected[:3], 0, expected[4]])
+    assert load_correction(CorrectionConfig(), weighs_sequences=True)(ratio, CorrectionConfig(), bounds) is None
+
+
 def test_a_loss_takes_normalized_weights_from_the_update():
     loss = build_loss(AlgorithmConfig(correction=CorrectionConfig("token_truncate", normalize=True)))
     assert [*loss.selections] == ["correction"]

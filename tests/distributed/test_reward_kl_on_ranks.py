@@ -33,7 +33,11 @@ def train(folder: Path, strategy: str, *words: str) -> list[dict[str, Any]]:
     return [line for line in runs.metrics(folder / "run") if "actor/loss" in line]
 
 
-@pytest.mark.parametrize(("strategy", "words"), [("ddp", ()), ("fsdp2", ("model.lora.rank=4",))], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [("ddp", ()), ("fsdp2", ("model.lora.rank=4",)), ("ddp", ("algorithm.advantage.name=reinforce_plus_plus",))],
+    ids=["ddp", "fsdp2", "whitened over tokens"],
+)
 def test_two_ranks_take_the_kl_that_one_does(strategy: str, words: tuple[str, ...], tmp_path: Path):
     alone, both = (train(tmp_path / each, each, *words) for each in ("single", strategy))
     assert abs(alone[1]["actor/reward_kl_penalty"]) > 1e-4

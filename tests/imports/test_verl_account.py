@@ -96,6 +96,91 @@ def test_a_value_without_counterpart_is_refused_by_name(override: str, why: str)
     assert why in refused.note
 
 
+BYPASS = "algorithm.rollout_correction.bypass_mode=True"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "why"),
+    [
+        (
+            ("trainer.use_v1=False", f"{ACTOR}policy_loss.loss_mode=gspo"),
+            f"{ACTOR}policy_loss.loss_mode",
+            "older trainer computes PPO clip in its place, or REINFORCE by loss_type",
+        ),
+        (
+            ("algorithm.rollout_correction.loss_type=reinforce",),
+            "algorithm.rollout_correction.loss_type",
+            "v1 trainer keeps policy_loss.loss_mode, and its older one (trainer.use_v1=False) weighs log-probs",
+        ),
+        (
+            ("algorithm.rollout_correction.rollout_rs=token_k1", "algorithm.rollout_correction.rollout_rs_threshold=2"),
+            "algorithm.rollout_correction.rollout_rs",
+            "v1 trainer rejects nothing, and its older one (trainer.use_v1=False) by the current policy's ratio",
+        ),
+    ],
+)
+def test_what_verls_two_trainers_read_differently_beside_bypass_mode_is_refused(
+    overrides: tuple[str, ...], key: str, why: str
+):
+    [refused] = imported(BYPASS, *overrides).refused()
+    assert refused.key == key
+    assert why in refused.note
+
+
+def test_tokens_rejected_from_the_ratio_of_a_sequence_are_refused():
+    mode, rejects = f"{ACTOR}policy_loss.loss_mode=geo_mean", "algorithm.rollout_correction.rollout_rs"
+    bounds = f"{rejects}_threshold=2.0"
+    [refused] = imported(mode, f"{rejects}='seq_mean_k1,token_k1'", bounds).refused()
+    assert refused.key == rejects
+    assert "token_k1 rejects out of the ratio of geo_mean" in refused.note
+    assert imported(mode, f"{rejects}=seq_mean_k1", bounds).refused() == []
+
+
+SGLANG, FILTERED = "actor_rollout_ref.rollout.name=sglang", "over all tokens"
+DRAWN = "verl draws them by"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "said"),
+    [
+        (("actor_rollout_ref.rollout.top_p=0.9",), "actor_rollout_ref.rollout.top_p", FILTERED),
+        (("actor_rollout_ref.rollout.top_k=50",), "actor_rollout_ref.rollout.top_k", FILTERED),
+        (("data.train_max_samples=100",), "data.train_max_samples", f"{DRAWN} chance, others in each run"),
+        (("data.train_max_samples=100", "data.seed=1"), "data.train_max_samples", f"{DRAWN} data.seed"),
+        (("data.val_max_samples=100",), "data.val_max_samples", DRAWN),
+        (
+            (BYPASS, f"{ACTOR}policy_loss.loss_mode=gspo"),
+            f"{ACTOR}policy_loss.loss_mode",
+            "v1 trainer with bypass_mode",
+        ),
+        (
+            (BYPASS, "algorithm.rollout_correction.rollout_is=token"),
+            "algorithm.rollout_correction.rollout_is",
+            "weigh no",
+        ),
+    ],
+)
+def test_what_differs_is_said(overrides: tuple[str, ...], key: str, said: str):
+    [entry] = [each for each in imported(*overrides).entries if each.key == key]
+    assert entry.group in ("mapped", "ignored")
+    assert said in entry.note
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ((SGLANG, "actor_rollout_ref.rollout.top_p=0.9"), "actor_rollout_ref.rollout.top_p"),
+        (("actor_rollout_ref.rollout.top_p=1.0",), "actor_rollout_ref.rollout.top_p"),
+        (("data.train_max_samples=100", "data.shuffle=False"), "data.train_max_samples"),
+        (("data.train_max_samples=-1",), "data.train_max_samples"),
+    ],
+)
+def test_what_does_not_differ_has_no_note_of_it(overrides: tuple[str, ...], key: str):
+    [entry] = [each for each in imported(*overrides).entries if each.key == key]
+    assert FILTERED not in entry.note
+    assert DRAWN not in entry.note
+
+
 def test_modules_of_megatron_that_have_no_name_here_are_refused():
     targets = "actor_rollout_ref.model.lora.target_modules"
     [refused] = imported("actor_rollout_ref.model.lora.rank=8", f"{targets}=[linear_q_down_proj]").refused()

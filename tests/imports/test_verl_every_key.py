@@ -137,6 +137,39 @@ FURTHER: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("trainer.total_epochs=3",), {"trainer.epochs": 3, "trainer.max_steps": 0}),
     (("trainer.val_before_train=False",), {"trainer.validate_at_start": False}),
     (("trainer.max_actor_ckpt_to_keep=5",), {"trainer.keep_checkpoints": 5}),
+    # DAPO's own script: 10 rounds of 1536 prompts for steps of 512
+    (
+        (
+            "algorithm.filter_groups.enable=True",
+            "algorithm.filter_groups.max_num_gen_batches=10",
+            "data.gen_batch_size=1536",
+            "data.train_batch_size=512",
+        ),
+        {"algorithm.filter_groups.max_rounds": 30},
+    ),
+    (
+        (
+            "algorithm.filter_groups.enable=True",
+            "algorithm.filter_groups.max_num_gen_batches=3",
+            "data.gen_batch_size=768",
+            "data.train_batch_size=512",
+        ),
+        {"algorithm.filter_groups.max_rounds": 5},
+    ),
+    # without bypass_mode the loss is that of loss_mode
+    (
+        (f"{ACTOR}policy_loss.loss_mode=gspo", f"{CORRECTION}loss_type=reinforce"),
+        {"algorithm.loss.name": "gspo", "algorithm.old_logprobs": "trainer"},
+    ),
+    # verl computes no weights beside it, and v1 keeps the loss
+    (
+        (f"{CORRECTION}bypass_mode=True", f"{CORRECTION}rollout_is=token", f"{ACTOR}policy_loss.loss_mode=gspo"),
+        {"algorithm.loss.name": "gspo", "algorithm.old_logprobs": "rollout", "algorithm.correction.name": "none"},
+    ),
+    (
+        (f"{CORRECTION}bypass_mode=True", "trainer.use_v1=False"),
+        {"algorithm.loss.name": "ppo_clip", "algorithm.old_logprobs": "rollout"},
+    ),
     (("trainer.default_local_dir=here",), {"trainer.output_dir": "here"}),
     (("trainer.resume_mode=resume_path", "trainer.resume_from_path=there"), {"trainer.resume": "there"}),
     (("trainer.resume_from_path=there",), {"trainer.resume": "auto"}),

@@ -82,6 +82,15 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         {"algorithm.loss.clip_low": 0.1, "algorithm.loss.clip_high": 0.2},
     ),
     ((f"{ACTOR}clip_ratio_high=0.28",), {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.28}),
+    # a ratio is positive, so that a bound of 1 - 10 is none
+    (
+        (f"{ACTOR}policy_loss.loss_mode=cispo", f"{ACTOR}clip_ratio_low=10", f"{ACTOR}clip_ratio_high=0.2"),
+        {"algorithm.loss.name": "cispo", "algorithm.loss.clip_low": 1.0, "algorithm.loss.clip_high": 0.2},
+    ),
+    (
+        (f"{ACTOR}clip_ratio=3", f"{ACTOR}clip_ratio_low=null"),
+        {"algorithm.loss.clip_low": 1.0, "algorithm.loss.clip_high": 0.2},
+    ),
     ((f"{ACTOR}clip_ratio_c=10.0",), {"algorithm.loss.dual_clip": 10.0}),
     # verl aggregates sapo as means of sequences, whatever loss_agg_mode says
     (
@@ -265,6 +274,15 @@ def test_a_changed_value_has_verls_meaning(overrides: tuple[str, ...], expected:
     assert result.refused() == []
     config = config_of(result, tmp_path)
     assert {key: value(config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("mode", ["geo_mean", "dppo_kl"])
+def test_a_lower_clip_above_1_of_what_is_no_ratio_is_refused(mode: str):
+    [entry] = imported(f"{ACTOR}policy_loss.loss_mode={mode}", f"{ACTOR}clip_ratio_low=1.5").refused()
+    assert (entry.key, entry.note) == (
+        f"{ACTOR}clip_ratio_low",
+        f"the lower clip of {mode} is at most 1 here; nearest: 1, or less",
+    )
 
 
 def test_a_reward_function_and_the_overlong_penalty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

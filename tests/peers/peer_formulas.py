@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, Optional
 
 import torch
@@ -127,10 +127,15 @@ class _NoMetric:
 
 def _function_of(file: str, name: str, namespace: dict[str, Any]) -> Any:
     """Return a function of a file of verl's that runs with the names of `namespace`."""
+    exec(_code_of(file, name), namespace)
+    return namespace[name]
+
+
+@functools.cache
+def _code_of(file: str, name: str) -> CodeType:
     source = Path(fetched("peers", PACKAGES), file).read_text()
     found = [each for each in ast.parse(source).body if getattr(each, "name", "") == name]
-    exec(compile(ast.Module(list(found), []), file, "exec"), namespace)
-    return namespace[name]
+    return compile(ast.Module(list(found), []), file, "exec")
 
 
 def verl_sampler(data: Any, rows: Sequence[Any]) -> Any:

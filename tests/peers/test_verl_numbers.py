@@ -83,6 +83,15 @@ LOSSES = {
     "geo_mean": (f"{ACTOR}policy_loss.loss_mode=geo_mean",),
     "gpg": (f"{ACTOR}policy_loss.loss_mode=gpg",),
     "cispo": (f"{ACTOR}policy_loss.loss_mode=cispo", f"{ACTOR}clip_ratio_high=0.28"),
+    "cispo without a lower bound": (f"{ACTOR}policy_loss.loss_mode=cispo", f"{ACTOR}clip_ratio_low=10"),
+    "gspo without a lower bound": (f"{ACTOR}policy_loss.loss_mode=gspo", f"{ACTOR}clip_ratio_low=10"),
+    **{f"geo_mean, {name}": (f"{ACTOR}policy_loss.loss_mode=geo_mean", f"{CORRECTION}rollout_is={level}",
+                             f"{CORRECTION}rollout_is_threshold={bounds}",
+                             f"{CORRECTION}rollout_is_batch_normalize={normalizes}")
+       for name, level, bounds, normalizes in [
+           ("weights of tokens", "token", "1.05", False), ("masked tokens", "token", "0.9_1.1", False),
+           ("weights of tokens with a mean of 1", "token", "1.05", True),
+           ("weights of sequences", "sequence", "1.1", False), ("masked sequences", "sequence", "0.8_1.2", False)]},
     "clip_cov": (f"{ACTOR}policy_loss.loss_mode=clip_cov", f"{ACTOR}policy_loss.clip_cov_ratio=1.0",
                  f"{ACTOR}policy_loss.clip_cov_lb=0.2", f"{ACTOR}policy_loss.clip_cov_ub=0.8"),
     "kl_cov": (f"{ACTOR}policy_loss.loss_mode=kl_cov", f"{ACTOR}policy_loss.kl_cov_ratio=0.2",

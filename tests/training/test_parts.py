@@ -266,6 +266,29 @@ def test_rewards_of_each_function_reach_an_estimator_by_parts_with_their_weights
     torch.testing.assert_close(found, (there_and_here / there_and_here.std())[2:], rtol=1e-5, atol=0)
 
 
+def test_the_kl_of_the_tokens_of_all_ranks_reaches_an_estimator_that_whitens_over_tokens():
+    lengths, group, valid = torch.tensor([2, 1]), torch.zeros(2, dtype=torch.int64), torch.ones(2).bool()
+    completions = Completions(
+        prompt_index=group,
+        tokens=torch.zeros(3, dtype=torch.int64),
+        offsets=torch.tensor([0, 2, 3]),
+        logprobs=torch.zeros(3),
+        finished=valid,
+        texts=("",) * 2,
+    )
+    there, here = (torch.tensor(each).double() for each in ([0.0, 1.0], [3.0, 2.0]))
+    kl_there, kl_here = (torch.tensor(each).double() for each in ([0.5, 0.25, 0.0], [1.0, -0.5, 0.1]))
+    others = iter([(there, group, valid, lengths, {"exact_match": there}), kl_there])
+    strategy = SimpleNamespace(rank=1, gather_objects=lambda own: [next(others), own])
+    rewards = Rewards(total=here, valid=valid, per_function={"exact_match": here})
+    config = settings("algorithm.advantage.name=reinforce_plus_plus")
+    per_response, found = advantages_over_ranks(config, completions, rewards, strategy, kl_R=kl_here)  # type: ignore[arg-type]
+    to_go = torch.tensor([0, 0.5, 1, 3, 4, 2])  # of the sum less the KL: that plus the KL of earlier tokens
+    whitened = ((to_go - to_go.mean()) / to_go.std())[3:]
+    torch.testing.assert_close(found, whitened, rtol=1e-5, atol=0)
+    torch.testing.assert_close(per_response, torch.stack([whitened[:2].mean(), whitened[2]]), rtol=1e-5, atol=1e-6)
+
+
 def test_each_rank_takes_its_share_of_every_update():
     class Rows:
         def prompt(self, row: int, epoch: int) -> Prompt:

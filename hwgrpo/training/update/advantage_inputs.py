@@ -23,6 +23,9 @@ class AdvantageInputs:
     """The step's, less the KL where that is in the reward."""
     token_probs: TokenProbs | None = None
     """Of the tokens of all responses, 0 where one is invalid; None where the estimator does not read them."""
+    kl_R: torch.Tensor | None = None
+    """[R] fp64: the KL in the reward, times its coefficient, of the tokens of all responses, 0 where one is invalid;
+    None without it."""
     old_logprobs: torch.Tensor | None = None
     """[R] fp32, of the valid responses' tokens; None where the update needs none or they were not computed."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -71,19 +74,21 @@ def advantage_inputs(
         return AdvantageInputs(rewards)
     batch = assemble(prompts, completions, torch.zeros(len(valid)), valid)
     from_rollout = algorithm.old_logprobs == "rollout"
-    old_R, token_probs, metrics = batch.rollout_logprobs, None, {}
+    old_R, token_probs, kl_R, metrics = batch.rollout_logprobs, None, None, {}
     squares_R = torch.zeros(len(batch.tokens))
     with watch("old_log_prob"):
         if reads_probs or not from_rollout:
             scored_R = update.score(batch, square_sums=squares_R if reads_probs else None)
             old_R = old_R if from_rollout else scored_R
-            token_probs = _of_all(scored_R, squares_R, valid, completions.lengths) if reads_probs else None
+            if reads_probs:
+                token_probs = TokenProbs(*(_of_all(each, valid, completions.lengths) for each in (scored_R, squares_R)))
     if penalizing is not None:
-        rewards, metrics = penalize(update, penalizing, batch, rewards, old_R, watch)
-    return AdvantageInputs(rewards, token_probs, old_R if update.needs_old_logprobs else None, metrics)
+        rewards, kl_of_valid, metrics = penalize(update, penalizing, batch, rewards, old_R, watch)
+        kl_R = _of_all(kl_of_valid, valid, completions.lengths)
+    return AdvantageInputs(rewards, token_probs, kl_R, old_R if update.needs_old_logprobs else None, metrics)
 
 
-def _of_all(logprobs: torch.Tensor, squares: torch.Tensor, valid: torch.Tensor, lengths: torch.Tensor) -> TokenProbs:
-    """Return those of the tokens of all responses from those of the valid ones."""
+def _of_all(values: torch.Tensor, valid: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Spread values of the valid responses' tokens over those of all responses, 0 elsewhere."""
     valid_R = torch.repeat_interleave(valid, lengths)
-    return TokenProbs(*(torch.zeros(len(valid_R)).masked_scatter(valid_R, each) for each in (logprobs, squares)))
+    return values.new_zeros(len(valid_R)).masked_scatter(valid_R, values)

@@ -21,8 +21,8 @@ def penalize(
     rewards: Rewards,
     old_R: torch.Tensor,
     watch: Stopwatch,
-) -> tuple[Rewards, dict[str, float]]:
-    """Take the KL of old policy and reference from a step's rewards, then adapt its coefficient.
+) -> tuple[Rewards, torch.Tensor, dict[str, float]]:
+    """Subtract the KL of old policy and reference from a step's rewards, then adapt its coefficient.
 
     As verl's `apply_kl_penalty`, whose token-level rewards GRPO sums over the response.
 
@@ -35,8 +35,8 @@ def penalize(
         watch: times the stage `ref`.
 
     Returns:
-        The rewards, with `total` less the coefficient times the KL summed over the response's tokens; and
-        `actor/reward_kl_*` and `critic/rewards/*`, over all ranks.
+        The rewards, with `total` less the coefficient times the KL summed over the response's tokens; [R] fp64 that
+        product of each token of the batch; and `actor/reward_kl_*` and `critic/rewards/*`, over all ranks.
     """
     strategy, coef, valid = update.strategy, update.coefficients.kl, rewards.valid
     with watch("ref"), reference.active():
@@ -53,4 +53,4 @@ def penalize(
     if len(totals):
         ends = (("mean", totals.mean()), ("max", totals.max()), ("min", totals.min()))
         metrics |= {f"critic/rewards/{name}": float(value) for name, value in ends}
-    return replace(rewards, total=total_S), metrics
+    return replace(rewards, total=total_S), coef * kl_R, metrics

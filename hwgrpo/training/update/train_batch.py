@@ -16,12 +16,18 @@ from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
 
 
 def advantages_over_ranks(
-    config: Config, completions: Completions, rewards: Rewards, strategy: Strategy, probs: TokenProbs | None = None
+    config: Config,
+    completions: Completions,
+    rewards: Rewards,
+    strategy: Strategy,
+    probs: TokenProbs | None = None,
+    kl_R: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute this rank's advantages with statistics over the groups and batches of all ranks.
 
     Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it. Those that
     read `token_probs`, here `probs`, see this rank's groups only: two numbers per token of all ranks are too many.
+    Those that read `kl_R` see it of all ranks, because they whiten over tokens.
 
     Returns:
         [S] fp32 per response, and [R] fp32 per token; None where all tokens have that of their response. Per response
@@ -34,6 +40,7 @@ def advantages_over_ranks(
     for _, index, *_ in ranks:
         groups.append(index + offset)
         offset += int(index.max()) + 1 if index.numel() else 0
+    per_token = is_token_level(config.algorithm.advantage, kl_R is not None)
     advantages = group_advantages(
         torch.cat([total for total, *_ in ranks]),
         torch.cat(groups),
@@ -47,8 +54,9 @@ def advantages_over_ranks(
         None if rewards.steps is None else join_steps(gather(rewards.steps)),
         None if rewards.greedy is None else torch.cat(gather(rewards.greedy)),
         probs,
+        torch.cat(gather(kl_R)) if kl_R is not None and per_token else None,
     )
-    if not is_token_level(config.algorithm.advantage):
+    if not per_token:
         return advantages.split([len(index) for _, index, *_ in ranks])[rank], None
     own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]
     return mean_over_tokens(own, completions.lengths), own

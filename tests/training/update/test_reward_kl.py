@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hwgrpo.algorithms.coefficients import initial_coefficients
+from hwgrpo.algorithms.token_advantages import check_token_level
 from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.observe.timing import Stopwatch
@@ -68,12 +69,24 @@ def test_each_valid_response_loses_its_summed_kl():
     )
     assert coefficients.kl == pytest.approx(0.1 * (1 + 0.2 * 3 / 10)), "three responses, and above the target by half"
     assert coefficients.kl_loss == 0
+    of_tokens = [0.05, -0.1, 0, 0, 0, 0, 0.1, 0.15]
+    assert found.kl_R.tolist() == pytest.approx(of_tokens), "0 where the response is invalid"
 
 
 def test_old_log_probs_of_the_trained_responses_are_kept():
     found, _ = penalized()
     batch: Any = found.add_old_logprobs(_empty(), torch.tensor([False, False, True, True]), torch.tensor([2, 3, 0, 3]))
     assert batch.old_logprobs.tolist() == OLD[2:].tolist()
+
+
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "remax"])
+def test_a_loss_of_sequences_is_refused_where_tokens_have_the_kl_from_themselves_on(name: str):
+    words = (f"algorithm.advantage.name={name}", "algorithm.loss.name=gmpo")
+    with pytest.raises(
+        ConfigError, match=f"name='{name}' with algorithm.kl.in_reward=true has one advantage per token"
+    ):
+        check_token_level(load_config("tiny_sort", [*KL, *words]).algorithm)
+    check_token_level(load_config("tiny_sort", words).algorithm)
 
 
 def test_with_the_engines_log_probs_as_old_ones_the_kl_is_of_those():
@@ -104,7 +117,16 @@ def test_what_has_no_meaning_with_it_is_refused(words: tuple[str, ...], message:
         load_config("tiny_sort", [*KL, *words])
 
 
-@pytest.mark.parametrize("words", [(), ("model.lora.rank=4", "trainer.prompts_per_update=2")], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("model.lora.rank=4", "trainer.prompts_per_update=2"),
+        ("algorithm.advantage.name=reinforce_plus_plus",),
+        ("algorithm.advantage.name=remax",),
+    ],
+    ids=["full", "lora", "reinforce_plus_plus", "remax"],
+)
 def test_a_run_compares_rewards_less_the_kl(tmp_path: Path, words: tuple[str, ...]):
     def train() -> None:
         torch.set_num_threads(1)
