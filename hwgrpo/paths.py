@@ -15,6 +15,8 @@ from typing import Any
 from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
 
+_GGUF_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
 
 def with_home(value: Any) -> Any:
     """Return a path, or each of a list of paths, with the home folder for a leading `~`; anything else unchanged.
@@ -79,24 +81,20 @@ def same_spelling(path: Path, wanted: Callable[[Path], bool] = Path.exists, *, s
 
 
 def find_model(path: str, key: str) -> Path | None:
-    """Return the folder of a model or tokenizer, or None for what can only be a hub name.
+    """Return the folder of a model or tokenizer, a model's GGUF file, or None for what can only be a hub name.
 
     Args:
         path: value of the setting.
         key: "model.path" or "model.tokenizer", for messages.
 
     Raises:
-        ConfigError: it looks like a folder and is none, or is not in Hugging Face format.
+        ConfigError: it looks like a folder and is none, or is not in Hugging Face format, or has several GGUF files.
     """
     check_path(path, key)
     folder = Path(path).expanduser()
     is_model = key == "model.path"
-    in_gguf = folder.suffix == ".gguf" if folder.is_file() else any(folder.glob("*.gguf"))
-    if is_model and in_gguf and not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"{key}={path!r} has weights in GGUF, made for llama.cpp: set model.path to the original model "
-            "in safetensors, with model.quantize=nf4 and model.lora.rank=16 if its weights are to take as little memory"
-        )
+    if is_model and (file := find_gguf(folder)) is not None:
+        return file
     if folder.is_dir():
         if is_model and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
             raise ConfigError(
@@ -118,6 +116,28 @@ def find_model(path: str, key: str) -> Path | None:
     if near := same_spelling(folder, Path.is_dir):
         raise ConfigError(f"{key}={path!r}: there is no such folder. Did you mean {near}?")
     return None
+
+
+def find_gguf(path: Path) -> Path | None:
+    """Return the GGUF file that is a model's path, or the only one of a folder without other weights; None if neither.
+
+    Raises:
+        ConfigError: the folder has several, or the file is one shard of a model.
+    """
+    files = [path] if path.is_file() and path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
+    if not files or any(path.glob("*.safetensors")) or any(path.glob("*.bin")):
+        return None
+    if any(_GGUF_SHARD.search(file.name) for file in files):
+        raise ConfigError(
+            f"model.path={str(path)!r} is a GGUF model in several shards, e.g. {files[0].name}: merge them "
+            "(llama-gguf-split --merge FIRST_SHARD MERGED.gguf) and set model.path to the merged file"
+        )
+    if len(files) > 1:
+        raise ConfigError(
+            f"model.path={str(path)!r} has several GGUF files ({', '.join(file.name for file in files)}): "
+            "set model.path to one of the files"
+        )
+    return files[0]
 
 
 def with_absolute_paths(config: Any) -> Any:

@@ -86,7 +86,8 @@ def _splits(key: str) -> tuple[Use, ...]:
 @dataclass
 class ModelConfig:
     path: str = setting(MISSING, path=True)
-    """A local folder, a hub name, or `builtin://tiny?task=sort` (a small model made and warm-started here)."""
+    """A local folder, a hub name, a GGUF file, or `builtin://tiny?task=sort` (a small model made and warm-started
+    here)."""
     revision: str | None = setting(None, used_by=[_NOT_BUILT_IN])
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = setting(None, path=True)

@@ -1,6 +1,6 @@
 """Loading transformers models and tokenizers, and changes to a loaded model.
 
-loading.py                     model and tokenizer from a folder, the hub, or `builtin://`
+loading.py                     model and tokenizer from a folder, a GGUF file, the hub, or `builtin://`
 sequence_classifier.py a reward model to train, with a head of its own
 saving.py                      a trained model's folder in Hugging Face format
 to_device.py                   moving a model to a device, tied parameters kept tied
@@ -23,6 +23,8 @@ time_steps.py                  time steps of state-space layers without limits, 
 layer_values.py                settings of a configuration that differ between decoder layers
 windows.py                     sliding windows; a model with shortened windows for checks
 meta_device.py                 models without weights, for ranks that receive them from another
-builtin.py                     `builtin://` addresses and their cache
+builtin.py                     `builtin://` addresses
+gguf.py                        GGUF files, converted into folders in Hugging Face format
+model_cache.py                 the cache of built-in and converted models
 tiny.py                        the built-in model, its character tokenizer and warm start
 """

@@ -1,11 +1,10 @@
-"""`builtin://tiny?option=value&...`: the address of a model that is made on this machine, and its cache."""
+"""`builtin://tiny?option=value&...`: the address of a model that is made on this machine."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import json
-import os
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
@@ -23,13 +22,10 @@ from hwgrpo.catalog import TASKS
 from hwgrpo.data import tasks
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.models import tiny
-from hwgrpo.permissions import follow_umask
-from hwgrpo.scratch import ScratchFolder, remove_stale
+from hwgrpo.models.model_cache import cache_root, prepare_root, publish, unfinished_folder
 
 PREFIX = "builtin://"
 NAMES = ("tiny",)
-UNFINISHED = ".making-"
-"""Of the names of folders with models that are being made."""
 
 
 @dataclass(frozen=True)
@@ -133,22 +129,12 @@ def resolve(address: str) -> Path:
         ConfigError: see `parse`.
     """
     spec = parse(address)
-    root = Path(os.environ.get("HWGRPO_CACHE") or "~/.cache/hwgrpo").expanduser() / "builtin"
+    root = cache_root("builtin")
     folder = root / _fingerprint(spec)
-    remove_stale(UNFINISHED, root)
+    prepare_root(root, "built-in models")
     if not folder.is_dir():
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{root} cannot be made ({error.strerror}), where built-in models are kept; "
-                "set HWGRPO_CACHE to a folder that can be written"
-            ) from error
         print(f"hwgrpo: making {address}, once; it takes some seconds", file=sys.stderr, flush=True)
-        # Written to a temporary name and renamed: a folder with the final name is complete.
-        scratch = ScratchFolder(UNFINISHED, root)
-        unfinished = scratch.path
-        try:
+        with unfinished_folder(root) as unfinished:
             model, tokenizer = tiny.make(
                 seed=spec.seed,
                 hidden=spec.hidden,
@@ -163,10 +149,7 @@ def resolve(address: str) -> Path:
                 _save(model, unfinished)
                 tokenizer.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")
-            follow_umask(unfinished)
-            _rename(unfinished, folder)
-        finally:
-            scratch.remove()
+            publish(unfinished, folder)
     return folder
 
 
@@ -180,15 +163,6 @@ def _save(model: PreTrainedModel, folder: Path) -> None:
     tied = "lm_head.weight"  # the embeddings, under another name
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != tied}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _rename(unfinished: Path, folder: Path) -> None:
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        # Another process was first; its model is the same. Any other reason is an error.
-        if not folder.is_dir():
-            raise
 
 
 def _fingerprint(spec: TinySpec) -> str:

@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer from a folder, the hub, or `builtin://`."""
+"""Load a model and its tokenizer from a folder, a GGUF file, the hub, or `builtin://`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models import builtin
+from hwgrpo.models import builtin, gguf
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.stored_dtype import cached_folder, is_loaded_unrounded
@@ -127,7 +127,7 @@ def load_model(
         ConfigError: the model cannot be found or read, is not a causal language model, lacks weights, or has quantized
             ones that cannot be dequantized.
     """
-    source = resolve_model_path(config.path)
+    source = resolve_model_path(config.path, weights=not on_meta_device)
     model_config = load_model_config(config)
     check_stored(config.path, model_config)
     options = loading_options(model_config)
@@ -206,11 +206,23 @@ def check_embeddings(embeddings: int | None, tokenizer: PreTrainedTokenizerBase)
         )
 
 
-def resolve_model_path(path: str, key: str = "model.path") -> str:
-    """Return the local folder of a model or tokenizer, or a hub name unchanged."""
+def resolve_model_path(path: str, key: str = "model.path", *, weights: bool = False) -> str:
+    """Return the local folder of a model or tokenizer, or a hub name unchanged.
+
+    Args:
+        path: value of the setting.
+        key: the setting.
+        weights: the folder's weights are read; a GGUF model's are converted only then.
+
+    Raises:
+        ConfigError: as `find_model`, `builtin.resolve` and `gguf.resolve` do.
+    """
     if path.startswith(builtin.PREFIX):
         return str(builtin.resolve(path))
-    return str(find_model(path, key) or path)
+    found = find_model(path, key)
+    if found is not None and found.is_file():
+        found = gguf.resolve(found, weights=weights)
+    return str(found or path)
 
 
 def unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigError:

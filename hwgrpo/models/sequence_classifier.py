@@ -79,7 +79,7 @@ def load_classifier(
     Raises:
         ConfigError: the model cannot be read, or lacks weights besides a new head.
     """
-    source = resolve_model_path(config.path)
+    source = resolve_model_path(config.path, weights=not on_meta_device)
     dequantizing = loading_options(settings)
     try:
         with without_load_report():

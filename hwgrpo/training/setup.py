@@ -233,8 +233,8 @@ def _build(
 
 def start_strategy(config: Config, device: Device) -> Strategy:
     """Check the requirements on this machine, and join the run's processes."""
-    # Writes a built-in model to disk: once a process group exists, transformers writes only on rank 0.
-    resolve_model_path(config.model.path)
+    # Writes a built-in or GGUF model to disk: once a process group exists, transformers writes only on rank 0.
+    resolve_model_path(config.model.path, weights=True)
     for reason in missing_requirements(config, device):
         raise ConfigError(reason)
     kind: StrategyKind = STRATEGIES.load(choose_strategy(config))

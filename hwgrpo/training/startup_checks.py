@@ -18,6 +18,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.algorithm_rules import check_declared
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.gguf import conversion_note
 from hwgrpo.models.loading import check_embeddings, check_trains_all_parts
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.models.saving import check_saving
@@ -134,7 +135,7 @@ def check_start(
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)
         check_embeddings(getattr(settings.get_text_config(), "vocab_size", None), data.tokenizer)
-    notes = tuple(filter(None, (dequantization_note(settings),)))
+    notes = tuple(filter(None, (dequantization_note(settings), conversion_note(config.model.path))))
     return ResolvedSettings(dtype, attention, layout, layout_note(config, settings, attention.loaded_as), notes)
 
 

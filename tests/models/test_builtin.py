@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from hwgrpo.data.tasks import parse_task
 from hwgrpo.errors import ConfigError
-from hwgrpo.models import builtin, tiny
+from hwgrpo.models import builtin, model_cache, tiny
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_renamed_for_another_reason_is_an_error(tmp_path
     (tmp_path / "taken").write_text("a file")
     (tmp_path / "unfinished").mkdir()
     with pytest.raises(OSError, match="taken"):
-        builtin._rename(tmp_path / "unfinished", tmp_path / "taken")
+        model_cache.publish(tmp_path / "unfinished", tmp_path / "taken")
 
 
 @pytest.mark.parametrize(

@@ -136,16 +136,6 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
         load_model(ModelConfig(path=str(file)), attention="sdpa")
 
 
-def test_gguf_weights_are_refused_by_name(folder, tmp_path):
-    (folder / "model.safetensors").rename(folder / "model-Q4_K_M.gguf")
-    for path in (folder, folder / "model-Q4_K_M.gguf"):
-        with pytest.raises(ConfigError, match=r"has weights in GGUF.*set model.path to the original model"):
-            load_model(ModelConfig(path=str(path)), attention="sdpa")
-    (folder / "model-Q4_K_M.gguf").rename(folder / "model.safetensors")
-    (folder / "beside.gguf").touch()
-    load_model(ModelConfig(path=str(folder)), attention="sdpa")
-
-
 def test_models_that_cannot_generate_are_refused_by_their_kind(tmp_path):
     small: dict[str, Any] = {
         "hidden_size": 16,

@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.gguf import conversion_note
 from hwgrpo.models.loading import check_vocabulary, load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_tensors
@@ -142,7 +143,7 @@ def build_score_model(config: Config, device: Device, strategy: Strategy, data: 
         layout=PADDED,
         layout_reason=None,
     )
-    dequantized = filter(None, (dequantization_note(settings),))
+    dequantized = filter(None, (dequantization_note(settings), conversion_note(config.model.path)))
     return models, [
         *dequantized,
         fused.attention.line,
