@@ -9,19 +9,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hwgrpo_backends import Backend
-    from hwgrpo_backends.peaks import Chip
-
-    from hwgrpo.config import Config
     from hwgrpo.planning.memory import Memory
     from hwgrpo.planning.scale_plan import ChipPlan, ScalePlan
 
 HELP = "estimate memory and step time of a recipe on chips, with none of them present"
-DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
-"""Chips shown without `--chip` where the recipe names no backend."""
 COLUMN = 10
 LABEL, WIDTH = 11, 123
 NO_ROLLOUT = "none: sft trains on given responses"
@@ -96,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     supervised = args.planned == "sft"
     if supervised and (args.rollout or args.rollout_devices):
         raise ConfigError("--rollout and --rollout-devices have no effect with --for sft, which samples nothing")
+    from hwgrpo.cli.chips import chosen_chips
     from hwgrpo.config import load_config
     from hwgrpo.config.supervised import supervised_settings
 
@@ -135,61 +130,6 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_at_scale(config, cluster, chips)
     print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan))
     return 0
-
-
-def chosen_chips(wanted: Sequence[str] | None, config: Config) -> list[tuple[Chip, Backend]]:
-    """Return the named chips, or a few of the backend's, each with its backend.
-
-    Raises:
-        ConfigError: a name matches no chip, or a description is malformed.
-    """
-    from hwgrpo_backends import registry
-    from hwgrpo_backends.decide import AUTO
-
-    backends = registry.load_all().backends
-    name = config.backend.name
-    family = backends.get(name)
-    table = {
-        chip.title: (chip, backend)
-        for backend in backends.values()
-        for chip in backend.chips
-        if name in (AUTO, backend.name) or wanted
-    }
-    if not wanted:
-        names = [title for title in DEFAULT_CHIPS if title in table] or list(table)
-        if not names:
-            raise ConfigError(
-                f"backend {name!r} has no known chip: describe one, --chip mine=TFLOP/s,GB/s,GiB (matrix rate in the "
-                "compute dtype, memory bandwidth, memory)"
-            )
-        return [table[title] for title in names]
-    own = family or next(backend for backend in backends.values() if not backend.is_host)
-    chips: list[tuple[Chip, Backend]] = []
-    for option in wanted:
-        if "=" in option:
-            chips.append((_parse_chip(option), own))
-            continue
-        exact = [title for title in table if title.lower() == option.lower()]
-        matches = exact or [title for title in table if option.lower() in title.lower()]
-        if not matches:
-            raise choice_error("--chip", option, table)
-        chips += [table[title] for title in matches]
-    return chips
-
-
-def _parse_chip(option: str) -> Chip:
-    from hwgrpo_backends.peaks import GIB, Chip, T
-
-    name, _, numbers = option.partition("=")
-    try:
-        flops, bandwidth, memory = (float(number) for number in numbers.split(","))
-    except ValueError:
-        flops = bandwidth = memory = 0.0
-    if not (name and min(flops, bandwidth, memory) > 0 and max(flops, bandwidth, memory) < math.inf):
-        raise ConfigError(f"--chip {option!r}: use name=TFLOP/s,GB/s,GiB, three numbers above 0, e.g. mine=989,3350,80")
-    names: tuple[str, ...] = ("bfloat16", "float16", "float32")
-    rates: dict[str, float] = dict.fromkeys(names, flops * T)
-    return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
 
 
 def _places(plan: ScalePlan) -> list[str]:
