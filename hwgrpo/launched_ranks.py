@@ -54,6 +54,19 @@ def local_world_size(world_size: int, environ: Mapping[str, str] | None = None) 
     return whole_number(environ, "LOCAL_WORLD_SIZE", default=world_size, least=1)
 
 
+def launcher_variables(devices: int, nodes: int = 1) -> dict[str, str]:
+    """Return the variables that torchrun sets in the first process, for a plan of them all; none for one process.
+
+    Args:
+        devices: devices per node, one process each.
+        nodes: number of nodes.
+    """
+    if devices * nodes == 1:
+        return {}
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": devices * nodes, "LOCAL_WORLD_SIZE": devices}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+
+
 def whole_number(environ: Mapping[str, str], name: str, *, default: int, least: int = 0) -> int:
     """Return a variable as a whole number of at least `least`; `default` where it is unset or empty.
 

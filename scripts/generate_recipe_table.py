@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from hwgrpo.cli.plan import chosen_chips
+from hwgrpo.cli.chips import chosen_chips
 from hwgrpo.config import load_config
 from hwgrpo.planning.scale_plan import Cluster, ScalePlan, plan_at_scale
 from hwgrpo.rollout.engine_kind import engine_kind

@@ -77,7 +77,8 @@ def main(argv: list[str]) -> int:
     if args.rollout == "vllm-ascend" and requested is None:
         requested = "npu"
     facts = gather(args.root)
-    choice = choose(requested, detect(facts), previous, force=force, unserved=facts.unserved)
+    found = detect(facts)
+    choice = choose(requested, found, previous, force=force or args.dry_run, unserved=facts.unserved)
     backend = choice.backend
     inputs = _inputs(backend, args.rollout)
     broken = {}
@@ -88,6 +89,8 @@ def main(argv: list[str]) -> int:
             return 0
 
     print(f"hwgrpo set-up: backend {backend}: {choice.why}")
+    if backend not in found and backend != "cpu" and not force:
+        print("  no such device on this machine: to install for it here set HWGRPO_SETUP_FORCE=1")
     for name, reason in broken.items():
         print(f"  damaged      {name}: {reason}")
     sources = _torch_sources(backend, facts)
@@ -143,7 +146,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--backend", metavar="|".join(TARGETS), help="install for this hardware instead of the detected one"
     )
     parser.add_argument("--rollout", choices=ROLLOUTS, help="make a rollout environment instead of .venv")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the commands without running them; needs no device"
+    )
     parser.add_argument("--fresh", action="store_true", help="remove the environment and start over")
     parser.add_argument("--root", type=Path, default=Path("/"), help="folder that contains dev/...; for tests")
     return parser.parse_args(argv)

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from hwgrpo_backends import Backend, BackendError, Decision, choose, registry
 from hwgrpo_backends.decide import AUTO
 from hwgrpo_backends.environment import apply, profile
+from hwgrpo_backends.peaks import Chip
 
+from hwgrpo.cli.chips import chosen_chips, closest_chip
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.launched_ranks import launched_rank
@@ -36,26 +38,43 @@ class PlannedHost(NamedTuple):
 
     backend: Backend
     world_size: int
+    local_world_size: int
     rank: int
     reason: str | None
     """Reason why this machine cannot run it; None where it can."""
+    chip: Chip | None = None
+    """The chip that stands for a device that is not here; None where one is, or the backend has no known chip."""
 
 
-def planned_host(config: Config) -> PlannedHost:
+def planned_host(config: Config, chip: str | None = None) -> PlannedHost:
     """Return the backend and ranks for a plan, also for a backend without a device on this machine.
+
+    Args:
+        config: checked settings.
+        chip: the chip to plan for, as `hwgrpo plan --chip` names it. None: the device here, or the first chip of the
+            named backend.
 
     Raises:
         ConfigError: as `prepare_host` does.
         BackendError: no backend is named, and none can be selected.
     """
+    launched = launched_rank()
+
+    def planned(backend: Backend, reason: str | None, chip: Chip | None = None) -> PlannedHost:
+        return PlannedHost(backend, launched.world_size, launched.local_world_size, launched.rank, reason, chip)
+
+    if chip is not None:
+        found, backend = closest_chip(chip, config)
+        check_world_size(config, launched.world_size)
+        return planned(backend, f"the plan is for {found.title} (--chip)", found)
     try:
         host = prepare_host(config)
     except BackendError as error:
         if config.backend.name == AUTO:
             raise
-        launched = launched_rank()
-        return PlannedHost(registry.get(config.backend.name), launched.world_size, launched.rank, str(error))
-    return PlannedHost(host.backend, host.world_size, host.rank, None)
+        backend = registry.get(config.backend.name)
+        return planned(backend, str(error), chosen_chips(None, config)[0][0] if backend.chips else None)
+    return planned(host.backend, None)
 
 
 def prepare_host(config: Config) -> Host:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo.cli.import_settings import add_import_options, import_options, started_by, use_imported
+from hwgrpo.cli.train import CHIP_HELP
 from hwgrpo.errors import ConfigError
+from hwgrpo.launched_ranks import launcher_variables
 
 if TYPE_CHECKING:
     from hwgrpo_backends import Backend
@@ -78,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpus", type=int, metavar="C", help=f"CPUs per node for --slurm (default {CPUS_PER_DEVICE} per device)"
     )
+    parser.add_argument("--chip", metavar="NAME", help=CHIP_HELP)
     parser.add_argument("--slurm", action="store_true", help="make a script for sbatch")
     parser.add_argument("--sbatch", action="append", metavar="OPTION", help="further #SBATCH line, e.g. --time=8:00:00")
     action = parser.add_mutually_exclusive_group()
@@ -101,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
 
     config = getattr(module, "launched_config", _recipe_config)(args)
     plans = args.dry_run or args.print_config
+    if args.chip and (name != COMMANDS[0] or not args.dry_run):
+        raise ConfigError(f"--chip {args.chip} is for `hwgrpo launch RECIPE --dry-run`, which plans a GRPO run")
     backend, found = _backend(config), 1
     if not args.slurm and (args.started or not (args.devices or visible)):
         backend, found = _select(config, backend, needed=args.started and not plans)
@@ -110,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
     _check_counts(args, devices, visible)
     check_world_size(config, devices * args.nodes)
     if plans:
-        os.environ.update(_torchrun_variables(devices, args.nodes))
+        os.environ.update(launcher_variables(devices, args.nodes))
+        args.devices = None  # the variables name them all
         return module.run(args)
     restarts = _restarts(args.max_restarts, config)
     variables = _variables(backend, visible, devices, os.environ)
@@ -375,14 +381,6 @@ def _select(config: Config, named: Backend | None, *, needed: bool) -> tuple[Bac
             raise
         return named, 1
     return choice.backend, choice.decision.verdicts[choice.backend.name].devices
-
-
-def _torchrun_variables(devices: int, nodes: int) -> dict[str, str]:
-    """Return the variables that torchrun sets in the first process, for a plan of them all."""
-    if devices * nodes == 1:
-        return {}
-    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": devices * nodes, "LOCAL_WORLD_SIZE": devices}
-    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
 def _restarts(requested: int | None, config: Config) -> int:

@@ -9,20 +9,15 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hwgrpo_backends import Backend
-    from hwgrpo_backends.peaks import Chip
-
-    from hwgrpo.config import Config
     from hwgrpo.planning.memory import Memory
     from hwgrpo.planning.scale_plan import ChipPlan, ScalePlan
 
 HELP = "estimate memory and step time of a recipe on chips, with none of them present"
-DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
-"""Chips shown without `--chip` where the recipe names no backend."""
 COLUMN = 10
+LABEL, WIDTH = 11, 123
 NO_ROLLOUT = "none: sft trains on given responses"
 PHASES = ("prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync")
 
@@ -48,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout",
         choices=("local", "colocated", "separate"),
-        help="colocated: vLLM in the training process, one engine per device; separate: rollout on separate "
-        "devices, each with a shard of every weight (default: the recipe's engine)",
+        help="colocated: vLLM in the training process, rollout.tensor_parallel_size devices per engine; separate: "
+        "rollout on separate devices, each with a shard of every weight (default: the recipe's engine; for auto the "
+        "one that a run selects where it is installed)",
     )
     parser.add_argument(
         "--rollout-devices",
@@ -64,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a chip of the table (part of its name is enough), or name=TFLOP/s,GB/s,GiB; may be repeated",
     )
     parser.add_argument(
-        "--mfu", type=float, metavar="SHARE", help="model FLOPs utilisation: share of the matrix rate (default 0.4)"
+        "--mfu",
+        type=float,
+        metavar="SHARE",
+        help="model FLOPs utilisation: share of the matrix rate (default 0.4; 0.3 for mixtures of experts)",
     )
     parser.add_argument(
         "--mbu", type=float, metavar="SHARE", help="model bandwidth utilisation in decoding (default 0.6)"
@@ -91,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     supervised = args.planned == "sft"
     if supervised and (args.rollout or args.rollout_devices):
         raise ConfigError("--rollout and --rollout-devices have no effect with --for sft, which samples nothing")
+    from hwgrpo.cli.chips import chosen_chips
     from hwgrpo.config import load_config
     from hwgrpo.config.supervised import supervised_settings
 
@@ -98,9 +98,10 @@ def run(args: argparse.Namespace) -> int:
     config = used(
         load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True, used=used)
     )
-    if args.rollout in ("local", "colocated"):
-        config.rollout.engine = {"local": "local", "colocated": "vllm"}[args.rollout]
-        config.rollout.tensor_parallel_size = 1
+    if args.rollout == "local":
+        config.rollout.engine, config.rollout.tensor_parallel_size = "local", 1
+    elif args.rollout == "colocated":
+        config.rollout.engine = "vllm"
     chips = chosen_chips(args.chip, config)
 
     from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale
@@ -127,84 +128,43 @@ def run(args: argparse.Namespace) -> int:
         rates=Rates(**rates),
     )
     plan = plan_at_scale(config, cluster, chips)
-    place = NO_ROLLOUT if supervised else _place(config, separate=separate)
-    print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan, place))
+    print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan))
     return 0
 
 
-def chosen_chips(wanted: Sequence[str] | None, config: Config) -> list[tuple[Chip, Backend]]:
-    """Return the named chips, or a few of the backend's, each with its backend.
-
-    Raises:
-        ConfigError: a name matches no chip, or a description is malformed.
-    """
-    from hwgrpo_backends import registry
-    from hwgrpo_backends.decide import AUTO
-
-    backends = registry.load_all().backends
-    name = config.backend.name
-    family = backends.get(name)
-    table = {
-        chip.title: (chip, backend)
-        for backend in backends.values()
-        for chip in backend.chips
-        if name in (AUTO, backend.name) or wanted
-    }
-    if not wanted:
-        names = [title for title in DEFAULT_CHIPS if title in table] or list(table)
-        if not names:
-            raise ConfigError(
-                f"backend {name!r} has no known chip: describe one, --chip mine=TFLOP/s,GB/s,GiB (matrix rate in the "
-                "compute dtype, memory bandwidth, memory)"
-            )
-        return [table[title] for title in names]
-    own = family or next(backend for backend in backends.values() if not backend.is_host)
-    chips: list[tuple[Chip, Backend]] = []
-    for option in wanted:
-        if "=" in option:
-            chips.append((_parse_chip(option), own))
-            continue
-        exact = [title for title in table if title.lower() == option.lower()]
-        matches = exact or [title for title in table if option.lower() in title.lower()]
-        if not matches:
-            raise choice_error("--chip", option, table)
-        chips += [table[title] for title in matches]
-    return chips
+def _places(plan: ScalePlan) -> list[str]:
+    """Return where responses are sampled, by chip where that differs, as lines."""
+    if plan.cluster.supervised:
+        return [NO_ROLLOUT]
+    places: dict[str, list[str]] = {}
+    for chip in plan.chips:
+        places.setdefault(_place(chip), []).append(chip.name)
+    named = [f"{', '.join(chips)}: {place}" if len(places) > 1 else place for place, chips in places.items()]
+    return [line for each in named for line in textwrap.wrap(each, WIDTH - LABEL, subsequent_indent="  ")]
 
 
-def _parse_chip(option: str) -> Chip:
-    from hwgrpo_backends.peaks import GIB, Chip, T
-
-    name, _, numbers = option.partition("=")
-    try:
-        flops, bandwidth, memory = (float(number) for number in numbers.split(","))
-    except ValueError:
-        flops = bandwidth = memory = 0.0
-    if not (name and min(flops, bandwidth, memory) > 0 and max(flops, bandwidth, memory) < math.inf):
-        raise ConfigError(f"--chip {option!r}: use name=TFLOP/s,GB/s,GiB, three numbers above 0, e.g. mine=989,3350,80")
-    names: tuple[str, ...] = ("bfloat16", "float16", "float32")
-    rates: dict[str, float] = dict.fromkeys(names, flops * T)
-    return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
-
-
-def _place(config: Config, *, separate: bool) -> str:
-    """Return where responses are sampled, for a line of the plan."""
+def _place(chip: ChipPlan) -> str:
     from hwgrpo.rollout.engine_kind import engine_kind
     from hwgrpo.rollout.shared_devices import sleeps
 
-    engine = config.rollout.engine
-    if separate:
+    rollout = chip.config.rollout
+    if chip.work.is_elsewhere:
         return "split: on devices of its own"
-    if engine == "auto":
-        return "rollout.engine=auto counts as local; vLLM: --rollout colocated (shared) or --rollout separate (split)"
-    if engine_kind(config).samples_with_policy:
-        return f"{engine}, with the policy itself"
-    awake = "sleeps" if sleeps(config, on_host=False) else "stays awake"
-    return f"{engine}, shared: on the training devices, where it {awake} during updates"
+    name = f"rollout.engine=auto, planned as {rollout.engine}" if chip.engine_notes else rollout.engine
+    if engine_kind(chip.config).samples_with_policy:
+        reasons = [f" ({note})" for note in chip.engine_notes[1:] if note.startswith("not ")]
+        return f"{name}, with the policy itself{''.join(reasons)}"
+    parts = [name, "which must be installed"] if chip.engine_notes else [name]
+    if rollout.tensor_parallel_size > 1:
+        parts.append(f"rollout.tensor_parallel_size={rollout.tensor_parallel_size}")
+    if chip.engine_share is not None:
+        parts.append(f"rollout.gpu_memory_utilization={chip.engine_share:g}")
+    awake = "sleeps" if sleeps(chip.config, on_host=False) else "stays awake"
+    return f"{', '.join(parts)}, shared: on the training devices, where it {awake} during updates"
 
 
-def text(plan: ScalePlan, place: str) -> str:
-    """Return a plan as text; `place` is where responses are sampled."""
+def text(plan: ScalePlan) -> str:
+    """Return a plan as text."""
     shape, cluster, first = plan.shape, plan.cluster, plan.chips[0]
     trained = "" if shape.trainable == shape.parameters else f", {_count(shape.trainable)} trained"
     nodes = "" if cluster.nodes == 1 else f" on {cluster.nodes:,} nodes"
@@ -215,7 +175,7 @@ def text(plan: ScalePlan, place: str) -> str:
     lines = [
         f"model      {plan.model}: {shape.architecture}, {_count(shape.parameters)} parameters{trained}",
         f"devices    {devices}, {plan.strategy}; {computes}",
-        f"rollout    {place}",
+        *(f"{'' if number else 'rollout':<{LABEL}}{line}" for number, line in enumerate(_places(plan))),
         "",
         f"estimated memory of a device ({first.name})",
         *_components(first.memory),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 
 from hwgrpo.cli.import_settings import add_import_options, import_options, started_by, use_imported
-from hwgrpo.launched_ranks import launched_rank
+from hwgrpo.errors import ConfigError
+from hwgrpo.launched_ranks import launched_rank, launcher_variables
 
 HELP = "train a language model with GRPO from a recipe"
+CHIP_HELP = "with --dry-run: plan for this chip, as `hwgrpo plan --chip` names it, whatever devices are here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
     add_flags(parser)
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="with --dry-run: plan N devices, one process each (default 1)"
+    )
+    parser.add_argument("--chip", metavar="NAME", help=CHIP_HELP)
     add_import_options(parser)
 
 
@@ -39,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.validate import check_resume
 
+    _plan_devices(args)
     _name_other_processes(args)
     config = load_config(
         args.recipe,
@@ -53,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from hwgrpo.cli.run_plan import print_plan
 
-        return print_plan(config, allow_finished=args.allow_finished)
+        return print_plan(config, allow_finished=args.allow_finished, chip=args.chip)
 
     from hwgrpo.cli.backend_selection import prepare_host
     from hwgrpo.cli.run_start import print_finished, start_run
@@ -89,3 +97,22 @@ def _name_other_processes(args: argparse.Namespace) -> None:
             f"`hwgrpo launch {given}` starts them",
             file=sys.stderr,
         )
+
+
+def _plan_devices(args: argparse.Namespace) -> None:
+    """Set the variables of a launcher for the number of devices that a dry run names.
+
+    Raises:
+        ConfigError: an option of a dry run without one, or a number of devices below 1.
+    """
+    for option in ("devices", "chip"):
+        if getattr(args, option) is not None and not args.dry_run:
+            raise ConfigError(
+                f"--{option} {getattr(args, option)} needs --dry-run; to train on N devices use "
+                "hwgrpo launch RECIPE --devices N --run"
+            )
+    if args.devices is None:
+        return
+    if args.devices < 1:
+        raise ConfigError(f"--devices {args.devices}: use 1 or more")
+    os.environ.update(launcher_variables(args.devices))

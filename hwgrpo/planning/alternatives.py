@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.config import Config
@@ -43,7 +43,13 @@ class Alternative:
 
 
 def first_alternative(
-    config: Config, devices: int, fits: Callable[[Alternative], bool], *, on_host: bool, separate: bool
+    config: Config,
+    devices: int,
+    fits: Callable[[Alternative], bool],
+    *,
+    on_host: bool,
+    separate: bool,
+    sizes: Sequence[int] = (),
 ) -> str:
     """Return the first alternative that fits, as text.
 
@@ -53,6 +59,7 @@ def first_alternative(
         fits: whether an alternative fits.
         on_host: the devices are the host, which has no other memory.
         separate: rollout runs on separate devices already.
+        sizes: rollout tensor-parallel sizes of an engine on these devices, in ascending order.
     """
 
     def usable(each: Alternative) -> bool:
@@ -77,12 +84,18 @@ def first_alternative(
                 yield with_settings(changes).text
                 return
 
+    def sharded_engines() -> Iterator[str]:
+        for size in sizes:
+            each = with_settings({"rollout.tensor_parallel_size": size})
+            if size > config.rollout.tensor_parallel_size and usable(each):
+                yield each.text
+
     def strategies(count: int, on_others: bool) -> Iterator[str]:
         more = f" on {count:,} devices" if count != devices else ""
         rollout = ", rollout on separate devices (--rollout separate)" if on_others and not separate else ""
         for name, kind in strategy_variants().items():
             if kind.one_process == (count == 1):
-                changed = replace(config, trainer=variant_settings(name, config.trainer))
+                changed = changed_settings(config, {"trainer": variant_settings(name, config.trainer)})
                 each = Alternative(changed, count, on_others, f"{name}{more}{rollout}")
                 if usable(each):
                     yield each.text
@@ -92,6 +105,7 @@ def first_alternative(
         counts.append(counts[-1] * 2)
 
     def texts() -> Iterator[str]:
+        yield from sharded_engines()
         yield from settings(EXACT)
         yield from strategies(devices, separate)
         yield from settings(ROUNDED)

@@ -66,6 +66,7 @@ def make_plan(
     world_size: int,
     *,
     no_device: str | None = None,
+    chip: str | None = None,
     allow_finished: bool = False,
     strategy_notes: Sequence[str] = (),
     rollout_notes: Sequence[str] = (),
@@ -79,7 +80,8 @@ def make_plan(
         config: checked settings; the data may be missing.
         backend: device family of the planned run.
         world_size: processes of the run.
-        no_device: why this machine lacks the backend's device; the device's properties are then assumed.
+        no_device: why the plan is not of this machine's device; the device's properties are then assumed.
+        chip: name of the chip that stands for it; None: none does.
         allow_finished: a finished run of other settings is not an error.
         strategy_notes: why `trainer.strategy=auto` is this strategy.
         rollout_notes: why the engine has this share of the memory.
@@ -118,6 +120,7 @@ def make_plan(
     memory = estimate(config, shape, work, sharding)
     padding = sharding.padding_note(shape.sharded_units)
     assumed = "" if no_device is None else "; not on this machine, so dtype and attention are assumed"
+    assumed += f", and the memory of {chip} (--chip names another)" if chip else ""
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     finished = None
     if training is not None or t.max_steps:

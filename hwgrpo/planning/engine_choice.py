@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hwgrpo_backends import Backend
 from hwgrpo_backends.decide import AUTO
-from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.config.load import is_given
@@ -18,22 +17,23 @@ from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.uses import default_of, unused_settings
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
-from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.models.layer_values import layer_values
 from hwgrpo.planning.engine_share import NO_ROOM, engine_room, why_too_little_elsewhere
 from hwgrpo.planning.model_shape import planned_settings
+from hwgrpo.planning.planned_device import PlannedDevice, RunDevice, ranks_of_host
 from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
 from hwgrpo.rollout.engine_kind import ask_environment, check_engine, engine_kind
 from hwgrpo.rollout.shared_devices import shares_device, sleeps, split_arguments, visible_devices
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 
 
-def resolve_engine(config: Config, backend: Backend, world_size: int, device: Device | None) -> list[str]:
+def resolve_engine(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> list[str]:
     """Replace `rollout.engine=auto` by a value that checkpoints keep; call it before `resolve_strategy`.
 
     Of the engines that the backend prefers, in its order, it is the first that supports the settings and the model,
     that this machine has, and for which the plan finds room on the training devices; else a server on devices that no
-    rank uses, if there are some. The last one needs no more than the trainer does.
+    rank uses, if there are some. The last one needs no more than the trainer does. For a `PlannedDevice` nothing is
+    asked of this machine, and no device is idle.
 
     Args:
         config: checked settings.
@@ -58,7 +58,7 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
         chosen = _with_engine(config, saved["engine"], size)
         if backend.visible_env in saved.get("server", {}).get("env", {}):  # of other devices, perhaps
             chosen = next(_on_idle_devices(config, backend, world_size, device, [size]), chosen)
-        if device is not None:
+        if device is not None and not isinstance(device, PlannedDevice):
             _check_saved(chosen, world_size)
         notes = [f"rollout.engine={saved['engine']} (auto): the engine of the checkpoint's run"]
     else:
@@ -100,13 +100,13 @@ def _check_saved(config: Config, world_size: int) -> None:
         ) from error
 
 
-def _choose(config: Config, backend: Backend, world_size: int, device: Device | None) -> tuple[Config, list[str]]:
+def _choose(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> tuple[Config, list[str]]:
     """Return the settings with the first engine that can be used, and notes: its place, and why not an earlier one."""
     names = ("vllm_server",) if config.rollout.server.url is not None else backend.rollout
     reasons: dict[str, str] = {}
     chosen, said = _with_engine(config, names[-1]), ""
     options = itertools.chain(
-        (_with_engine(config, *option) for option in _options(config, names[:-1], world_size)),
+        (_with_engine(config, *option) for option in _options(config, names[:-1], ranks_of_host(world_size, device))),
         _on_idle_devices(config, backend, world_size, device) if "vllm_server" in names[:-1] else (),
     )
     for option in options:
@@ -126,7 +126,9 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
     r, size = chosen.rollout, chosen.rollout.tensor_parallel_size
     not_shared = reasons.pop(r.engine, None)
     parallel = f" with rollout.tensor_parallel_size={size}" if size != config.rollout.tensor_parallel_size else ""
-    first = f"rollout.engine={r.engine} (auto){parallel}{_place(chosen, backend, device)}"
+    planned = isinstance(device, PlannedDevice) and r.engine != names[-1] and r.server.url is None
+    auto = "auto; planned for this device, where vLLM must be installed" if planned else "auto"
+    first = f"rollout.engine={r.engine} ({auto}){parallel}{_place(chosen, backend, device)}"
     if r.server.env != config.rollout.server.env:
         first += f", which no rank uses; not shared: {not_shared}"
     notes = [
@@ -134,24 +136,27 @@ def _choose(config: Config, backend: Backend, world_size: int, device: Device | 
         *([f"asked: {said}"] if said else []),
         *(f"not {other}: {reason}" for other, reason in reasons.items()),
     ]
-    devices, variable = local_world_size(world_size), backend.visible_env
+    devices, variable = ranks_of_host(world_size, device), backend.visible_env
     if r.engine == names[-1] and devices > 1 and variable and NO_ROOM in reasons.get("vllm_server", ""):
         notes.append(f"to split the devices of this host: hwgrpo launch --run {split_arguments(variable, devices)}")
     return chosen, notes
 
 
-def _options(config: Config, names: Sequence[str], world_size: int) -> Iterator[tuple[str, int]]:
-    """Yield engines, each with numbers of devices over which to divide its weights."""
-    ranks = local_world_size(world_size)
+def _options(config: Config, names: Sequence[str], ranks: int) -> Iterator[tuple[str, int]]:
+    """Yield engines, each with numbers of devices, of a host with `ranks`, over which to divide its weights."""
     for name in names:
         if _has_size(config) or config.rollout.server.url is not None:
             yield name, config.rollout.tensor_parallel_size
         else:
-            yield from ((name, size) for size in _sizes(config, ranks) if ranks % size == 0)
+            yield from ((name, size) for size in rollout_sizes(config, ranks))
 
 
 def _on_idle_devices(
-    config: Config, backend: Backend, world_size: int, device: Device | None, sizes: Sequence[int] | None = None
+    config: Config,
+    backend: Backend,
+    world_size: int,
+    device: RunDevice | None,
+    sizes: Sequence[int] | None = None,
 ) -> Iterator[Config]:
     """Yield settings of a server on devices that this process sees and no rank of this host uses, with the most first.
 
@@ -163,11 +168,17 @@ def _on_idle_devices(
         sizes: numbers of devices; None: the one that is set, or all over which vLLM can divide the model.
     """
     server, variable = config.rollout.server, backend.visible_env
-    if device is None or variable is None or server.url is not None or variable in server.env:
+    if (
+        device is None
+        or isinstance(device, PlannedDevice)
+        or variable is None
+        or server.url is not None
+        or variable in server.env
+    ):
         return
-    idle = visible_devices(variable, os.environ, device.count)[local_world_size(world_size) :]
+    idle = visible_devices(variable, os.environ, device.count)[ranks_of_host(world_size, device) :]
     if sizes is None:
-        sizes = [config.rollout.tensor_parallel_size] if _has_size(config) else _sizes(config, len(idle))[::-1]
+        sizes = [config.rollout.tensor_parallel_size] if _has_size(config) else _head_divisors(config, len(idle))[::-1]
     for size in sizes:
         if size <= len(idle):
             option = _with_engine(config, "vllm_server", size)
@@ -176,7 +187,12 @@ def _on_idle_devices(
             yield option
 
 
-def _sizes(config: Config, most: int) -> list[int]:
+def rollout_sizes(config: Config, ranks: int) -> list[int]:
+    """Return the tensor-parallel sizes, in ascending order, of engines that share the devices of `ranks` on a host."""
+    return [size for size in _head_divisors(config, ranks) if ranks % size == 0]
+
+
+def _head_divisors(config: Config, most: int) -> list[int]:
     """Return the numbers of devices, in ascending order, over which vLLM can divide the model."""
     text = planned_settings(config.model)[0].get_text_config()
     counts = zip(layer_values(text, "num_attention_heads"), layer_values(text, "num_key_value_heads"), strict=True)
@@ -202,12 +218,12 @@ def _with_engine(config: Config, name: str, tensor_parallel_size: int | None = N
     return other
 
 
-def _why_not(config: Config, backend: Backend, world_size: int, device: Device | None) -> str | None:
+def _why_not(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> str | None:
     """Return why the engine of the settings cannot be used; None if it can."""
     on_host, (settings, _) = backend.is_host, planned_settings(config.model)
     checks: tuple[Callable[[], object], ...] = (
         *_checks_of_settings(config, world_size),
-        lambda: check_engine(config),
+        *(() if isinstance(device, PlannedDevice) else (lambda: check_engine(config),)),
         lambda: check_head_size(config, settings, on_host=on_host),
         lambda: check_sleep(config, settings, backend),
     )
@@ -216,7 +232,7 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
             check()
         except ConfigError as error:
             return str(error)
-    if engine_kind(config).on_server and shares_device(config) and world_size > local_world_size(world_size):
+    if engine_kind(config).on_server and shares_device(config) and world_size > ranks_of_host(world_size, device):
         return (
             "servers that the run starts share the training devices of the first host, and there are several: start "
             "servers of your own (rollout.server.url)"
@@ -230,12 +246,12 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
     return None
 
 
-def _ask(config: Config, backend: Backend, device: Device | None) -> str:
+def _ask(config: Config, backend: Backend, device: RunDevice | None) -> str:
     """Return what the engine's environment says of itself; empty where the run's devices are not here to be seen."""
-    return "" if device is None else ask_environment(config, backend)
+    return "" if device is None or isinstance(device, PlannedDevice) else ask_environment(config, backend)
 
 
-def _why_no_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> str | None:
+def _why_no_room(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> str | None:
     try:
         resolve_strategy(config, backend, world_size, device)
         if device is not None and not shares_device(config) and config.rollout.server.url is None:
@@ -246,7 +262,7 @@ def _why_no_room(config: Config, backend: Backend, world_size: int, device: Devi
     return None if room is None else room.why_too_little
 
 
-def _place(config: Config, backend: Backend, device: Device | None) -> str:
+def _place(config: Config, backend: Backend, device: RunDevice | None) -> str:
     """Return whether the engine shares the training devices, and why, as the end of a note."""
     if engine_kind(config).samples_with_policy:
         return ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hwgrpo_backends import Backend
-from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
+from hwgrpo.planning.planned_device import RunDevice, usable_share
 from hwgrpo.rollout.shared_devices import memory_share, shares_device
 from hwgrpo.terminal_width import format_bytes
 
@@ -51,7 +51,7 @@ class EngineRoom:
         return f"{NO_ROOM} {format_bytes(self.needed)} of the engine's weights and cache {self.text}"
 
 
-def engine_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> EngineRoom | None:
+def engine_room(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> EngineRoom | None:
     """Return the room for an engine on the training devices, by the plan; None where it is set, or nothing is shared.
 
     An engine that sleeps takes turns with the update: it gets what parameters and optimizer states leave.
@@ -67,7 +67,7 @@ def engine_room(config: Config, backend: Backend, world_size: int, device: Devic
         return None
     from hwgrpo.planning.memory import estimate
     from hwgrpo.planning.planned_sharding import config_sharding
-    from hwgrpo.planning.scale_plan import USABLE, Planner
+    from hwgrpo.planning.scale_plan import Planner
 
     planner = Planner(config)
     work = planner.work(backend, world_size, separate=False)
@@ -76,14 +76,14 @@ def engine_room(config: Config, backend: Backend, world_size: int, device: Devic
     alone = estimate(config, planner.shape, replace(work, beside=False), sharding)
     return EngineRoom(
         total,
-        USABLE,
+        usable_share(device),
         held=sum(alone.always.values()) if work.sleeps else max(alone.update_peak, alone.rewards_peak),
         needed=sum(together.rollout.values()) if work.sleeps else together.update_peak - alone.update_peak,
         sleeps=work.sleeps,
     )
 
 
-def why_too_little_elsewhere(config: Config, backend: Backend, world_size: int, device: Device) -> str | None:
+def why_too_little_elsewhere(config: Config, backend: Backend, world_size: int, device: RunDevice) -> str | None:
     """Return why an engine does not fit on devices of its own, which are like the trainer's; None where it does.
 
     Args:
@@ -109,7 +109,7 @@ def why_too_little_elsewhere(config: Config, backend: Backend, world_size: int, 
 
 
 def planned_engine_share(
-    config: Config, backend: Backend, world_size: int, device: Device | None
+    config: Config, backend: Backend, world_size: int, device: RunDevice | None
 ) -> tuple[float | None, list[str]]:
     """Return the share of memory for an engine on the training devices; None where it is set, or nothing is shared.
 

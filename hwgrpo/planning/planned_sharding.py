@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -84,10 +85,9 @@ def replicated_strategy(world_size: int) -> str:
 
 
 def changed_settings(section: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a copy of a section with other values, by dotted keys."""
+    """Return a copy of a section with other values, by dotted keys; which settings a recipe sets stays known."""
+    section = copy.copy(section)
     for key, value in settings.items():
         name, _, rest = key.partition(".")
-        if rest:
-            value = changed_settings(getattr(section, name), {rest: value})
-        section = dataclasses.replace(section, **{name: value})
+        setattr(section, name, changed_settings(getattr(section, name), {rest: value}) if rest else value)
     return section

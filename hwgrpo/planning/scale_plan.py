@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from hwgrpo_backends import Backend
+from hwgrpo_backends.decide import AUTO
 from hwgrpo_backends.peaks import Chip
 
 from hwgrpo.config import Config
@@ -18,20 +20,32 @@ from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.alternatives import Alternative, first_alternative
 from hwgrpo.planning.dry_run import planned_work
+from hwgrpo.planning.engine_choice import resolve_engine, rollout_sizes
+from hwgrpo.planning.engine_share import engine_room
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
-from hwgrpo.planning.planned_sharding import replicated_strategy, resolve_auto, sharding_of, variant_settings
+from hwgrpo.planning.planned_device import USABLE, PlannedDevice
+from hwgrpo.planning.planned_sharding import (
+    changed_settings,
+    replicated_strategy,
+    resolve_auto,
+    sharding_of,
+    variant_settings,
+)
 from hwgrpo.planning.reward_model_memory import uncounted_reward_models
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
+from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
+from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.training.optional_checks import assumed_selections
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.sharding import Sharding
+from hwgrpo.training.update.flops import TrainingWork
 
-USABLE = 0.9
-"""Share of a chip's memory for a run; the rest is for driver, libraries and allocator."""
+DEVICES_OF_A_HOST = 8
+"""Devices of a host that a plan assumes where it proposes more devices than it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +66,23 @@ class Cluster:
     usable: float = USABLE
     rates: Rates = field(default_factory=Rates)
 
+    def device(self, memory: int | None) -> PlannedDevice:
+        """Return a training device with this many bytes of memory; None: not known."""
+        return PlannedDevice(memory, self.devices // self.nodes, self.usable)
+
 
 @dataclass(frozen=True)
 class ChipPlan:
     """A run on one kind of chip."""
 
     name: str
+    config: Config
+    """The settings, with the engine that `rollout.engine=auto` selects on this chip."""
+    engine_notes: tuple[str, ...]
+    """Why `rollout.engine=auto` is this engine; empty if an engine is named."""
+    engine_share: float | None
+    """Share of a training device's memory for the engine; None where it is set, or the engine has no share there."""
+    work: Work
     strategy: str
     sharding: Sharding
     memory: Memory
@@ -85,7 +110,6 @@ class ScalePlan:
 
     model: str
     shape: ModelShape
-    work: Work
     layout: str
     shared_by: int
     """Devices that share a sequence."""
@@ -99,6 +123,11 @@ class ScalePlan:
     """Bytes of weights and cache on separate rollout devices; else 0."""
     uncounted: tuple[str, ...] = ()
     """Reward models whose memory is not known, as lines."""
+
+    @property
+    def work(self) -> Work:
+        """The work of a device of the first chip."""
+        return self.chips[0].work
 
     @property
     def strategy(self) -> str:
@@ -118,7 +147,7 @@ class ScalePlan:
             "nodes": c.nodes,
             "strategy": self.strategy,
             "padding": self.padding,
-            "rollout": "none" if c.supervised else "separate" if c.separate else shared,
+            "rollout": "none" if c.supervised else "separate" if self.work.is_elsewhere else shared,
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "not_counted": list(self.uncounted),
@@ -130,6 +159,9 @@ class ScalePlan:
                 {
                     "name": chip.name,
                     "strategy": chip.strategy,
+                    "engine": None if c.supervised else chip.config.rollout.engine,
+                    "rollout_tensor_parallel_size": chip.config.rollout.tensor_parallel_size,
+                    "gpu_memory_utilization": chip.engine_share,
                     "memory": chip.limit,
                     "peak": chip.memory.peak,
                     "rollout_peak": chip.memory.rollout_peak,
@@ -168,8 +200,12 @@ class Planner:
         self.supervised = supervised
         self.settings, _ = planned_settings(config.model)
         self.shape = model_shape(config.model, self.settings)
-        self.frozen = forward_work(config.model, self.settings)
         self._by_quantize: dict[str, Planner] = {config.model.quantize: self}
+
+    @cached_property
+    def frozen(self) -> TrainingWork | None:
+        """FLOPs of the model as if it were frozen; None if they cannot be counted."""
+        return forward_work(self.config.model, self.settings)
 
     def check(self, backend: Backend) -> None:
         """Check that the model supports the configured sequence or tensor parallelism."""
@@ -232,25 +268,64 @@ class Planner:
         work = self.work(backend, devices, separate=separate)
         return estimate(self.config, self.shape, work, sharding_of(trainer, devices))
 
-    def instead(self, trainer: TrainerConfig, backend: Backend, devices: int, room: float, *, is_separate: bool) -> str:
+    def with_engine(self, backend: Backend, devices: int, device: PlannedDevice) -> tuple[Planner, list[str]]:
+        """Return a planner of the engine that `rollout.engine=auto` selects for a new run, and why it does.
+
+        Args:
+            backend: the device family.
+            devices: number of devices.
+            device: one of them.
+        """
+        if self.config.rollout.engine != AUTO or self.supervised:
+            return self, []
+        config = deepcopy(self.config)
+        config.trainer = replace(config.trainer, resume="never")  # a checkpoint here is not of the planned run
+        notes = resolve_engine(config, backend, devices, device)
+        config.trainer = self.config.trainer
+        return self._with(config), notes
+
+    def instead(
+        self,
+        trainer: TrainerConfig,
+        backend: Backend,
+        devices: int,
+        room: float,
+        *,
+        is_separate: bool,
+        of_a_host: int | None = None,
+    ) -> str:
         """Return the nearest alternative that fits into `room` bytes per device, as text.
 
         Args:
-            trainer: settings that do not fit; `auto` is resolved for each alternative.
+            trainer: settings that do not fit; `auto`, here and of the engine, is resolved for each alternative.
             backend: the device family.
             devices: number of devices.
             room: usable bytes of a device.
             is_separate: rollout runs on separate devices already.
+            of_a_host: devices of a host; None: all.
         """
+        of_a_host = of_a_host or devices
 
         def fits(each: Alternative) -> bool:
             planner = self._with(each.config)
-            settings = planner.resolve(each.config.trainer, backend, each.devices, room, separate=each.separate)
-            return planner.memory(backend, each.devices, settings, separate=each.separate).peak <= room
+            most = max(of_a_host, DEVICES_OF_A_HOST) if each.devices > devices else of_a_host
+            device = PlannedDevice(int(room), min(each.devices, most), usable=1.0)
 
-        config = replace(self.config, trainer=trainer)
+            def has_room(separate: bool) -> bool:
+                settings = planner.resolve(each.config.trainer, backend, each.devices, room, separate=separate)
+                return planner.memory(backend, each.devices, settings, separate=separate).peak <= room
+
+            if not each.separate and not backend.is_host:
+                if not has_room(separate=True):  # whichever engine samples
+                    return False
+                planner, _ = planner.with_engine(backend, each.devices, device)
+            return has_room(each.separate)
+
+        config = changed_settings(self.config, {"trainer": trainer})
+        divides = engine_kind(config).runs_vllm and shares_device(config) and not is_separate
+        sizes = [size for size in rollout_sizes(config, of_a_host) if divides]
         return first_alternative(
-            config, devices, fits, on_host=backend.is_host, separate=is_separate or self.supervised
+            config, devices, fits, on_host=backend.is_host, separate=is_separate or self.supervised, sizes=sizes
         )
 
     def _with(self, config: Config) -> Planner:
@@ -282,48 +357,61 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
     """
     check_world_size(config, cluster.devices)
     if cluster.strategy is not None:
-        config = replace(config, trainer=variant_settings(cluster.strategy, config.trainer))
+        config = changed_settings(config, {"trainer": variant_settings(cluster.strategy, config.trainer)})
         try:
             check_strategy(config)
         except ConfigError as error:
             raise ConfigError(f"--strategy {cluster.strategy}: {error}") from None
     planner = Planner(config, supervised=cluster.supervised)
+    rates = replace(cluster.rates, mfu=cluster.rates.matrix_share(planner.shape))
+    cluster = replace(cluster, rates=rates)
     for _, backend in chips:
         planner.check(backend)
-    backend = chips[0][1]
-    work = planner.work(backend, cluster.devices, separate=cluster.separate)
     results = tuple(_plan_chip(planner, cluster, chip, backend) for chip, backend in chips)
+    first, backend = results[0], chips[0][1]
     return ScalePlan(
         model=config.model.path,
         shape=planner.shape,
-        work=work,
         layout=planner.layout(backend).name,
         shared_by=ranks_per_sequence(config),
         shards_layers=config.trainer.tensor_parallel_size > 1,
         cluster=cluster,
-        padding=results[0].sharding.padding_note(planner.shape.sharded_units),
+        padding=first.sharding.padding_note(planner.shape.sharded_units),
         chips=results,
-        rollout_bytes=planner.rollout_bytes(work, cluster.devices) if work.is_elsewhere else 0,
+        rollout_bytes=planner.rollout_bytes(first.work, cluster.devices) if first.work.is_elsewhere else 0,
         uncounted=tuple(uncounted_reward_models(config)),
     )
 
 
 def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend) -> ChipPlan:
+    device, written = cluster.device(None if chip.memory is None else int(chip.memory)), planner
+    notes: list[str] = []
+    if not cluster.separate:
+        planner, notes = planner.with_engine(backend, cluster.devices, device)
     config = planner.config
     work = planner.work(backend, cluster.devices, separate=cluster.separate)
     room = None if chip.memory is None else cluster.usable * chip.memory
     trainer = planner.resolve(config.trainer, backend, cluster.devices, room, separate=cluster.separate)
     sharding = sharding_of(trainer, cluster.devices)
     memory = estimate(config, planner.shape, work, sharding)
-    samplers = 0
+    samplers, share = 0, None
     if work.is_elsewhere:
         needed = planner.rollout_bytes(work, cluster.devices)
         samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
+    elif work.beside:
+        beside = engine_room(changed_settings(config, {"trainer": trainer}), backend, cluster.devices, device)
+        share = beside.share if beside is not None and beside.why_too_little is None else None
     instead = ""
     if room is not None and memory.peak > room:
-        instead = planner.instead(config.trainer, backend, cluster.devices, room, is_separate=cluster.separate)
+        instead = written.instead(
+            config.trainer, backend, cluster.devices, room, is_separate=cluster.separate, of_a_host=device.count
+        )
     return ChipPlan(
         name=chip.title,
+        config=config,
+        engine_notes=tuple(notes),
+        engine_share=share,
+        work=work,
         strategy=cluster.strategy or trainer.strategy,
         sharding=sharding,
         memory=memory,

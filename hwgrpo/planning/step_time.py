@@ -27,19 +27,31 @@ from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.training.strategies.sharding import Sharding
 from hwgrpo.training.update.flops import BACKWARD, FORWARD, WEIGHT, TrainingWork, model_work
 
+DENSE_MFU = 0.4
+"""Share of the matrix rate that dense models reach."""
+EXPERTS_MFU = 0.3
+"""Share that mixtures of experts reach. Published: Qwen3-30B-A3B 0.31 to 0.40 and DeepSeek-V3 0.19 (verl,
+docs/perf/dpsk.md); Qwen3-30B-A3B with LoRA 0.15 to 0.28 on 8 H100 (prime-rl, benchmarks/baselines)."""
+
 
 @dataclass(frozen=True)
 class Rates:
     """Assumptions about devices beyond their data sheets."""
 
-    mfu: float = 0.4
-    """Share of the matrix rate that training, scoring and prefill reach."""
+    mfu: float | None = None
+    """Share of the matrix rate that training, scoring and prefill reach; None: `DENSE_MFU`, or `EXPERTS_MFU`."""
     mbu: float = 0.6
     """Share of the memory bandwidth that decoding and AdamW reach."""
     link: float = 50e9
     """Bytes per second that a device sends to others: one port of 400 Gbit/s each."""
     host_link: float = 25e9
     """Bytes per second between a device and its host: 16 lanes of PCIe 4.0, less protocol."""
+
+    def matrix_share(self, shape: ModelShape) -> float:
+        """Return the share of the matrix rate that a model of this shape reaches."""
+        if self.mfu is not None:
+            return self.mfu
+        return EXPERTS_MFU if shape.expert_parameters else DENSE_MFU
 
 
 def forward_work(config: ModelConfig, settings: PreTrainedConfig) -> TrainingWork | None:
@@ -152,11 +164,12 @@ def step_seconds(
     rescored |= config.algorithm.kl.in_reward or takes(config.algorithm.advantage, "token_probs")
     rescored &= not work.supervised
     flops = chip.flops.get(str(work.dtype).removeprefix("torch."))
-    matrix = None if flops is None else flops * rates.mfu
+    matrix = None if flops is None else flops * rates.matrix_share(shape)
     memory = None if chip.bandwidth is None else chip.bandwidth * rates.mbu
     of = None if frozen is None else passes(config, shape, frozen, work, rescored=rescored)
     # Rollout devices share the sampling for all training devices.
     shared = devices / samplers if samplers else 1.0
+    together = samplers or (config.rollout.tensor_parallel_size if work.beside else 1)  # devices of an engine
     size = rollout_dtype_of(config, work.dtype).itemsize
     state = shape.parameters * size
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
@@ -189,9 +202,7 @@ def step_seconds(
         generations.append(replace(config, rollout=replace(config.rollout, n=1)))
     decode: float | None = 0.0
     for each in generations:
-        decode = _sum(
-            decode, _decode(each, shape, of, work, matrix, memory, size, shared=shared, together=samplers or 1)
-        )
+        decode = _sum(decode, _decode(each, shape, of, work, matrix, memory, size, shared=shared, together=together))
     return {
         "prefill": _quotient(of and of.prefill * shared * len(generations), matrix),
         "decode": decode,

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo_backends import Backend
-from hwgrpo_backends.device import Device
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.planning.planned_device import RunDevice, usable_share
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.shared_devices import shares_device
@@ -24,7 +24,12 @@ from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
 
 
 def resolve_strategy(
-    config: Config, backend: Backend, world_size: int, device: Device | None, *, supervised: bool = False
+    config: Config,
+    backend: Backend,
+    world_size: int,
+    device: RunDevice | None,
+    *,
+    supervised: bool = False,
 ) -> list[str]:
     """Replace `trainer.strategy=auto`, and `auto` of the strategy's own settings, by values that checkpoints keep.
 
@@ -48,8 +53,9 @@ def resolve_strategy(
     if total is None or trainer == fastest:
         trainer = fastest
     else:
+        room = int(usable_share(device) * total)
         try:
-            trainer, note = _by_plan(config, trainer, backend, world_size, total, supervised=supervised)
+            trainer, note = _by_plan(config, trainer, backend, world_size, room, supervised=supervised)
         except Exception as error:  # a model of unknown sizes may still train
             note = (
                 f"warning: {_named(trainer, fastest)} (auto), whose memory cannot be estimated: "
@@ -101,13 +107,12 @@ def saved_settings(config: Config) -> Mapping[str, Any]:
 
 
 def _by_plan(
-    config: Config, trainer: TrainerConfig, backend: Backend, devices: int, total: int, *, supervised: bool
+    config: Config, trainer: TrainerConfig, backend: Backend, devices: int, room: int, *, supervised: bool
 ) -> tuple[TrainerConfig, str]:
-    """Return the settings whose plan fits into a device of `total` bytes, and a note."""
-    from hwgrpo.planning.scale_plan import USABLE, Planner
+    """Return the settings whose plan fits into `room` bytes of a device, and a note."""
+    from hwgrpo.planning.scale_plan import Planner
 
     planner = Planner(config, supervised=supervised)
-    room = int(USABLE * total)
     separate = not (engine_kind(config).samples_with_policy or shares_device(config))
 
     def peak(settings: TrainerConfig) -> int:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 import socket
 from contextlib import redirect_stdout
 
@@ -11,6 +13,7 @@ from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
 
 RECIPE = "qwen3_8b_math"
+LOCAL = "rollout.engine=local"
 CUT = ("--devices", "16", "model.lora.rank=0", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
 
 
@@ -47,8 +50,8 @@ def refused(capsys, *words: str) -> str:
 
 
 def test_the_page_has_every_component_the_peak_the_chips_and_what_is_assumed():
-    page = said(RECIPE, "--devices", "8")
-    plan = planned(RECIPE, "--devices", "8")
+    page = said(RECIPE, LOCAL, "--devices", "8")
+    plan = planned(RECIPE, LOCAL, "--devices", "8")
     first = plan["chips"][0]
     names = {name for parts in first["components"].values() for name in parts}
     assert {"parameters (fp32)", "optimizer states (AdamW)", "copy that samples", "gradients (fp32)"} <= names
@@ -102,7 +105,7 @@ def test_a_decode_step_reads_every_weight_and_the_cache_once():
 
 
 def test_a_groups_prompt_is_read_once_and_not_for_every_sample():
-    few, many = (chip(RECIPE, f"rollout.n={n}", "rollout.max_sequences=8") for n in (2, 8))
+    few, many = (chip(RECIPE, LOCAL, f"rollout.n={n}", "rollout.max_sequences=8") for n in (2, 8))
     assert few["seconds"]["prefill"] == many["seconds"]["prefill"] > 0
     per_token = 2 * 2 * 36 * 8 * 128
     [two] = (size for name, size in few["components"]["rollout"].items() if name.startswith("key-value"))
@@ -130,12 +133,22 @@ def test_a_plan_that_does_not_fit_names_the_nearest_that_does_and_that_one_fits(
 
 
 def test_auto_is_planned_for_each_chip_as_a_run_would_choose():
-    words = (RECIPE, "model.lora.rank=0", "--devices", "8", "--chip", "H100 SXM", "--chip", "mine=1000,3000,1000")
+    words = (
+        RECIPE,
+        "model.lora.rank=0",
+        "--devices",
+        "8",
+        LOCAL,
+        "--chip",
+        "H100 SXM",
+        "--chip",
+        "mine=1000,3000,1000",
+    )
     plan = planned(*words)
     assert plan["strategy"] == "auto"
     assert [each["strategy"] for each in plan["chips"]] == ["fsdp2", "ddp"]
     for each, strategy in zip(plan["chips"], ("fsdp2", "ddp"), strict=True):
-        [alone] = planned(*words[:4], "--strategy", strategy, "--chip", "H100 SXM")["chips"]
+        [alone] = planned(*words[:5], "--strategy", strategy, "--chip", "H100 SXM")["chips"]
         assert (each["components"], each["peak"]) == (alone["components"], alone["peak"])
     head, first, second = (
         line.split() for line in said(*words).splitlines() if line.startswith(("chip", "H100", "mine"))
@@ -181,7 +194,7 @@ def test_rows_with_other_numbers_of_samplers_say_so_and_how_they_are_compared():
 
 def test_separate_rollout_needs_no_copy_and_no_cache_on_training_devices():
     words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
-    here, separate = chip(*words), chip(*words, "--rollout", "separate")
+    here, separate = chip(*words, LOCAL), chip(*words, "--rollout", "separate")
     assert here["components"]["always"]["copy that samples"] == 2 * 32_762_123_264
     assert "copy that samples" not in separate["components"]["always"]
     assert separate["components"]["rollout"] == {}
@@ -247,7 +260,7 @@ def test_a_mistake_is_named_with_its_remedy(capsys, words, parts):
 
 def test_devices_that_layers_are_cut_over_gather_tokens_for_it_and_half_of_each_layer():
     words = (RECIPE, "--devices", "8", "rollout.max_response_tokens=31744", "model.layout=padded", "model.lora.rank=0")
-    words = (*words, "trainer.strategy=fsdp2", "trainer.prompts_per_step=128")
+    words = (*words, "trainer.strategy=fsdp2", "trainer.prompts_per_step=128", LOCAL)
     one, two = (
         (*words, f"trainer.tensor_parallel_size={size}", f"trainer.tokens_per_micro_batch={32768 // size}")
         for size in (1, 2)
@@ -296,14 +309,103 @@ def test_devices_that_share_sequences_hold_a_part_of_their_activations_and_excha
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "rollout.engine=auto counts as local; vLLM: --rollout colocated (shared) or"),
-        (("rollout.engine=local",), "local, with the policy itself\n"),
-        (("--rollout", "colocated"), "vllm, shared: on the training devices, where it sleeps during updates\n"),
+        ((), "rollout.engine=auto, planned as vllm, which must be installed, rollout.gpu_memory_utilization=0."),
+        (
+            ("model.quantize=nf4",),
+            "rollout.engine=auto, planned as local, with the policy itself (not vllm: model.quant",
+        ),
+        ((LOCAL,), "local, with the policy itself\n"),
+        (
+            ("--rollout", "colocated", "rollout.gpu_memory_utilization=0.4"),
+            "vllm, shared: on the training devices, where",
+        ),
         (("--rollout", "separate"), "split: on devices of its own\n"),
     ],
 )
 def test_the_page_says_whether_devices_are_shared_or_split(words, line):
     assert f"\nrollout    {line}" in said(RECIPE, "--chip", "H100 SXM", *words)
+
+
+LARGE = ("qwen3_32b_math", "--devices", "8")
+
+
+def test_auto_is_planned_as_the_engine_that_each_chip_would_use_over_as_many_devices_as_it_needs():
+    """Qwen3-32B: its bf16 weights alone take 61 GiB."""
+    plan = planned(*LARGE, "--chip", "H100 SXM", "--chip", "H200 SXM", "--chip", "910B3")
+    engines = [(each["engine"], each["rollout_tensor_parallel_size"]) for each in plan["chips"]]
+    assert engines == [("vllm", 2), ("vllm", 1), ("vllm_server", 2)]
+    assert all(each["fits"] for each in plan["chips"])
+    weights = [each["components"]["rollout"]["weights of the engine"] for each in plan["chips"]]
+    assert weights == [2 * 32_762_123_264 // size for _, size in engines]
+    lines = [line for line in said(*LARGE).splitlines() if "planned as" in line]
+    assert len(lines) > 1, "a line for chips that differ"
+    for line in lines:
+        assert "which must be installed" in line
+
+
+def test_a_tensor_parallel_size_is_planned_as_set_and_proposed_where_it_is_not():
+    words = (*LARGE, "--rollout", "colocated")
+    alone, two = chip(*words), chip(*words, "rollout.tensor_parallel_size=2")
+    assert (alone["fits"], alone["instead"]) == (False, "rollout.tensor_parallel_size=2")
+    assert (two["fits"], two["rollout_tensor_parallel_size"]) == (True, 2)
+    auto = chip(*LARGE)
+    assert (two["peak"], two["gpu_memory_utilization"]) == (auto["peak"], auto["gpu_memory_utilization"])
+    [small] = planned(*words, "--chip", "small=989,3350,44.9")["chips"]
+    assert small["instead"] == "rollout.tensor_parallel_size=4"
+
+
+def test_a_smaller_usable_share_needs_more_devices_for_the_engine():
+    assert chip(*LARGE, "--usable", "0.9")["rollout_tensor_parallel_size"] == 2
+    assert chip(*LARGE, "--usable", "0.45")["rollout_tensor_parallel_size"] == 4
+
+
+def test_what_would_fit_instead_has_the_engine_that_a_run_would_select_then():
+    words = (RECIPE, "model.lora.rank=0", "--devices", "4", "--chip", "small=989,3350,24")
+    [one] = planned(*words)["chips"]
+    assert (one["engine"], one["fits"], one["instead"]) == ("local", False, "fsdp2+offload")
+    [better] = planned(*words, "--strategy", one["instead"])["chips"]
+    assert (better["engine"], better["fits"]) == ("vllm", True)
+
+
+def memory_of(capsys, *words: str) -> str:
+    main([*words, "--dry-run"])
+    [figure] = re.findall(r"^memory +about ([\d.]+) GiB per device", capsys.readouterr().out, flags=re.MULTILINE)
+    return figure
+
+
+@pytest.mark.parametrize("recipe", ["qwen2_5_7b_gsm8k_full", "qwen3_32b_math"])
+@pytest.mark.parametrize(("backend", "name"), [("npu", "910B3"), ("cuda", "H100 SXM")])
+def test_plans_and_dry_runs_give_one_figure_for_one_run(capsys, monkeypatch, recipe, backend, name):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    [one] = planned(recipe, "--devices", "8", "--chip", name)["chips"]
+    capsys.readouterr()
+    figure = f"{one['peak'] / 2**30:.2f}"
+    asked = (f"backend.name={backend}", "--devices", "8")
+    assert memory_of(capsys, "launch", recipe, *asked) == figure
+    assert memory_of(capsys, "launch", recipe, "--devices", "8", "--chip", name) == figure
+    for options in (asked, ("--devices", "8", "--chip", name)):
+        assert memory_of(capsys, "train", recipe, *options) == figure
+    other = memory_of(capsys, "train", recipe, "--devices", "8", "--chip", "MI300X")
+    assert other == f"{planned(recipe, '--devices', '8', '--chip', 'MI300X')['chips'][0]['peak'] / 2**30:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", RECIPE, "--devices", "2"), "--devices 2 needs --dry-run"),
+        (("train", RECIPE, "--chip", "H100"), "--chip H100 needs --dry-run"),
+        (("train", RECIPE, "--dry-run", "--devices", "0"), "--devices 0: use 1 or more"),
+        (("train", RECIPE, "--dry-run", "--chip", "H1000"), "H100 SXM"),
+        (("launch", RECIPE, "--chip", "H100", "--devices", "2"), "--chip H100 is for `hwgrpo launch RECIPE --dry-run`"),
+        (
+            ("launch", "sft", RECIPE, "--chip", "H100", "--dry-run"),
+            "--chip H100 is for `hwgrpo launch RECIPE --dry-run`",
+        ),
+    ],
+)
+def test_devices_and_chip_are_options_of_a_dry_run(capsys, words, message):
+    assert main([*words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_supervised_training_has_no_rollout_and_no_reference():

@@ -11,10 +11,12 @@ import yaml
 from hwgrpo_backends import registry
 from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
 
+from hwgrpo.cli.chips import chosen_chips
 from hwgrpo.config import load_config
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.planning.model_shape import HUB_NAMES, planned_settings, shipped_shapes
+from hwgrpo.planning.scale_plan import Cluster, plan_at_scale
 from hwgrpo.rollout.server import server_environment
 from hwgrpo.training import startup_checks
 
@@ -151,10 +153,10 @@ def test_the_memory_that_a_recipe_names_is_what_is_planned_and_its_longest_seque
     config = load_config(recipe, data_may_be_missing=True)
     text = (CONFIGS / f"{recipe}.yaml").read_text()
     [devices] = re.findall(r"on (\d+) devices", text) or [1]
-    plan = make_plan(config, registry.get("npu"), int(devices), no_device="not here")  # hw: any accelerator
-    [planned] = re.findall(r"about ([\d.]+) GiB per device", plan.text)
-    [told] = re.findall(r"About (\d+) GiB on each device by `--dry-run`; never run on hardware", text)
-    assert int(told) == round(float(planned))
+    [(figure, name)] = re.findall(r"About (\d+) GiB on each device by `hwgrpo plan --chip (\w+)`; never run on", text)
+    cluster = Cluster(devices=int(devices), separate=config.rollout.engine == "vllm_server")
+    [chip] = plan_at_scale(config, cluster, chosen_chips([name], config)).chips
+    assert int(figure) == round(chip.memory.peak / 2**30)
     settings, _ = planned_settings(config.model)
     assert config.data.max_prompt_tokens + config.rollout.max_response_tokens <= settings.max_position_embeddings
 

@@ -188,3 +188,36 @@ def test_each_pass_of_each_micro_batch_dequantizes_the_matrices(checkpointing, c
     once = 8 * MICRO_BATCHES * count * (0.5 + BF16)
     assert codes["update"] - plain["update"] == pytest.approx(count_of_passes * once, rel=1e-6)
     assert codes["scoring"] - plain["scoring"] == pytest.approx(once, rel=1e-6)
+
+
+@pytest.mark.parametrize(("experts", "share"), [(0, 0.4), (1, 0.3)])
+def test_products_of_mixtures_of_experts_run_at_a_smaller_share_of_the_peak(experts, share):
+    shape = replace(MODEL_SHAPE, expert_parameters=experts)
+    assert Rates().matrix_share(shape) == share
+    assert Rates(mfu=0.5).matrix_share(shape) == 0.5
+    config, chip = settings(*WORDS), replace(NVIDIA[0], bandwidth=1.0, flops={"bfloat16": 1e12})
+    frozen = forward_work(config.model, MODEL.config)
+    assert frozen is not None
+    stages = step_seconds(
+        config, shape, frozen, WORK, planned_sharding("single", 1), chip, Rates(), devices=1, samplers=0
+    )
+    work = passes(config, shape, frozen, WORK, rescored=False)
+    assert stages["update"] == pytest.approx(work.update / (share * 1e12))
+
+
+def test_an_engine_of_two_devices_decodes_the_sequences_of_both_with_half_of_the_weights_on_each():
+    """All sequences run at once: as long for the cache as on one device, half as long for the weights."""
+    config, chip = settings(*WORDS, "rollout.engine=vllm"), replace(NVIDIA[0], bandwidth=1.0, flops={"bfloat16": 1e30})
+    frozen = forward_work(config.model, MODEL.config)
+    work = replace(WORK, samples=False, beside=True)
+
+    def decode(size: int) -> float:
+        each = replace(config, rollout=replace(config.rollout, tensor_parallel_size=size, max_sequences=10**6))
+        seconds = step_seconds(
+            each, MODEL_SHAPE, frozen, work, planned_sharding("ddp", 2), chip, Rates(mbu=1.0), devices=2, samplers=0
+        )["decode"]
+        assert seconds is not None
+        return seconds
+
+    weights = BF16 * MODEL_SHAPE.parameters * config.rollout.max_response_tokens
+    assert decode(1) - decode(2) == pytest.approx(weights / 2)

@@ -195,8 +195,8 @@ FAULTS = (
     Fault(
         "auto engine: the backend's last engine comes first",
         "planning/engine_choice.py",
-        "_options(config, names[:-1], world_size)",
-        "_options(config, names[:0], world_size)",
+        "_options(config, names[:-1], ranks_of_host",
+        "_options(config, names[:0], ranks_of_host",
         "planning/test_engine_choice.py",
     ),
     Fault(
@@ -251,7 +251,7 @@ FAULTS = (
     Fault(
         "auto engine: several hosts share the servers of the first",
         "planning/engine_choice.py",
-        "world_size > local_world_size(world_size):",
+        "world_size > ranks_of_host(world_size, device):",
         "world_size > 99:",
         "planning/test_engine_choice.py",
     ),
@@ -272,7 +272,7 @@ FAULTS = (
     Fault(
         "auto engine: idle devices are shared out among the ranks' own",
         "planning/engine_choice.py",
-        "device.count)[local_world_size(world_size) :]",
+        "device.count)[ranks_of_host(world_size, device) :]",
         "device.count)[0:]",
         "planning/test_engine_choice.py -k idle_devices",
     ),
@@ -307,8 +307,8 @@ FAULTS = (
     Fault(
         "auto engine: weights divided over numbers of devices that do not divide the ranks",
         "planning/engine_choice.py",
-        " for size in _sizes(config, ranks) if ranks % size == 0)",
-        " for size in _sizes(config, ranks))",
+        "[size for size in _head_divisors(config, ranks) if ranks % size == 0]",
+        "_head_divisors(config, ranks)",
         "planning/test_engine_choice.py -k divide_heads",
     ),
     Fault(
