@@ -19,7 +19,6 @@ REFUSED = (
         keys=("vllm_structured_outputs_regex",),
     ),
     *refused("completions are not pushed to the hub", "completions.jsonl", None, keys=("log_completions_hub_repo",)),
-    *refused("the hub is not written to", "hwgrpo export, then hf upload", False, keys=("push_to_hub",)),
     *refused(
         "the batch has whole groups and is not halved",
         "leaving it out: after an out-of-memory error a pass is repeated with smaller micro-batches",

@@ -19,6 +19,7 @@ reward_callables.py   reward functions and models of a script
 rewards.py            the reward functions of `trl.rewards`
 script_arguments.py   ModelConfig, ScriptArguments, TrlParser and their helpers
 peft_settings.py      LoraConfig, BitsAndBytesConfig
+wrapped_model.py      models that `get_peft_model` has wrapped
 """
 
 from hwgrpo.trl.early_environment import set_before_torch
