@@ -45,6 +45,8 @@ REFUSED = (
     *refused("4 bits are nf4", "nf4", "nf4", keys=("bnb_4bit_quant_type",)),
     *refused("subsets are named in files", "files with the rows; hwgrpo data convert", None, keys=("dataset_config",)),
     *refused("a test split is not cut off", "hwgrpo data convert --validation", None, keys=("test_split_size",)),
+    *refused("callbacks are objects of a script", "GRPOTrainer(callbacks=...)", None, [], keys=("callbacks",)),
+    *refused("a template is a file", "a FILE with it, and model.chat_template=FILE", None, keys=("chat_template",)),
     PeerRow(
         "replay_buffer_size",
         "refused",

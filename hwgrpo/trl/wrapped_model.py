@@ -41,7 +41,8 @@ def unwrap(model: Any, peft_config: Any, output: Path) -> tuple[Any, dict[str, A
         raise ConfigError(
             f"model={kind} has the adapters {', '.join(model.peft_config)}; give a model with one adapter"
         )
-    (name, config), *_ = model.peft_config.items()
+    name = next(iter(model.peft_config))
+    config: Any = model.peft_config[name]
     base = _without_adapters(model)
     if _is_new(model, name):
         return base, lora_settings(config, getattr(base.config, "model_type", None))
