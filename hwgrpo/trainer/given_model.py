@@ -63,7 +63,7 @@ def check_model(model: Any, *, trains_all: bool = True) -> None:
     if trains_all and frozen is not None:
         raise ConfigError(
             f"model={kind} has requires_grad=False on {frozen}, which would be trained all the same: set "
-            "model.lora.rank (peft_config in hwgrpo.trl) to train adapters, or call model.requires_grad_(True)"
+            "model.lora.rank to train adapters, or call model.requires_grad_(True)"
         )
     missing = next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None)
     if missing is not None:

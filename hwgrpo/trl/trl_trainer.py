@@ -38,7 +38,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
     Args:
         model: a name, a folder, or a causal language model of transformers, also one that `get_peft_model` has wrapped.
         reward_funcs: reward functions of TRL's or verl's signature, names of reward models, models; or a list of these.
-        args: a GRPOConfig; None: its defaults.
+        args: a GRPOConfig; None: its defaults, with output_dir `MODEL-GRPO`.
         train_dataset: rows with a column `prompt`; an iterable dataset needs max_steps.
         eval_dataset: the same for evaluation, or a mapping of several.
         processing_class: the model's tokenizer; None: the one of its name.
@@ -85,7 +85,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             )
         if model is None:
             raise ConfigError("model is missing: give a name, a folder, or a model of transformers")
-        self.args = GRPOConfig() if args is None else args
+        self.args = GRPOConfig(_default_folder(model)) if args is None else args
         if not isinstance(self.args, GRPOConfig):
             raise ConfigError(
                 f"args={type(self.args).__name__} is not hwgrpo.trl.GRPOConfig; import it from hwgrpo.trl"
@@ -361,3 +361,9 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 def _has_run(folder: Any) -> bool:
     """Return whether a folder contains a run."""
     return any((Path(str(folder)) / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+
+
+def _default_folder(model: Any) -> str:
+    """Return output_dir without args: the last part of the model's name, as in TRL."""
+    name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return f"{name.partition('?')[0].rstrip('/').rpartition('/')[2]}-GRPO"

@@ -413,6 +413,9 @@ def test_errors_of_the_engine_name_the_argument():
     assert in_trl_names("rollout.engine='vllm': no; rollout.engine=vllm_server") == (
         "use_vllm=True: no; vllm_mode='server'"
     )
+    assert in_trl_names("set model.lora.rank to train adapters; rollout.n=2; backend.name=cpu") == (
+        "set peft_config to train adapters; num_generations=2; use_cpu=True"
+    )
 
 
 def test_what_is_set_after_the_constructor_is_refused(folder: Path):
