@@ -419,6 +419,8 @@ class OptimConfig:
     """Learning rate after the warm-up, over the updates of the run."""
     warmup_steps: int = limited(0, at_least=0)
     """Updates over which the learning rate rises linearly from 0."""
+    warmup_ratio: float = limited(0.0, at_least=0, below=1)
+    """The same as a share of the run's updates, rounded up; instead of warmup_steps."""
     min_lr_ratio: float = limited(0.0, at_least=0, at_most=1, used_by=[one_of("optim.schedule", "linear", "cosine")])
     """Learning rate at the end of linear and cosine schedules (one update past the last), as a share of `lr`."""
     grad_clip: float = limited(1.0, at_least=0)

@@ -351,6 +351,11 @@ def _check_contradictions(config: Config) -> None:
     check_algorithm(c.algorithm)
     r = c.rollout
     _check_horizon(c)
+    if c.optim.warmup_steps and c.optim.warmup_ratio:
+        raise ConfigError(
+            f"optim.warmup_steps={c.optim.warmup_steps} and optim.warmup_ratio={c.optim.warmup_ratio} are both set; "
+            "leave one of them out"
+        )
     if r.max_staleness and c.algorithm.correction.name == "none" and c.algorithm.old_logprobs != "rollout":
         raise ConfigError(
             f"rollout.max_staleness={r.max_staleness}: responses of older weights need importance weights; set "

@@ -122,14 +122,15 @@ def _batches(config: Config) -> Iterator[tuple[str, Any]]:
         yield "max_steps", t.max_steps * per_step
     else:
         yield "num_train_epochs", t.epochs
-    yield "warmup_steps", o.warmup_steps
+    warmup = o.warmup_steps or o.warmup_ratio
+    yield "warmup_steps", warmup
     yield "adam_beta1", o.betas[0]
     yield "adam_beta2", o.betas[1]
     schedule = o.schedule
     if o.min_lr_ratio and schedule == "cosine":
         yield "lr_scheduler_kwargs", {"min_lr_rate": o.min_lr_ratio}
         schedule = "cosine_with_min_lr"
-    elif o.warmup_steps and schedule == "constant":
+    elif warmup and schedule == "constant":
         schedule = "constant_with_warmup"
     yield "lr_scheduler_type", schedule
 

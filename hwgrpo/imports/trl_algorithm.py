@@ -19,8 +19,20 @@ REWARDS: dict[str, dict[str, Any]] = {
         "kwargs": {"buffer": 256, "factor": 1.0, "floor": True, "max_response_tokens": 1280},
     },
     "accuracy_reward": {"name": "math"},
+    "accuracy": {"name": "math"},
 }
-"""Functions that TRL's script names -> the rewards here."""
+"""Functions that TRL's script and open-r1's name -> the rewards here."""
+NEAREST = {
+    **dict.fromkeys(("think_format_reward", "tag_count"), "tags"),
+    "reasoning_accuracy_reward": "math",
+    "format": "format",
+    "length": "length",
+    "cosine": "length_cosine",
+    "repetition_penalty": "repetition",
+    "soft_overlong_punishment": "length",
+    **dict.fromkeys(("code", "binary_code", "ioi_code", "cf_code", "code_format"), "code"),
+}
+"""Functions that TRL's script and open-r1's name, and that differ from each reward here -> the nearest reward."""
 
 
 def loss(v: TrlSettings) -> Iterator[Converted]:
@@ -135,17 +147,22 @@ def rewards(v: TrlSettings) -> Iterator[Converted]:
     names = [names] if isinstance(names, str) else names or []
     trained = v["reward_model_name_or_path"]
     functions: list[dict[str, Any]] = [{"name": "reward_model", "kwargs": {"path": trained}}] if trained else []
+    own = [name for name in names if name in NEAREST]
+    unknown = [name for name in names if name not in {*REWARDS, *NEAREST} and "." not in name]
+    if own:
+        rewards_here = ", ".join(dict.fromkeys(NEAREST[name] for name in own))
+        yield Refusal("reward_funcs", names, f"{', '.join(own)} is the script's own", f"the rewards {rewards_here}")
+    elif unknown:
+        yield Refusal("reward_funcs", names, f"{', '.join(unknown)} is no function of TRL", "module.function")
     for name in names:
         if name in REWARDS:
             functions.append(dict(REWARDS[name]))
-        elif name in ("think_format_reward", "reasoning_accuracy_reward"):
-            nearest = {"think_format_reward": "the reward tags"}.get(name, "accuracy_reward")
-            yield Refusal("reward_funcs", name, "this function is TRL's own", nearest)
         elif "." in name:
             module, _, function = name.rpartition(".")
             functions.append({"name": f"{module.replace('.', '/')}.py:{function}"})
-        else:
-            yield Refusal("reward_funcs", name, "there is no such function in TRL", "module.function")
+    if own or unknown:
+        yield Remark(("reward_weights",), "the weights of reward_funcs, some of which are refused")
+        return
     keys = ("reward_model_name_or_path", "reward_funcs")
     if not functions:
         yield Remark(("reward_weights",), "the weights of the functions of GRPOTrainer")

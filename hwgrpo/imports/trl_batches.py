@@ -60,8 +60,7 @@ def length(v: TrlSettings) -> Iterator[Converted]:
     yield Remark((key,), "as long as num_train_epochs says")
     warmup = v.count_of_updates("warmup_steps", v["warmup_steps"])
     if warmup is None:
-        why = "it is a share of the updates, whose number follows from the data"
-        yield Refusal("warmup_steps", v["warmup_steps"], why, "a number of updates, or max_steps")
+        yield Assignment("optim.warmup_ratio", v["warmup_steps"], ("warmup_steps",))
     else:
         yield Assignment("optim.warmup_steps", warmup, ("warmup_steps",))
 
@@ -87,7 +86,15 @@ def optimizer(v: TrlSettings) -> Iterator[Converted]:
 
 
 def data(v: TrlSettings) -> Iterator[Converted]:
-    """Convert the dataset, its splits, and the limit of prompts."""
+    """Convert the dataset, its splits, its prompts and their limit."""
+    column = "dataset_prompt_column"
+    yield Assignment("data.prompt_key", v[column], (column,))
+    if v.is_given("system_prompt"):
+        yield Assignment("data.system_prompt", v["system_prompt"], ("system_prompt",))
+    if v.is_given(column) or v.is_given("system_prompt"):
+        yield Assignment(
+            "data.chat", "always", (column, "system_prompt"), "open-r1 makes a conversation of each prompt"
+        )
     validates, name, mixture = v["eval_strategy"] != "no", "dataset_name", v["datasets"]
     splits = ("dataset_train_split", "dataset_test_split")
     if mixture:

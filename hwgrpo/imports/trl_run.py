@@ -178,6 +178,9 @@ def saves(v: TrlSettings) -> Iterator[Converted]:
         yield Remark(("save_steps",), "without effect beside save_strategy=no")
     elif v["save_strategy"] == "best":
         yield Refusal("save_strategy", "best", "no checkpoint is the best one", "steps")
+    elif _updates_between(v, "save_strategy", "save_steps", v["save_steps"]) is None:
+        note = "the number of rows is not known: one at the end; set trainer.save_every for others"
+        yield Assignment("trainer.save_every", 0, ("save_strategy", "save_steps"), note)
     else:
         yield from _every(v, "trainer.save_every", "save_strategy", "save_steps", v["save_steps"])
     resume = v["resume_from_checkpoint"] or False
@@ -226,13 +229,17 @@ def _loggers(v: TrlSettings) -> Iterator[Converted]:
     yield Remark(("project",), "no service has the run")
 
 
+def _updates_between(v: TrlSettings, strategy: str, key: str, value: float) -> int | None:
+    """Return the updates between two checkpoints, logs or validations; None where they follow from unknown data."""
+    return v.updates_per_epoch() if v[strategy] == "epoch" else v.count_of_updates(key, value)
+
+
 def _every(v: TrlSettings, here: str, strategy: str, key: str, value: float) -> Iterator[Converted]:
     """Convert a number of updates, or an epoch, to steps."""
+    updates, origins = _updates_between(v, strategy, key, value), (key, strategy)
     if v[strategy] == "epoch":
-        updates, origins = v.updates_per_epoch(), (strategy,)
+        origins = (strategy,)
         yield Remark((key,), f"without effect beside {strategy}=epoch")
-    else:
-        updates, origins = v.count_of_updates(key, value), (key, strategy)
     if updates is None:
         origin = strategy if v[strategy] == "epoch" else key
         yield Refusal(origin, v[origin], "the number of rows is not known", f"{key} as a number of updates")

@@ -10,7 +10,9 @@ _SCORING = "validations use all prompts at once"
 _DATA = "data is read by each rank itself"
 _DDP = "trainer.strategy=ddp has no such option; the gradient is the same"
 _LOGS = "metrics.jsonl has the metrics of every step"
-_HUB = "nothing is pushed to the hub; hwgrpo export writes a folder that hf upload takes"
+_HUB = "nothing is pushed to the hub"
+_OPEN_R1 = "an argument of open-r1's script, not of TRL"
+_PUSH = f"{_HUB}: run hwgrpo export OUTPUT_DIR FOLDER, then hf upload NAME FOLDER"
 _GUARDED = "updates whose gradient is not finite are skipped and counted"
 _COMPILE = "not a setting of a run; the gradient is the same"
 _TRACKIO = "trackio's own"
@@ -51,6 +53,7 @@ IGNORED = (
     *ignored("freed memory is kept for the next step", "torch_empty_cache_steps"),
     *ignored(_CHECKPOINTS, "save_only_model", "save_on_each_node", "restore_callback_states_from_checkpoint"),
     *ignored("a signal writes a checkpoint, always", "enable_jit_checkpoint"),
+    *ignored(_PUSH, "push_to_hub"),
     *ignored(_HUB, "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
     *ignored(_BEST, "metric_for_best_model", "greater_is_better"),
     *ignored("transformers' scripts read it; GRPOTrainer.train() trains", "do_train", "do_eval", "do_predict"),
@@ -67,5 +70,9 @@ IGNORED = (
         *("fp16_backend", "fp16_opt_level", "jit_mode_eval", "use_ipex", "past_index", "include_inputs_for_metrics"),
         *("include_tokens_per_second", "ray_scope", "tpu_num_cores", "torchdynamo", "use_mps_device", "mp_parameters"),
     ),
+    *ignored(_OPEN_R1, "benchmarks", "hub_model_revision", "wandb_entity", "wandb_run_group"),
+    *ignored(_OPEN_R1, "code_language", "code_eval_test_batch_size", "code_eval_scoring_mode", "code_provider"),
+    *ignored(_OPEN_R1, "parallel_code_exec_per_proc"),
+    *ignored("vLLM is on the device of the training process", "vllm_device"),
     *ignored("accelerate's", "num_machines", "machine_rank", "main_process_ip", "main_process_port"),
 )

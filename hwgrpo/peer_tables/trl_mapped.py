@@ -130,7 +130,7 @@ _OPTIMIZER = (
         },
     ),
     joint("lr_scheduler_kwargs", "optim.min_lr_ratio", None, "min_lr, min_lr_rate", type="mapping"),
-    joint("warmup_steps", "optim.warmup_steps", 0.0, "below 1 it is a share of the updates"),
+    joint("warmup_steps", "optim.warmup_steps, optim.warmup_ratio", 0.0, "below 1 it is a share of the updates"),
     same(
         "optim",
         "optim.name",
@@ -263,4 +263,9 @@ _SCRIPT = (
     joint("reward_model_name_or_path", REWARD, None, "the reward reward_model", type="text"),
 )
 
-MAPPED = (*_BATCHES, *_ALGORITHM, *_OPTIMIZER, *_GENERATION, *_MODEL, *_SCRIPT, *_RUN)
+_OPEN_R1 = (
+    joint("dataset_prompt_column", "data.prompt_key", "prompt", "of open-r1"),
+    joint("system_prompt", "data.system_prompt", None, "of open-r1", type="text"),
+)
+
+MAPPED = (*_BATCHES, *_ALGORITHM, *_OPTIMIZER, *_GENERATION, *_MODEL, *_SCRIPT, *_RUN, *_OPEN_R1)

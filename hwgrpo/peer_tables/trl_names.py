@@ -32,6 +32,7 @@ TUTORIALS = {
     "reward_functions": "reward_funcs",
     "group_size": "num_generations",
     "clip_range": "epsilon",
+    "wandb_project": "project",
 }
 """Names that no version of TRL's GRPOConfig has; it would refuse them."""
 

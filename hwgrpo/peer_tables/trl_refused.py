@@ -19,7 +19,6 @@ REFUSED = (
         keys=("vllm_structured_outputs_regex",),
     ),
     *refused("completions are not pushed to the hub", "completions.jsonl", None, keys=("log_completions_hub_repo",)),
-    *refused("the hub is not written to", "hwgrpo export, then hf upload", False, keys=("push_to_hub",)),
     *refused(
         "the batch has whole groups and is not halved",
         "leaving it out: after an out-of-memory error a pass is repeated with smaller micro-batches",
@@ -46,6 +45,8 @@ REFUSED = (
     *refused("4 bits are nf4", "nf4", "nf4", keys=("bnb_4bit_quant_type",)),
     *refused("subsets are named in files", "files with the rows; hwgrpo data convert", None, keys=("dataset_config",)),
     *refused("a test split is not cut off", "hwgrpo data convert --validation", None, keys=("test_split_size",)),
+    *refused("callbacks are objects of a script", "GRPOTrainer(callbacks=...)", None, [], keys=("callbacks",)),
+    *refused("a template is a file", "a FILE with it, and model.chat_template=FILE", None, keys=("chat_template",)),
     PeerRow(
         "replay_buffer_size",
         "refused",

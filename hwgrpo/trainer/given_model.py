@@ -63,7 +63,7 @@ def check_model(model: Any, *, trains_all: bool = True) -> None:
     if trains_all and frozen is not None:
         raise ConfigError(
             f"model={kind} has requires_grad=False on {frozen}, which would be trained all the same: set "
-            "model.lora.rank (peft_config in hwgrpo.trl) to train adapters, or call model.requires_grad_(True)"
+            "model.lora.rank to train adapters, or call model.requires_grad_(True)"
         )
     missing = next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None)
     if missing is not None:
@@ -119,6 +119,36 @@ def write_tokenizer(tokenizer: Any, output: Path, rank: int, timeout: float) -> 
     return folder, _place(folder, rank, timeout, tokenizer.save_pretrained)
 
 
+def write_adapter(model: Any, name: str, output: Path, rank: int, timeout: float) -> Path:
+    """Write an adapter of a peft model to `output/objects/adapter-HASH`, as `write_model`; return the folder.
+
+    Args:
+        model: the peft model.
+        name: the adapter's.
+        output, rank, timeout: as of `write_model`.
+
+    Raises:
+        RunError: as `write_model`.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    tensors = get_peft_model_state_dict(model, adapter_name=name)
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in sorted(tensors.items())}
+    config = model.peft_config[name]
+    digest = hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True, default=_sorted_text).encode())
+    for key, tensor in tensors.items():
+        _add_tensor(digest, key, tensor)
+    folder = output / FOLDER / f"adapter-{digest.hexdigest()[:12]}"
+
+    def write(partial: Path) -> None:
+        save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(str(partial))
+
+    _place(folder, rank, timeout, write)
+    return folder
+
+
 def fingerprint(model: PreTrainedModel) -> str:
     """Return 12 hexadecimal digits of the SHA-256 of a model's configuration and weights."""
     settings = model.config.to_diff_dict()
@@ -126,9 +156,19 @@ def fingerprint(model: PreTrainedModel) -> str:
         settings.pop(name, None)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        _add_tensor(digest, name, tensor)
     return digest.hexdigest()[:12]
+
+
+def _add_tensor(digest: Any, name: str, tensor: torch.Tensor) -> None:
+    """Add a tensor's name, dtype, shape and values to a digest."""
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _sorted_text(value: Any) -> str:
+    """Return a value of a configuration as text; a set in one order in every process."""
+    return str(sorted(value)) if isinstance(value, set) else str(value)
 
 
 @torch.no_grad()

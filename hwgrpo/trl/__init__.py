@@ -19,12 +19,16 @@ reward_callables.py   reward functions and models of a script
 rewards.py            the reward functions of `trl.rewards`
 script_arguments.py   ModelConfig, ScriptArguments, TrlParser and their helpers
 peft_settings.py      LoraConfig, BitsAndBytesConfig
+dataset_mixture.py    DatasetMixtureConfig, get_dataset
+experimental.py       names of `trl.experimental`, with their counterparts
+wrapped_model.py      models that `get_peft_model` has wrapped
 """
 
 from hwgrpo.trl.early_environment import set_before_torch
 
 set_before_torch()
 
+from hwgrpo.trl.dataset_mixture import DatasetConfig, DatasetMixtureConfig, get_dataset  # noqa: E402
 from hwgrpo.trl.grpo_config import GRPOConfig  # noqa: E402
 from hwgrpo.trl.script_arguments import (  # noqa: E402
     ModelConfig,
@@ -37,11 +41,14 @@ from hwgrpo.trl.script_arguments import (  # noqa: E402
 from hwgrpo.trl.trl_trainer import GRPOTrainer  # noqa: E402
 
 __all__ = [
+    "DatasetConfig",
+    "DatasetMixtureConfig",
     "GRPOConfig",
     "GRPOTrainer",
     "ModelConfig",
     "ScriptArguments",
     "TrlParser",
+    "get_dataset",
     "get_kbit_device_map",
     "get_peft_config",
     "get_quantization_config",

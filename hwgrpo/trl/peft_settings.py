@@ -88,7 +88,7 @@ def quantize_setting(config: Any, *, adapters: bool) -> dict[str, Any]:
 
 
 def check_model(model: Any) -> None:
-    """Check that a model given as an object has neither adapters nor quantized weights.
+    """Check that a model given as an object has no quantized weights.
 
     Raises:
         ConfigError: it has; the message has the remedy.
@@ -100,8 +100,3 @@ def check_model(model: Any) -> None:
     if quantized:
         by = " wrapped by LoRA" if wrapped else ""
         raise ConfigError(f"model={kind}{by} is quantized by bitsandbytes, whose kernels are not used here; {REMEDY}")
-    if wrapped:
-        raise ConfigError(
-            f"model={kind} is wrapped by LoRA already; give the base model, and the LoraConfig as peft_config. An "
-            "adapter that was trained before is continued by hwgrpo train with model.lora.adapter=FOLDER"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 from transformers import BitsAndBytesConfig, HfArgumentParser
 
 from hwgrpo.config.yaml_text import read_yaml
-from hwgrpo.errors import ConfigError
-from hwgrpo.trl.grpo_config import argument
+from hwgrpo.errors import ConfigError, shown
+from hwgrpo.peer_tables.trl_names import TRL
+from hwgrpo.trl.grpo_config import argument, note
 
 
 @dataclass
@@ -86,7 +87,10 @@ def get_kbit_device_map() -> None:
 
 
 class TrlParser(HfArgumentParser):
-    """HfArgumentParser that also reads a YAML file, `--config FILE`, which command-line arguments override."""
+    """HfArgumentParser that also reads a YAML file, `--config FILE`, which command-line arguments override.
+
+    Older names and those that only tutorials use are read with a notice, as by `GRPOConfig`.
+    """
 
     def parse_args_and_config(
         self,
@@ -107,7 +111,7 @@ class TrlParser(HfArgumentParser):
             ConfigError: the file cannot be read, or has unknown keys.
             ValueError: unknown arguments.
         """
-        listed = list(sys.argv[1:] if args is None else args)
+        listed = [self._current(each) for each in (sys.argv[1:] if args is None else args)]
         remaining: list[str] = []
         if "--config" in listed:
             place = listed.index("--config")
@@ -130,6 +134,7 @@ class TrlParser(HfArgumentParser):
             raise ConfigError(f"--config {file} cannot be read: {error}") from error
         os.environ.update({name: str(value) for name, value in (values.pop("env", None) or {}).items()})
         known = {action.dest: action for action in self._actions}
+        values = self._renamed(values, file)
         unknown = [name for name in values if name not in known]
         if unknown and fail:
             raise ConfigError(f"--config {file}: unknown keys {', '.join(unknown)}")
@@ -137,3 +142,36 @@ class TrlParser(HfArgumentParser):
             known[name].required = False
         self.set_defaults(**{name: value for name, value in values.items() if name in known})
         return [text for name in unknown for text in (f"--{name}", str(values[name]))]
+
+    def _renamed(self, values: Mapping[str, Any], file: str) -> dict[str, Any]:
+        """Return the values of a file under the names of the arguments; those without meaning here are dropped.
+
+        Raises:
+            ConfigError: a value is given by two names.
+        """
+        known, result = {action.dest for action in self._actions}, {}
+        for name, value in values.items():
+            key, why = TRL.current_name(name)
+            row = TRL.row_of(key)
+            if name in known or (key not in known and (row is None or row.kind != "ignored")):
+                result[name] = value
+            elif key not in known:
+                assert row is not None
+                note(f"--config {file}: {name}={shown(value)} has no meaning here: {row.note}")
+            elif key in values:
+                raise ConfigError(f"--config {file}: {name} and {key} are one argument; leave one of them out")
+            else:
+                result[key] = value
+                note(f"--config {file}: {name}={shown(value)}: {why} {key}")
+        return result
+
+    def _current(self, text: str) -> str:
+        """Return an argument of the command line, `--name` or `--name=value`, under the name that there is."""
+        name, equals, value = text.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        key, why = TRL.current_name(name)
+        known = {action.dest for action in self._actions}
+        if not text.startswith("--") or not why or name in known or key not in known:
+            return text
+        note(f"--{name}: {why} {key}")
+        return f"--{key}{equals}{value}"

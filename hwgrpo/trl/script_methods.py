@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.file_systems import copy_files
+from hwgrpo.trl.grpo_config import note
 from hwgrpo.trl.model_card import model_card
 from hwgrpo.trl.script_accelerator import ScriptAccelerator
 from hwgrpo.trl.trainer_callbacks import Callbacks
@@ -142,13 +143,16 @@ class ScriptMethods(TrainerParts):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "README.md").write_text(text, encoding="utf-8")
 
-    def push_to_hub(self, *_: Any, **__: Any) -> None:
-        """Refuse to write to the hub.
+    @property
+    def hub_model_id(self) -> str:
+        """Return hub_model_id of the arguments; None there: the name of output_dir."""
+        return self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
 
-        Raises:
-            ConfigError: always; the message has the command.
-        """
-        raise ConfigError("push_to_hub: the hub is not written to; use save_model(FOLDER), then hf upload NAME FOLDER")
+    def push_to_hub(self, *_: Any, **__: Any) -> None:
+        """Print the commands that push the model of the run; nothing is pushed here."""
+        adapter = " --adapter" if self._settings.get("model.lora.rank") else ""
+        export = f"hwgrpo export{adapter} {self.args.output_dir} FOLDER"
+        note(f"push_to_hub: nothing is pushed to the hub; run {export}, then hf upload {self.hub_model_id} FOLDER")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _OF_ARGS or "args" not in vars(self):

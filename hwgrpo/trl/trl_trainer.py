@@ -29,15 +29,16 @@ from hwgrpo.trl.trl_datasets import evaluation_rows, longest_prompt, rows_of
 from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import LogWindow
 from hwgrpo.trl.trl_steps import TrainingSteps
+from hwgrpo.trl.wrapped_model import copy_adapter, unwrap
 
 
 class GRPOTrainer(TrainingSteps, ScriptMethods):
     """TRL's GRPOTrainer: the same arguments, methods and log history.
 
     Args:
-        model: a name, a folder, or a causal language model of transformers.
+        model: a name, a folder, or a causal language model of transformers, also one that `get_peft_model` has wrapped.
         reward_funcs: reward functions of TRL's or verl's signature, names of reward models, models; or a list of these.
-        args: a GRPOConfig; None: its defaults.
+        args: a GRPOConfig; None: its defaults, with output_dir `MODEL-GRPO`.
         train_dataset: rows with a column `prompt`; an iterable dataset needs max_steps.
         eval_dataset: the same for evaluation, or a mapping of several.
         processing_class: the model's tokenizer; None: the one of its name.
@@ -84,7 +85,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             )
         if model is None:
             raise ConfigError("model is missing: give a name, a folder, or a model of transformers")
-        self.args = GRPOConfig() if args is None else args
+        self.args = GRPOConfig(_default_folder(model)) if args is None else args
         if not isinstance(self.args, GRPOConfig):
             raise ConfigError(
                 f"args={type(self.args).__name__} is not hwgrpo.trl.GRPOConfig; import it from hwgrpo.trl"
@@ -101,7 +102,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
                 f"processing_class={type(processing_class).__name__} is the processor of a model that reads images, "
                 "video or sound, which is not supported; for a model of text give its tokenizer"
             )
-        self._model, self.processing_class = model, processing_class
+        self._model, self._wrapped, self.processing_class = model, None, processing_class
         settings = self.args.settings()
         steps = settings["max_steps"]
         batches = settings.batches()
@@ -124,7 +125,10 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             raise ConfigError(f"eval_strategy={settings['eval_strategy']} needs eval_dataset")
         if not isinstance(model, str):
             check_model(model)
-        adapters = lora_settings(peft_config, self._model_type())
+            self._model, adapters = unwrap(model, peft_config, Path(str(self.args.output_dir)))
+            self._wrapped = model if self._model is not model else None
+        else:
+            adapters = lora_settings(peft_config, self._model_type())
         self._settings = {
             **self._imported(settings),
             **adapters,
@@ -240,6 +244,8 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             "train_steps_per_second": round(updates / seconds, 3),
             "train_loss": loss,
         }
+        if self._wrapped is not None and self._final_folder().is_dir():
+            copy_adapter(self._final_folder(), self._wrapped)
         self.log(figures)
         self._callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, loss, {**figures, "epoch": self.state.epoch})
@@ -342,8 +348,6 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         return self.processing_class
 
     def _model_type(self) -> str | None:
-        if not isinstance(self._model, str):
-            return getattr(self._model.config, "model_type", None)
         if self._model.startswith("builtin://"):
             return None
         from transformers import AutoConfig
@@ -357,3 +361,9 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 def _has_run(folder: Any) -> bool:
     """Return whether a folder contains a run."""
     return any((Path(str(folder)) / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+
+
+def _default_folder(model: Any) -> str:
+    """Return output_dir without args: the last part of the model's name, as in TRL."""
+    name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return f"{name.partition('?')[0].rstrip('/').rpartition('/')[2]}-GRPO"

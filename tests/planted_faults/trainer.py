@@ -41,7 +41,7 @@ FAULTS = (
     Fault(
         "a model recognized by its settings alone",
         "trainer/given_model.py",
-        "        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())\n",
+        "    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())\n",
         "",
         "trainer/test_given_objects.py -k gets_the_weights",
     ),

@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         "no warm-up",
         "training/strategies/optimizer.py",
-        "optim.lr * (update + 1) / (optim.warmup_steps + 1)",
+        "optim.lr * (update + 1) / (warmup + 1)",
         "optim.lr",
         "training/test_parts.py",
     ),

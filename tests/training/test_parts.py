@@ -54,8 +54,11 @@ def policy_of(model) -> PolicyModel:
 )
 def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule: str, expected: list[float]):
     lowest = [] if schedule == "constant" else ["optim.min_lr_ratio=0.1"]
-    optim = settings(f"optim.schedule={schedule}", "optim.warmup_steps=2", "optim.lr=1", *lowest).optim
-    assert [learning_rate(optim, u, 6) for u in range(6)] == pytest.approx(expected)
+    for warmup in ("optim.warmup_steps=2", "optim.warmup_ratio=0.2"):  # 1.2 updates, rounded up
+        optim = settings(f"optim.schedule={schedule}", warmup, "optim.lr=1", *lowest).optim
+        assert [learning_rate(optim, u, 6) for u in range(6)] == pytest.approx(expected)
+    with pytest.raises(ConfigError, match=r"optim.warmup_steps=2 and optim.warmup_ratio=0.2 are both set"):
+        settings("optim.warmup_steps=2", "optim.warmup_ratio=0.2")
 
 
 def test_weight_decay_spares_norms():

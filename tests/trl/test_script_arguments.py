@@ -55,6 +55,25 @@ def test_a_file_and_arguments_are_parsed(tmp_path: Path, monkeypatch: pytest.Mon
         parser.parse_args_and_config(["--config", str(file), "--other", "2"], fail_with_unknown_args=False)
 
 
+def test_the_parser_reads_older_names_as_the_config_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "torch_dtype: bfloat16\nwarmup_ratio: 0.1\noverwrite_output_dir: true\nevaluation_strategy: steps\n"
+    )
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))  # pyright: ignore[reportArgumentType]
+    _, args, model = parser.parse_args_and_config(["--config", str(file), "--kl_coef", "0.2", "--max-new-tokens=9"])
+    assert (model.dtype, args.warmup_steps, args.eval_strategy) == ("bfloat16", 0.1, "steps")
+    assert (args.beta, args.max_completion_length) == (0.2, 9)
+    noted = capsys.readouterr().err
+    for text in ("torch_dtype=", "warmup_ratio=0.1", "overwrite_output_dir=true has no meaning here", "--kl_coef: "):
+        assert text in noted
+    _, _, model = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config(["--torch_dtype", "auto"])  # pyright: ignore[reportArgumentType]
+    assert model.dtype == "auto"
+    file.write_text("torch_dtype: bfloat16\ndtype: auto\n")
+    with pytest.raises(ConfigError, match=r"torch_dtype and dtype are one argument"):
+        TrlParser(ModelConfig).parse_args_and_config(["--config", str(file)])  # pyright: ignore[reportArgumentType]
+
+
 def test_the_helpers_give_what_the_trainer_reads():
     assert (get_peft_config(ModelConfig()), get_quantization_config(ModelConfig())) == (None, None)
     config = ModelConfig(use_peft=True, lora_target_modules=["all-linear"], load_in_4bit=True)

@@ -105,6 +105,10 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("learning_rate=2e-6 weight_decay=0.1", {"optim.lr": 2e-6, "optim.weight_decay": 0.1}),
     ("lr_scheduler_type=constant_with_warmup warmup_steps=5", {"optim.schedule": "constant", "optim.warmup_steps": 5}),
     ("warmup_ratio=0.1 max_steps=25", {"optim.warmup_steps": 3, "trainer.max_steps": 25}),
+    ("warmup_ratio=0.1", {"optim.warmup_ratio": 0.1}),
+    ("system_prompt=Think.", {"data.system_prompt": "Think.", "data.chat": "always"}),
+    ("dataset_prompt_column=problem", {"data.prompt_key": "problem", "data.chat": "always"}),
+    ("report_to=wandb wandb_project=r1", {"observe.project": "r1"}),
     (
         "lr_scheduler_type=cosine_with_min_lr lr_scheduler_kwargs={min_lr_rate: 0.1}",
         {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.1},
@@ -295,3 +299,12 @@ def test_the_project_of_wandb_is_that_of_the_environment(
     settings: str, environment: dict[str, str], project: str | None
 ):
     assert imported(*settings.split(), environment=environment).settings.get("observe.project") == project
+
+
+@pytest.mark.parametrize("settings", ["save_strategy=epoch", "save_steps=0.05"])
+def test_checkpoints_of_an_unknown_number_of_updates_are_at_the_end(settings: str):
+    result = imported(settings)
+    assert "trainer.save_every" not in result.settings
+    [entry] = [each for each in result.entries if each.key == settings.partition("=")[0]]
+    assert "the number of rows is not known: one at the end" in entry.note
+    assert result.refused() == []

@@ -118,3 +118,13 @@ def test_the_model_card(folder: Path):
     assert ModelCard(text).data.base_model == "a/b"
     assert "[a/b](https://huggingface.co/a/b), trained by GRPO" in text
     assert "secret" not in text
+
+
+def test_pushing_to_the_hub_names_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]):
+    run = trainer(args=GRPOConfig("out", **ARGUMENTS, push_to_hub=True, hub_model_id="me/mine"))
+    assert "push_to_hub=true: nothing is pushed to the hub: run hwgrpo export" in capsys.readouterr().err
+    run.push_to_hub(dataset_name="rows")
+    assert "run hwgrpo export out FOLDER, then hf upload me/mine FOLDER" in capsys.readouterr().err
+    adapted = trainer(peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.push_to_hub()
+    assert "run hwgrpo export --adapter out FOLDER, then hf upload out FOLDER" in capsys.readouterr().err

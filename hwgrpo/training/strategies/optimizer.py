@@ -56,10 +56,11 @@ def learning_rate(optim: Any, update: int, total_updates: int) -> float:
         update: 0 for the first update of the run.
         total_updates: updates of the full run.
     """
-    if update < optim.warmup_steps:
-        return optim.lr * (update + 1) / (optim.warmup_steps + 1)
+    warmup = optim.warmup_steps or math.ceil(optim.warmup_ratio * total_updates)
+    if update < warmup:
+        return optim.lr * (update + 1) / (warmup + 1)
     if optim.schedule == "constant":
         return optim.lr
-    progress = min(1.0, (update - optim.warmup_steps) / max(1, total_updates - optim.warmup_steps))
+    progress = min(1.0, (update - warmup) / max(1, total_updates - warmup))
     shape = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}[optim.schedule]
     return optim.lr * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * shape)
