@@ -13,7 +13,7 @@ from warnings import catch_warnings
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from hwgrpo.config.recipe_files import recipe_folders
+from hwgrpo.config.shipped_files import recipe_folders
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models import builtin
 from hwgrpo.models.frozen_dtype import castable_parameters
