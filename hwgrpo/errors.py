@@ -5,9 +5,18 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name closest to `name`, or None when none resembles it."""
-    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """Return the allowed name closest to `name`, or None when none resembles it.
+
+    The same name in another case comes first, then one that continues `name` (`ppo` means `ppo_clip`, not `dppo_tv`),
+    then the one spelled most alike.
+    """
+    by_lower = {each.lower(): each for each in allowed}
+    lower = name.lower()
+    if lower in by_lower:
+        return by_lower[lower]
+    continued = sorted((each for each in by_lower if each.startswith((f"{lower}_", f"{lower}-"))), key=len)
+    matches = [*continued, *difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.6)]
+    return by_lower[matches[0]] if matches else None
 
 
 def shown(value: object, longest: int = 120) -> str:

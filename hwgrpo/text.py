@@ -14,7 +14,10 @@ SHORTEST = 6
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|SIGNATURE|PRIVATE|(^|_)(API_?)?KEY(_|S?$)", re.I
 )
-_SECRET_VALUE = re.compile(r"\b(hf_|ghp_|gho_|github_pat_|sk-|xox[abp]-|AKIA|glpat-)[A-Za-z0-9_\-]{8,}")
+_SECRET_VALUE = re.compile(
+    r"\b(hf_|ghp_|gho_|github_pat_|sk-|xox[abp]-|AKIA|glpat-)(?=[a-z_\-]*[A-Z0-9])[A-Za-z0-9_\-]{8,}"
+)
+"""A token, which has a digit or a capital after its prefix; `hf_overrides` is a name."""
 _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z0-9+.\-]://)[^/\s@]+@")
 """A URL from the end of its scheme on: a search for the scheme's beginning reads long words again and again."""
 _QUERY = re.compile(

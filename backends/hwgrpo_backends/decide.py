@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -64,11 +64,11 @@ def decide(
     inherited = facts.variables.get(SELECTED_VARIABLE)
     if inherited and requested in (AUTO, inherited):
         if inherited not in backends:
-            error = _unknown(f"{SELECTED_VARIABLE}={inherited!r}", inherited, verdicts)
+            error = describe_unknown(f"{SELECTED_VARIABLE}={inherited!r}", inherited, verdicts)
             return Decision(requested=requested, verdicts=verdicts, error=error)
         return Decision(requested=requested, selected=inherited, verdicts=verdicts, inherited=True)
     if wanted != AUTO and wanted not in verdicts:
-        return Decision(requested=wanted, verdicts=verdicts, error=_unknown(source, wanted, verdicts))
+        return Decision(requested=wanted, verdicts=verdicts, error=describe_unknown(source, wanted, verdicts))
     if wanted == AUTO:
         selected, error = _automatic(backends, verdicts)
     else:
@@ -156,7 +156,14 @@ def _explain(verdict: Verdict) -> str:
     return f"{verdict.reason}. Fix: {verdict.fix}" if verdict.fix else verdict.reason
 
 
-def _unknown(source: str, name: str, known: Mapping[str, Verdict]) -> str:
+def describe_unknown(source: str, name: str, known: Iterable[str]) -> str:
+    """Return the error for a name that is no backend's, with the backend that it may mean.
+
+    Args:
+        source: where the name was given (`backend.name='gpu'`).
+        name: the name.
+        known: names of the backends.
+    """
     allowed = sorted(known)
     if name.lower() == "gpu":
         return f"{source} is not known; use cuda (NVIDIA) or rocm (AMD)"

@@ -23,6 +23,7 @@ from hwgrpo.text import terminal_lines
 
 COMMANDS = (
     "train",
+    "recipes",
     "import",
     "sft",
     "reward-model",

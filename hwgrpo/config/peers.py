@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hwgrpo.catalog import ENGINES
+from hwgrpo.config.document import entries
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.trl_names import TRL as TRL_NAMES
 from hwgrpo.peer_tables.verl_names import VERL as VERL_NAMES
@@ -53,6 +54,19 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
 }
 """Setting here -> value of TRL, or of habit -> value here."""
 
+HABITS = {
+    **dict.fromkeys(
+        ("algorithm.name", "algorithm.method", "algorithm.type", "algorithm.algorithm", "method"),
+        "algorithm.preset | a published method by its name",
+    ),
+    **dict.fromkeys(("model.name", "model.id", "model.model"), "model.path | a folder or a hub name"),
+    **dict.fromkeys(("data.path", "data.file", "data.files", "data.dataset", "data.name"), "data.train"),
+    **dict.fromkeys(("trainer.batch_size", "data.batch_size"), "trainer.prompts_per_step | counted in prompts"),
+    **dict.fromkeys(("rollout.num_samples", "rollout.group_size", "algorithm.group_size"), "rollout.n"),
+    **dict.fromkeys(("rollout.max_tokens", "rollout.max_length"), "rollout.max_response_tokens"),
+    **dict.fromkeys(("reward.name", "reward.function", "reward.type"), "reward.functions | a list of names"),
+}
+"""Key of habit, of no peer -> setting here."""
 
 _CHOICES = (
     *("algorithm.advantage.name", "algorithm.loss.name", "algorithm.kl.estimator", "algorithm.correction.name"),
@@ -78,22 +92,31 @@ VALUES = _values()
 """Setting here -> value of verl or TRL -> value here."""
 
 
+_LAST_NAMES = {entry.key.rpartition(".")[2] for entry in entries()}
+
+
 def name_here(key: str) -> str | None:
     """Return the name here of a setting of verl or TRL, or None for another name."""
     key = key.lstrip("+")
-    return _sentence(VERL.get(key) or TRL.get(key))
+    return _sentence(VERL.get(key) or TRL.get(key) or HABITS.get(key))
 
 
 def last_name_here(key: str) -> str | None:
-    """Return the same for a key of which only the last name is verl's or TRL's."""
+    """Return the same for a key of which only the last name is verl's or TRL's.
+
+    A name that settings here end with, too, such as `name`, says nothing by itself.
+    """
     last = key.rpartition(".")[2]
+    if last in _LAST_NAMES:
+        return None
     found = TRL.get(last) or next((here for name, here in VERL.items() if name.rpartition(".")[2] == last), None)
     return _sentence(found)
 
 
 def value_here(key: str, value: object) -> str | None:
     """Return the value here for a value of verl or TRL, or None for another one."""
-    return _sentence(VALUES.get(key, {}).get(str(value)))
+    values = VALUES.get(key, {})
+    return _sentence(values.get(str(value)) or values.get(str(value).lower()))
 
 
 def _sentence(entry: str | None) -> str | None:

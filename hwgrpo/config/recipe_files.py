@@ -9,7 +9,7 @@ from typing import Any
 from hwgrpo.config.keys import expand_names
 from hwgrpo.config.overrides import apply_override
 from hwgrpo.config.schema import Config
-from hwgrpo.config.shipped_files import recipe_folders
+from hwgrpo.config.shipped_files import recipe_files
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.paths import check_path, with_home
@@ -54,7 +54,7 @@ def find_recipe(recipe: str | Path) -> Path:
     """
     path = Path(with_home(str(recipe)))
     check_path(str(recipe), "recipe")
-    shipped = {p.stem: p for folder in recipe_folders() for p in sorted(folder.glob("*.yaml"))}
+    shipped = recipe_files()
     for file in (path, *(path.with_suffix(other) for other in _SUFFIXES if path.suffix in _SUFFIXES)):
         if file.is_file():
             return file

@@ -12,6 +12,11 @@ def recipe_folders() -> tuple[Path, ...]:
     return tuple(p for p in (_PACKAGE / "recipes", _PACKAGE.parent / "configs") if p.is_dir())
 
 
+def recipe_files() -> dict[str, Path]:
+    """Return the file of each recipe that ships by its name."""
+    return {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("*.yaml"))}
+
+
 def preset_files() -> dict[str, Path]:
     """Return the file of each preset by its name."""
     return {file.stem: file for folder in recipe_folders() for file in sorted((folder / "presets").glob("*.yaml"))}

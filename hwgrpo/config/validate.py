@@ -20,6 +20,7 @@ from hwgrpo.config.optional_settings import LARGEST_ERROR
 from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, ObserveConfig
+from hwgrpo.config.shipped_files import preset_names
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
 from hwgrpo.given_objects import find_object, is_object
@@ -156,9 +157,18 @@ def check_file_of(name: str, key: str) -> None:
 
 
 def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
-    """Return the error for a value that is not one of `names`, with this project's name of a peer's value."""
+    """Return the error for a value that is not one of `names`, with the value or setting that it may mean."""
+    if key == "backend.name":
+        from hwgrpo_backends.decide import describe_unknown
+
+        return ConfigError(describe_unknown(f"{key}={shown(value)}", value, [name for name in names if name != "auto"]))
     here = value_here(key, value)
-    return ConfigError(f"{key}={shown(value)} is not known: {here}") if here else choice_error(key, value, names)
+    error = ConfigError(f"{key}={shown(value)} is not known: {here}") if here else choice_error(key, value, names)
+    preset = str(value).lower()
+    if key.startswith("algorithm.") and preset in preset_names() and preset not in names:
+        end = "" if str(error).endswith((".", "?")) else "."
+        return ConfigError(f"{error}{end} algorithm.preset={preset} sets all settings of that method")
+    return error
 
 
 def _check_sources(config: Config) -> None:

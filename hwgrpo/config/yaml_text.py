@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
+from hwgrpo.config.dotted_keys import nest_dotted_keys
 from hwgrpo.config.typed import read_text_as_written
 from hwgrpo.errors import ConfigError
 
@@ -31,7 +32,8 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
     Args:
         text: the document.
         place: its name in messages: a file, or `key='text'`.
-        hint: the type that the schema has for it; a text setting takes `yes` or `007` as they are written.
+        hint: the type that the schema has for it; a text setting takes `yes` or `007` as they are written, and a
+            section dotted keys.
 
     Raises:
         ConfigError: it is not valid YAML, or larger or deeper than any recipe.
@@ -44,6 +46,7 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
+        node = nest_dotted_keys(node, hint, MAX_DEPTH)
         read_text_as_written(node, hint)
         return loader.construct_document(node)
     except ReaderError as error:

@@ -49,6 +49,8 @@ class PromptDataset:
     """The `data` settings it was built with."""
     unanswered: int | None = None
     """Index of the first kept row without a ground truth; None when all have one."""
+    without_answer: int = 0
+    """Number of kept rows without a ground truth."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """`{rows, sha256, text_sha256}`: number of rows, a hash of all their columns, and one of what the model reads."""
     unused_template: int = 0
@@ -152,6 +154,28 @@ def overlong_note(name: str, dataset: PromptDataset, limit: int) -> str | None:
     )
 
 
+def answer_note(name: str, dataset: PromptDataset) -> str | None:
+    """Return a note on the prompts without a ground truth, if there are any; rewards may need none."""
+    if not dataset.without_answer:
+        return None
+    key = dataset.config.ground_truth_key
+    looked = f"data.ground_truth_key={key}" if key else f"columns {', '.join(GROUND_TRUTH_KEYS)}"
+    return (
+        f"{dataset.without_answer:,} of {len(dataset):,} {name} prompts have no ground truth ({looked}): rewards that "
+        "compare with it cannot score them"
+    )
+
+
+def repeats_note(dataset: PromptDataset, prompts_per_step: int) -> str | None:
+    """Return a note where a step has more prompts than the training data."""
+    if prompts_per_step <= len(dataset):
+        return None
+    return (
+        f"trainer.prompts_per_step={prompts_per_step:,} is more than the {len(dataset):,} training prompts: a step "
+        f"repeats prompts, each as a group of its own; set it to {len(dataset):,} or less"
+    )
+
+
 def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
     """Yield what a user should know of prompts: how many are read of how many, and what is odd about them.
 
@@ -165,7 +189,7 @@ def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
         read = dataset.fingerprint["rows"]
         setting = "data.max_rows" if name == "training" else "data.validation_max_rows"
         yield f"{name}: {read:,} of {dataset.available:,} rows are read ({setting}={read}; 0 reads all)"
-    yield from filter(None, (template_note(name, dataset),))
+    yield from filter(None, (template_note(name, dataset), answer_note(name, dataset)))
     yield from finding_notes(name, dataset.findings)
 
 
@@ -201,6 +225,7 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
+    without_answer = 0
     unused_template = templated = 0
     findings: Counter[str] = Counter()
     by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
@@ -227,6 +252,7 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             truncated += 1
         if not row.answered and unanswered is None:
             unanswered = index
+        without_answer += not row.answered
         kept.append(index)
         texts.append(text)
         token_ids.append(np.asarray(ids, dtype=np.int32))
@@ -246,6 +272,7 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
         truncated=truncated,
         config=config,
         unanswered=unanswered,
+        without_answer=without_answer,
         fingerprint=fingerprint,
         unused_template=unused_template,
         templated=templated,

@@ -19,7 +19,7 @@ from hwgrpo.values import Prompt
 
 COMPARING = ("exact_match", "gsm8k", "math", "multiple_choice", "numeric", "question_exact_match", "question_f1")
 """Rewards that compare with the ground truth: they must give a row's own more than an empty response."""
-FORMS = ("\\boxed{{{}}}", "#### {}", "{}")
+FORMS = ("\\boxed{{{}}}", "#### {}", "{}", "<think></think><answer>{}</answer>", "```\n{}\n```")
 """Formats of a response with only the answer."""
 
 

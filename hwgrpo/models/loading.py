@@ -45,8 +45,8 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
         ask_hub: False: read a hub name's tokenizer from the cache only.
 
     Raises:
-        ConfigError: the tokenizer cannot be found or read, has no end-of-sequence token, or the chat template is
-            missing.
+        ConfigError: the tokenizer cannot be found or read, has no tokens or no end-of-sequence token, or the chat
+            template is missing.
     """
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
     source = resolve_model_path(config.path if config.tokenizer is None else config.tokenizer, key)
@@ -62,6 +62,11 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
                 f"run `hf download {source}` on a machine with network access, or set model.tokenizer to a folder"
             ) from error
         raise unreadable(key, source, "tokenizer", error) from error
+    if not tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}:
+        raise ConfigError(
+            f"{key}={source!r}: the tokenizer has no tokens, as of a folder without its files; copy tokenizer.json (or "
+            "tokenizer.model, or vocab.json and merges.txt) into the folder, or set model.tokenizer"
+        )
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"{key}={source!r}: the tokenizer has no end-of-sequence token, so responses would never end; "

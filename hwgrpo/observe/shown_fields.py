@@ -41,6 +41,11 @@ def duration(value: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def stage_label(stage: str) -> str:
+    """Return the name under which console and report show a stage of `timing_s/*`."""
+    return "validation" if stage == "testing" else stage
+
+
 def number(value: Any) -> float | None:
     """Return `value` as a float, or None if it is not a number: display must not stop a run."""
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.history import RunHistory
-from hwgrpo.observe.shown_fields import LOSS, MISSING, decimals, duration, percent
+from hwgrpo.observe.shown_fields import LOSS, MISSING, decimals, duration, percent, stage_label
 from hwgrpo.observe.verdict import judge
 from hwgrpo.run_files import read_whole, write_whole
 from hwgrpo.text import terminal_line
@@ -170,7 +170,7 @@ def _ends_label(what: str, ends: Mapping[str, Any]) -> str:
 
 def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     stages = [
-        f"{stage} {percent(cost['share'])}"
+        f"{stage_label(stage)} {percent(cost['share'])}"
         for stage, cost in summary["stages"].items()
         if (cost["share"] or 0) >= 0.005
     ]

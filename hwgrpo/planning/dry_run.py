@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
 from hwgrpo.config.validate import missing_data, missing_loggers
-from hwgrpo.data.prompts import PromptDataset, dataset_notes
+from hwgrpo.data.prompts import PromptDataset, dataset_notes, repeats_note
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
@@ -123,7 +123,7 @@ def make_plan(
     assumed += f", and the memory of {chip} (--chip names another)" if chip else ""
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     finished = None
-    if training is not None or t.max_steps:
+    if training is not None or (t.max_steps and not missing_data(config)):
         finished = already_finished(config, open_data=lambda _: training, allow_changes=allow_finished)
     if device is not None and finished is None:
         problems += filter(None, (reason_against_saving(config, Path(t.output_dir)),))
@@ -259,7 +259,8 @@ def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) 
     steps = planned_steps(config, len(training) if training else 0)
     passes = f", {steps * t.prompts_per_step / len(training):.2f} passes over the data" if training else ""
     samples = f"{steps * t.prompts_per_step:,} prompts and {steps * sequences:,} samples{passes}"
-    return [f"{steps} steps of {each}", f"in all {samples}", tokens]
+    repeats = repeats_note(training, t.prompts_per_step) if training else None
+    return [f"{steps} steps of {each}", f"in all {samples}", tokens, *filter(None, (repeats,))]
 
 
 def _memory_lines(memory: Memory) -> list[str]:

@@ -13,8 +13,8 @@ from warnings import catch_warnings
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from hwgrpo.config.recipe_files import recipe_folders
 from hwgrpo.config.schema import ModelConfig
+from hwgrpo.config.shipped_files import recipe_folders
 from hwgrpo.models import builtin
 from hwgrpo.models.frozen_dtype import castable_parameters
 from hwgrpo.models.layer_values import head_sizes, largest_value

@@ -171,6 +171,7 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _show(value: Any) -> str:
+    """Return a value as `hwgrpo.config.document` writes defaults, so that equal ones are equal texts."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return str(value) if str(value).isprintable() else repr(value)

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -245,14 +246,17 @@ def _is_own_file(path: Path) -> bool:
 
 
 def reason_against_folder(folder: Path, models: Iterable[str] = ()) -> str | None:
-    """Return why `lock_folder` would fail now, or None; nothing is created."""
+    """Return why `lock_folder` would fail now, or None; nothing stays."""
     if (problem := _wrong_place(folder, models)) is not None:
         return problem
     nearest = next(each for each in (folder, *folder.parents) if each.exists())
     if not nearest.is_dir():
         return _cannot_be_written(folder, os.strerror(errno.ENOTDIR))
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return _cannot_be_written(folder, os.strerror(errno.EACCES))
+    try:
+        with tempfile.TemporaryFile(dir=nearest):  # access rights say nothing of root, /proc and some network drives
+            pass
+    except OSError as error:
+        return _cannot_be_written(folder, error.strerror)
     if not (folder / LOCK).exists():
         return None
     try:

@@ -24,7 +24,7 @@ from hwgrpo.config.derived import (
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.difficulty import make_sampler
-from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.data.prompts import PromptDataset, repeats_note
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
 from hwgrpo.models.time_steps import time_step_note
@@ -194,6 +194,7 @@ def _build(
     if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
         notes += filter(None, (ratio_note(config.algorithm.loss),))
     notes += (*engine.notes, *prompt_notes(config.data, data), *text_notes(config, data.tokenizer, data.training.texts))
+    notes += filter(None, (repeats_note(data.training, config.trainer.prompts_per_step),))
     notes.append(start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)

@@ -7,6 +7,7 @@ Checks that need the loaded model follow in `model_setup.build_models`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from hwgrpo_backends import Backend
@@ -19,10 +20,11 @@ from hwgrpo.config.algorithm_rules import check_declared
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.gguf import conversion_note
-from hwgrpo.models.loading import check_embeddings, check_trains_all_parts
+from hwgrpo.models.loading import check_embeddings, check_trains_all_parts, resolve_model_path
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.models.saving import check_saving
 from hwgrpo.models.stored_quantization import check_stored, dequantization_note
+from hwgrpo.models.weight_files import check_weight_files
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine_kind import check_engine
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
@@ -120,6 +122,9 @@ def check_start(
     choose_modules(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)
     check_stored(config.model.path, settings)
+    folder = Path(resolve_model_path(config.model.path))
+    if folder.is_dir():
+        check_weight_files(config.model.path, folder)
     model = make_without_weights(config.model, settings)
     if config.trainer.save_final_model:
         check_saving(model, config.model, data.tokenizer if data is not None else None)

@@ -4,7 +4,7 @@ import pytest
 
 from hwgrpo.config import load_config
 from hwgrpo.config.document import entries
-from hwgrpo.config.peers import TRL, VALUES, VERL
+from hwgrpo.config.peers import HABITS, TRL, VALUES, VERL
 from hwgrpo.errors import ConfigError
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort?digits=2", "reward.functions=[exact_match]")
@@ -16,7 +16,7 @@ def refusal(override: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("table", [VERL, TRL], ids=["verl", "TRL"])
+@pytest.mark.parametrize("table", [VERL, TRL, HABITS], ids=["verl", "TRL", "habits"])
 def test_every_setting_that_is_named_exists_and_every_name_is_foreign(table: dict[str, str]):
     known = {entry.key for entry in entries()}
     named = {key for here in table.values() for key in here.partition(" | ")[0].split(", ")}
@@ -55,6 +55,21 @@ def test_every_value_that_is_named_is_one_of_the_setting():
         ("algorithm.aggregation.name=dr_grpo", "that is seq-mean-token-sum-norm here"),
         ("data.overlong=left", "that is truncate_left here"),
         ("trainer.strategy=fsdp", "that is fsdp2 here"),
+        ("algorithm.name=dapo", "unknown key algorithm.name: that is algorithm.preset here (a published method"),
+        ("trainer.name=mine", "unknown key trainer.name. trainer has: output_dir"),
+        (
+            "algorithm.loss.name=dapo",
+            "ppo_clip here (with algorithm.aggregation.name=token-mean). algorithm.preset=dapo",
+        ),
+        ("algorithm.loss.name=dppo", "Did you mean 'dppo_kl'? algorithm.preset=dppo sets all settings of that method"),
+        ("algorithm.loss.name=ppo", "Did you mean 'ppo_clip'?"),
+        ("algorithm.advantage.name=GRPO", "Did you mean 'grpo'?"),
+        ("algorithm.preset=DAPO", "Did you mean 'dapo'?"),
+        ("model.dtype=BF16", "that is bfloat16 here"),
+        ("rollout.engine=VLLM", "Did you mean 'vllm'?"),
+        ("backend.name=gpu", "backend.name='gpu' is not known; use cuda (NVIDIA) or rocm (AMD)"),
+        ("backend.name=nvidia", "Did you mean 'cuda'?"),
+        ("backend.name=CUDA", "Did you mean 'cuda'?"),
         # a name from here that is only misspelt stays one
         ("trainer.lr=1", "Did you mean optim.lr?"),
         ("rollout.temprature=1", "Did you mean rollout.temperature?"),

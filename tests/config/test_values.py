@@ -166,6 +166,11 @@ def test_the_printed_configuration_gives_back_any_text(text: str, tmp_path: Path
         (b"rollout:\n\tn: 4\n", ["line 2", "indent with spaces"]),
         (b"rollout: {n: 4}\nrollout: {n: 5}\n", ["the key 'rollout' is there twice (line 2"]),
         (b"rollout: {n: 4, n: 5}\n", ["the key 'n' is there twice"]),
+        (b"model.path: a\nmodel: {path: b}\n", ["the key 'path' is there twice (line 2"]),
+        (b"model: {lora: {rank: 4}, lora.rank: 8}\n", ["the key 'rank' is there twice (line 1"]),
+        (b"rollout.n: 4\nrollout: 5\n", ["the key 'rollout' is there twice (line 2"]),
+        (b"model.pth: a\n", ["unknown key model.pth. Did you mean model.path?"]),
+        (b"model." + b"a." * 60 + b"b: 1\n", ["unknown key", "The sections are: model"]),
         (b"? [a, b]\n: 1\n", ["a key must be a name"]),
         (b"1: 2\n", ["unknown key 1"]),
         (b"model: null\n", ["model=null must be a mapping with the keys: path"]),
@@ -195,6 +200,20 @@ def test_anchors_and_merge_keys_are_read(tmp_path: Path):
     )
     functions = load_config(tmp_path / "r.yaml").reward.functions
     assert [(f.name, f.weight) for f in functions] == [("exact_match", 2.0), ("length", 2.0)]
+
+
+def test_dotted_keys_of_a_recipe_are_sections(tmp_path: Path):
+    (tmp_path / "r.yaml").write_text(
+        "model.path: owner/name\nmodel: {lora.rank: 4, lora: {alpha: 8}}\nmodel.revision: 007\n"
+        "data.train: 'task://sort?digits=2'\nrollout: {engine: vllm}\nrollout.engine_kwargs: {a.b: 1}\n"
+        "reward.functions: [exact_match]\n"
+        "data.chat_template_kwargs.thinking: true\n"
+    )
+    config = load_config(tmp_path / "r.yaml")
+    assert (config.model.path, config.model.lora.rank, config.model.lora.alpha) == ("owner/name", 4, 8.0)
+    assert config.model.revision == "007"
+    assert config.data.chat_template_kwargs == {"thinking": True}
+    assert config.rollout.engine_kwargs == {"a.b": 1}
 
 
 def test_a_recipe_is_found_under_either_suffix_and_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -390,6 +390,16 @@ def test_rows_that_a_limit_leaves_out_are_counted_and_said(jsonl, data_config, t
     assert not any("rows are read" in note for note in dataset_notes("training", all_rows))
 
 
+def test_rows_without_a_ground_truth_are_counted_and_said(jsonl, data_config, tokenizer):
+    some = build_dataset(data_config(jsonl([{"prompt": "a"}, {"prompt": "b", "answer": "1"}])), tokenizer, "train")
+    assert [note for note in dataset_notes("training", some) if "ground truth" in note] == [
+        "1 of 2 training prompts have no ground truth (columns reward_model.ground_truth, ground_truth, answer, "
+        "solution, target): rewards that compare with it cannot score them"
+    ]
+    full = build_dataset(data_config(jsonl([{"prompt": "b", "answer": "1"}])), tokenizer, "train")
+    assert not any("ground truth" in note for note in dataset_notes("training", full))
+
+
 ASSISTANT = {"role": "assistant", "content": "so"}
 USER = {"role": "user", "content": "hi"}
 
@@ -412,7 +422,7 @@ USER = {"role": "user", "content": "hi"}
     ],
 )
 def test_what_is_odd_about_a_prompt_is_counted_and_said(prompt, settings, kind, jsonl, data_config, tokenizer):
-    data = build_dataset(data_config(jsonl([{"prompt": prompt}] * 2), **settings), tokenizer, "train")
+    data = build_dataset(data_config(jsonl([{"prompt": prompt, "answer": "1"}] * 2), **settings), tokenizer, "train")
     assert dict(data.findings) == ({kind: 2} if kind else {})
     notes = [note for note in dataset_notes("validation", data) if "chat template is not" not in note]
     assert len(notes) == (1 if kind else 0)
@@ -424,7 +434,7 @@ def test_a_tokenizer_that_ends_plain_text_is_named(jsonl, data_config, tokenizer
     end = inner.token_to_id("!")
     inner.post_processor = TemplateProcessing(single="^ $A !", special_tokens=[("^", 1), ("!", end)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?", bos_token="^", eos_token="!")
-    data = build_dataset(data_config(jsonl([{"prompt": "hi"}])), tokenizer, "train")
+    data = build_dataset(data_config(jsonl([{"prompt": "hi", "answer": "1"}])), tokenizer, "train")
     [note] = dataset_notes("training", data)
     assert "end with the tokenizer's end-of-sequence token" in note
     assert "set add_eos_token to false in its tokenizer_config.json" in note

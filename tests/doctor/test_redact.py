@@ -17,6 +17,12 @@ HARMLESS = {
 }  # fmt: skip
 
 
+def test_a_name_that_begins_like_a_token_is_shown():
+    assert hide_secrets("unknown key hf_overrides, sk-learn-models: hf_abcDEF1234") == (
+        "unknown key hf_overrides, sk-learn-models: hf_***"
+    )
+
+
 @pytest.mark.parametrize("name", [*SECRETS, "AWS_SECRET_ACCESS_KEY", "wandb_api_key", "GITHUB_PAT_TOKEN", "MY_PASSWD"])
 def test_variables_whose_names_speak_of_secrets_lose_their_values(name):
     assert redact.variables({name: "value-1234"}) == {name: "(set, not shown)"}

@@ -101,6 +101,12 @@ def test_plain_text_lines_up():
     ]
 
 
+def test_validation_has_the_name_that_the_report_shows():
+    summary = a_summary()
+    summary["stages"] = {"testing": {"seconds": 1.0, "share": 0.25}}
+    assert "time     validation 25%" in plain_summary(summary).splitlines()
+
+
 @pytest.mark.parametrize("width", [60, 80, 140, 200])
 def test_the_terminal_table_fits_and_shows_every_path_whole(width):
     stream = io.StringIO()

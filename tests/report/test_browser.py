@@ -286,6 +286,15 @@ def test_a_long_completion_is_scrolled_to_the_words_that_were_searched_for(brows
     assert abs(box - mark) < 340 / 2
 
 
+def test_the_environment_is_shown_without_json(browser: Browser, make_run):
+    folder = make_run([{"step": 1, "reward": 1.0}])
+    record = {"torch": "2.13.0", "attention": {"taken": "sdpa", "passed_over": {}}}
+    (folder / "environment.json").write_text(json.dumps(record))
+    browser.open(report(folder), tab="settings")
+    cells = browser.texts(".columns td")
+    assert cells[:6] == ["torch", "2.13.0", "attention.taken", "sdpa", "attention.passed_over", "–"]
+
+
 def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser: Browser, page: Path):
     browser.open(page, tab="settings")
     assert browser.texts(".differs td")[:3] == ["optim.lr", "0.5", "1e-06"]

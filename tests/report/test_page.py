@@ -137,12 +137,14 @@ def test_the_page_holds_metrics_settings_environment_kernels_and_summary(trained
 def test_settings_stand_beside_the_default_of_the_schema_and_unknown_ones_beside_none(make_run):
     folder = make_run(STEPS)
     (folder / "config.yaml").write_text(
-        "optim: {lr: 0.5, schedule: constant, old: null}\nreward:\n  functions:\n  - {weight: 2.0}\n"
+        'algorithm: {process: {delimiter: "\\n"}}\noptim: {lr: 0.5, schedule: constant, old: null}\n'
+        "reward:\n  functions:\n  - {weight: 2.0}\n"
     )
     settings = {
         key: (value, default) for key, value, default, _ in Elements(page_of(folder)).data("run-data")["settings"]
     }
     assert settings == {
+        "algorithm.process.delimiter": ("'\\n'", "'\\n'"),
         "optim.lr": ("0.5", "1e-06"),
         "optim.schedule": ("constant", "constant"),
         "optim.old": ("null", None),

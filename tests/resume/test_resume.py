@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from hwgrpo_backends.cpu import BACKEND
 from omegaconf import OmegaConf
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training import loop
 from hwgrpo.training.checkpoint import checkpoint_files, restore, writer
 from hwgrpo.training.resume import _compare_settings, already_finished
@@ -378,6 +380,10 @@ def test_a_finished_run_of_other_settings_or_data_is_an_error_that_names_them(tm
     write_rows(rows, first="143")
     with pytest.raises(ConfigError, match=r"data\.train='.*rows\.jsonl' has changed since"):
         already_finished(runs.small(output, *own))
+    misspelt = runs.small(output, *own)
+    misspelt.data.train = str(tmp_path / "rwos.jsonl")
+    (told,) = make_plan(misspelt, BACKEND, 1).problems
+    assert "no such file or folder. Did you mean" in told
 
 
 def test_the_command_exits_with_2_for_a_finished_run_of_other_settings_unless_that_is_allowed(tmp_path: Path, capfd):

@@ -118,6 +118,12 @@ def test_the_check_of_data_lists_rows_whose_ground_truth_cannot_be_read():
     assert judge_rows([prompt({"target": [18.0]})], [question])[1] == {}
 
 
+@pytest.mark.parametrize("name", ["format", "tags"])
+def test_the_check_of_data_tries_an_answer_in_the_format_that_a_reward_asks_for(name: str):
+    (judged,), unscored = judge_rows([prompt("18")], [make_reward_function(*load_function(name, name), {}, {}, name)])
+    assert (judged.scored, judged.failed, unscored) == (1, 0, {})
+
+
 def test_a_response_that_is_the_answer_itself():
     assert [own_answer(truth) for truth in (18.0, [False], {"target": ["a"]}, None, math.nan)] == [
         "18", "false", "a", None, None,

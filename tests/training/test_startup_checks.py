@@ -2,12 +2,15 @@
 
 import ast
 import fcntl
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models import builtin
 from hwgrpo.models.loading import check_embeddings
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.planning import dry_run as plan
@@ -24,6 +27,8 @@ MISTAKES = {
     "model.dtype": ("model.dtype=float32", "model.attention=flash_attention_2"),
     "kernels.pins": ("kernels.pins={{row_stats: tritonn}}",),
     "rollout.max_response_tokens": ("rollout.max_response_tokens=4000000",),
+    "bytes; copy or download it again": ("model.path={folder}/truncated",),
+    "has no tokens": ("model.path={folder}/without_tokenizer",),
     "data column": ("reward.functions=[exact_match]", "data.train={folder}/no_answers.jsonl"),
     "trainer.resume": ("trainer.resume=never",),
     "algorithm.advantage.name": (
@@ -66,6 +71,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "no_answers.jsonl").write_text('{"prompt": "sort 21="}\n' * 8)
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "file").touch()
+    for name in ("truncated", "without_tokenizer"):
+        shutil.copytree(builtin.resolve("builtin://tiny?task=sort"), tmp_path / name)
+    weights = tmp_path / "truncated/model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1000)
+    (tmp_path / "without_tokenizer/tokenizer.json").unlink()
+    (tmp_path / "without_tokenizer/tokenizer_config.json").unlink()
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").touch()
     return tmp_path
@@ -117,6 +128,21 @@ def test_a_folder_in_use_is_said_beside_the_plan(folder):
         (told,) = make_plan(config_of(folder, ()), BACKEND, 1).problems
     assert "is in use by another run (process 123)" in told
     assert make_plan(config_of(folder, ()), BACKEND, 1).problems == ()
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_said_beside_the_plan(folder):
+    config = config_of(folder, ())
+    config.trainer.output_dir = "/proc/hwgrpo"  # which the access rights of root allow
+    (told,) = make_plan(config, BACKEND, 1).problems
+    assert told.startswith("trainer.output_dir='/proc/hwgrpo' cannot be written: ")
+
+
+def test_more_prompts_per_step_than_rows_are_said(folder):
+    (folder / "rows.jsonl").write_text('{"prompt": "sort 21=", "answer": "12"}\n{"prompt": "1=", "answer": "1"}\n')
+    rows = f"data.train={folder}/rows.jsonl"
+    plan = make_plan(config_of(folder, (rows, "trainer.prompts_per_step=4")), BACKEND, 1)
+    assert "prompts_per_step=4 is more than the 2 training prompts" in plan.text
+    assert "is more than" not in make_plan(config_of(folder, (rows, "trainer.prompts_per_step=2")), BACKEND, 1).text
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused_before_the_model_is_loaded():

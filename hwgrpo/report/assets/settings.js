@@ -34,8 +34,16 @@ function configuration(settings) {
     h("div", { class: "bar" }, words, h("label", { class: "check", for: "changed" }, only, "Only what differs from the defaults"), count), body);
 }
 
+/** [dotted name, text] of every single value of a record; an empty one shows as none. */
+function flattened(value, name) {
+  if (value === null || typeof value !== "object") return [[name, String(value ?? NONE)]];
+  const inner = Object.entries(value);
+  if (inner.length === 0) return [[name, NONE]];
+  return inner.flatMap(([key, each]) => flattened(each, `${name}.${key}`));
+}
+
 function environment(run) {
-  const rows = Object.entries(run.environment).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+  const rows = Object.entries(run.environment).flatMap(([name, value]) => flattened(value, name));
   const { summary } = run;
   const facts = [["folder", run.folder], ["report written", run.written]];
   if (summary.resumed_from) facts.push(["resumed from step", String(summary.resumed_from)]);
@@ -43,8 +51,8 @@ function environment(run) {
   Object.entries(summary.paths ?? {}).forEach(([what, path]) => facts.push([what, path]));
   const line = ([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, h("code", {}, value)));
   return h("section", { class: "card" }, h("h3", {}, "Environment"),
-    rows.length === 0 ? h("p", { class: "muted" }, "No environment.json could be read.") : table(["What", "Version"], rows.map(line)),
-    h("h3", {}, "Run"), table(["What", "Where"], facts.map(line)));
+    rows.length === 0 ? h("p", { class: "muted" }, "No environment.json could be read.") : table(["Name", "Value"], rows.map(line)),
+    h("h3", {}, "Run"), table(["Name", "Value"], facts.map(line)));
 }
 
 function kernels(record) {
@@ -55,5 +63,5 @@ function kernels(record) {
     return h("tr", {}, h("td", {}, h("code", {}, breakable(choice.op))), h("td", {}, h("b", {}, choice.implementation), choice.pinned_by ? ` (pinned by ${choice.pinned_by})` : ""),
       h("td", {}, `${choice.device_type} ${choice.dtype}`), h("td", {}, String(choice.shape_class)), h("td", { class: "muted" }, skipped || NONE));
   });
-  return h("section", { class: "card" }, h("h3", {}, "Kernels"), table(["Operation", "Implementation", "Runs on", "Size class", "Passed over"], rows));
+  return h("section", { class: "card" }, h("h3", {}, "Kernels"), table(["Operation", "Implementation", "Runs on", "Size class", "Skipped, and why"], rows));
 }
