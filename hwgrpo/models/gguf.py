@@ -148,7 +148,6 @@ def _convert_weights(file: Path, folder: Path) -> None:
     model, report = _read(file, AutoModelForCausalLM.from_pretrained, output_loading_info=True, **options)
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"model.path={str(file)!r} lacks {len(missing)} weights, e.g. {missing[0]}: {ORIGINAL}")
-    model.hf_quantizer = None  # with which transformers would not save it
     with unfinished_folder(folder.parent) as unfinished:
         model.save_pretrained(unfinished, max_shard_size=1 << 60)  # one file, since one rename is atomic
         follow_umask(unfinished)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -22,6 +23,7 @@ from hwgrpo.models.loading import load_generation_config, load_model, load_model
 from hwgrpo.models.loading import resolve_model_path as resolve
 from hwgrpo.models.sequence_classifier import classifier_config, load_classifier
 from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.training.setup import start_strategy
 from hwgrpo.waits import Wait
 from tests.support.models.tiny import sharpened
 from tests.support.runs import runs
@@ -227,6 +229,12 @@ def test_a_dry_run_converts_no_weights_and_a_run_trains_and_saves_them_unquantiz
     assert AutoTokenizer.from_pretrained(final)("1").input_ids == [TOKENS.index("1")]
 
 
+def test_weights_are_converted_before_the_processes_of_a_run_join(tmp_path, cache):
+    write(tmp_path / "tiny.gguf", tiny_llama())
+    start_strategy(runs.small(tmp_path / "run", f"model.path={tmp_path}"), Device(BACKEND))
+    assert len([*cache.glob("*/model.safetensors")]) == 1
+
+
 def test_a_reward_model_starts_from_a_gguf_file(tmp_path):
     values = write(tmp_path / "tiny.gguf", tiny_llama(), Kind.Q8_0)
     config = ModelConfig(path=str(tmp_path))
@@ -278,6 +286,13 @@ def test_a_full_disk_is_an_error_that_names_the_cache(tmp_path, cache, monkeypat
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
     with pytest.raises(ConfigError, match=rf"cannot be converted into {cache}.*No space left.*set HWGRPO_CACHE"):
         resolve(str(tmp_path), weights=True)
+
+
+def test_a_cache_that_cannot_be_made_is_an_error_that_names_its_variable(tmp_path, monkeypatch):
+    write(tmp_path / "tiny.gguf", tiny_llama())
+    monkeypatch.setenv("HWGRPO_CACHE", str(tmp_path / "tiny.gguf"))
+    with pytest.raises(ConfigError, match=r"cannot be made .*where converted models are kept; set HWGRPO_CACHE"):
+        resolve(str(tmp_path))
 
 
 def test_several_files_and_shards_are_refused_by_their_names(tmp_path):
