@@ -180,7 +180,8 @@ def reinforce_plus_plus(
     valid_R = torch.repeat_interleave(valid_S, lengths_S)
     to_go_R = torch.repeat_interleave(batch.reward_S, lengths_S) + sum_before(kl_R, lengths_S)
     known = to_go_R[valid_R]
-    if not len(known) or bool(known.max() == known.min()):
+    differ = len(known) > 0 and bool(known.max() > known.min())
+    if not differ:
         return torch.zeros(len(to_go_R))
     return torch.where(valid_R, _whitened(to_go_R, valid_R.double()), 0.0).float()
 

@@ -17,6 +17,15 @@ _AGGREGATION, _SCALE = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor"
 _FORCED = "seq-mean-token-mean"
 _FORCES = ("sapo", "geo_mean")
 """Losses that verl aggregates as `_FORCED`, whatever loss_agg_mode says."""
+_OVER_TOKENS = (
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "opo",
+    "gdpo",
+    "optimal_token_baseline",
+)
+"""Estimators that read the mask of response tokens, which verl narrows to those kept before it computes advantages."""
 _NOT_OF_RATIO = ("geo_mean", "dppo_kl")
 """Losses whose lower clip bounds a log-ratio or a KL, which may be above 1."""
 KWARGS = {
@@ -228,7 +237,9 @@ def correction(v: VerlSettings) -> Iterator[Converted]:
     for statistic, limit in zip(statistics, limits, strict=True):
         low, high = _bounds(bounds, limit, v[bounds])
         reject[statistic] = [1 / high if low is None else low, high] if statistic.endswith("k1") else high
-    yield Assignment("algorithm.correction.reject", reject, (rejects, bounds))
+    estimator = v["algorithm.adv_estimator"]
+    note = f"verl's advantages of {estimator} leave rejected tokens out" if estimator in _OVER_TOKENS else ""
+    yield Assignment("algorithm.correction.reject", reject, (rejects, bounds), note)
 
 
 def _bounds(key: str, value: Any, written: Any) -> tuple[float | None, float]:

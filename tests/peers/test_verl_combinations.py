@@ -244,6 +244,25 @@ def test_settings_together_are_those_of_verl_or_it_is_said(chosen: list[dict[str
     assert failures == [], f"{len(failures)} of {len(chosen)}"
 
 
+@pytest.mark.parametrize("estimator", AXES["estimator"])
+def test_advantages_without_rejected_tokens_are_noted(estimator: str):
+    set_ = (f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.95_1.05")
+    overrides = (*AXES["estimator"][estimator], *set_)
+    settings, given, mask = verl_settings(overrides).algorithm, tensors(), MASK.double()
+    _, kept = verl_weights(settings.rollout_correction, given["old_logprob"], given["rollout_logprob"], mask)
+    last = torch.arange(len(LENGTHS)), LENGTHS - 1
+    assert 0 < kept[last].sum() < len(LENGTHS)
+    scores = torch.zeros(MASK.shape, dtype=torch.float64)
+    scores[last] = REWARDS
+    found = []
+    for each in (mask, kept):
+        batch = {"token_level_rewards": scores, "response_mask": each}
+        batch |= {"reward_baselines": GREEDY} if estimator == "remax" else {}
+        found.append(verl_advantages(settings, batch, {"uid": GROUPS.numpy()}) * kept)
+    notes = " ".join(entry.note for entry in imported(*overrides).entries)
+    assert ("leave rejected tokens out" in notes) == (not torch.allclose(*found))
+
+
 VOCABULARY = 50
 FILTERS = {"none": {}, "top_p": {"top_p": 0.7}, "top_k": {"top_k": 5}, "both": {"top_p": 0.7, "top_k": 5}}
 MAY_BE = {"auto": ("local", "vllm"), "local": ("local",), "sglang_server": ("sglang_server",)}

@@ -55,7 +55,7 @@ def policy_terms(algorithm: Any, responses: list[Response]) -> list[Tensor]:
     kept = kept_tokens(algorithm, responses)
     terms = []
     for each, selected, stays in zip(responses, chosen, kept, strict=True):
-        term = policy_loss(algorithm.loss, arguments, each, selected) * correction(algorithm.correction, each) * stays
+        term = policy_loss(algorithm.loss, arguments, each, selected) * correction(algorithm, each) * stays
         threshold = algorithm.off_policy_threshold
         if threshold is not None and each.advantage < 0 and float((each.roll - each.lp.detach()).mean()) > threshold:
             term = 0 * term
@@ -126,8 +126,9 @@ def kl_term(kl: Any, each: Response) -> Tensor:
     return value * (lp - each.old).exp() if kl.times_ratio else value
 
 
-def correction(settings: Any, each: Response) -> Tensor:
+def correction(algorithm: Any, each: Response) -> Tensor:
     """Return the importance weight [T] of the tokens of a response, 0 where `reject` leaves them out."""
+    settings = algorithm.correction
     x = (each.old - each.roll).detach()
     over, _, how = settings.name.partition("_")
     x_weight = {"token": x, "sequence": x.sum().expand(len(x)), "geometric": x.mean().expand(len(x))}.get(over)
@@ -138,6 +139,8 @@ def correction(settings: Any, each: Response) -> Tensor:
         low, high = settings.low or 0.0, math.inf if settings.high is None else settings.high
         inside = (ratio >= low) & (ratio <= high)
         weight = ratio.clamp(low, high) if how == "truncate" else ratio * inside
+        if algorithm.loss.name == "gmpo" and len(weight):
+            weight = (weight + 1e-10).log().mean().exp().expand(len(x))
     for name, bounds in settings.reject.items():
         weight = weight * within(name, bounds, x.clamp(-20, 20))
     return weight
