@@ -114,7 +114,10 @@ class BashReader:
                 continue
             if self._text[self._at] in "()":
                 bracket = Word((Part(self._bracket()),))
-                if now.words and bracket.literal in ("(", ")"):
+                negates = bracket.literal == "(" and all(
+                    each.literal in (*_BEFORE_TESTS, "{", "time") for each in now.words
+                )
+                if now.words and bracket.literal in ("(", ")") and not negates:
                     found.append(now)
                     now = Statement(self._line(), after=";")
                 now.add(bracket)
