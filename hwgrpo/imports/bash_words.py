@@ -66,6 +66,8 @@ class Statement:
     """The operator before it."""
     tests: bool | None = None
     """Whether it is within `[[ ... ]]`; None: it has not begun."""
+    redirects_output: bool = False
+    """Whether its standard output goes elsewhere, `> FILE`."""
 
     def add(self, word: Word) -> None:
         """Append a word."""
@@ -110,7 +112,8 @@ class BashReader:
                 continue
             if not now.words:
                 now.line = self._line()
-            if self._skip_redirection():
+            if (redirection := self._skip_redirection()) is not None:
+                now.redirects_output |= redirection.startswith((">", "1>", "&>"))
                 continue
             if self._text[self._at] in "()":
                 bracket = Word((Part(self._bracket()),))
@@ -177,10 +180,11 @@ class BashReader:
             )
         return notices
 
-    def _skip_redirection(self) -> bool:
+    def _skip_redirection(self) -> str | None:
+        """Skip a redirection; return its operator, None where there is none."""
         found = _REDIRECTION.match(self._text, self._at)
         if found is None or self._text.startswith(("<(", ">("), self._at):
-            return False
+            return None
         line, self._at = self._line(), found.end()
         while self._at < len(self._text) and self._text[self._at] in " \t":
             self._at += 1
@@ -193,7 +197,7 @@ class BashReader:
             rest = self._text.index("\n", self._at)
             self._budget.spend(len(self._text) // 100, f"{self._name}, line {line}")
             self._text = self._text[:rest] + "\n" * body[0].count("\n") + self._text[body.end() :]
-        return True
+        return found[0]
 
     def _bracket(self) -> str:
         """Return `(`, `)`, or all of `((...))`."""
