@@ -174,10 +174,9 @@ def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_an
     command = read(f"A={asks.format('json')} B=${{NO:-{asks.format('not_a_package')}}}\n{COMMAND} a.b=$A a.c=$B")
     assert command.arguments == ["a.b=npu", "a.c=gpu"]
     assert [each for each in command.notices if "installed here" in each] == [
-        "line 1: the package json is installed here, by which the script's test for it is decided; the other way is "
-        "--set NAME=VALUE",
-        "line 1: the package not_a_package is not installed here, by which the script's test for it is decided; the "
-        "other way is --set NAME=VALUE",
+        f"line 1: the package {package} installed here, which decides the script's test for it; the other way is "
+        "hwgrpo import --set NAME=VALUE"
+        for package in ("json is", "not_a_package is not")
     ]
     for source in (
         "$(python3 -c 'print(1)')",
