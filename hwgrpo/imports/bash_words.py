@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.reading_budget import Budget
@@ -20,6 +20,7 @@ _BEFORE_TESTS = ("if", "elif", "while", "until", "then", "else", "do", "!")
 _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|[abeEfnrtv\\'\"?])")
 _ESCAPES = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+_LITERAL_IN_QUOTES = re.compile(r"'|\\(?![$`\"\\}\n])")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 
 
@@ -141,11 +142,19 @@ class BashReader:
         self._at = found.end()
         return Word((Part(found[0]),))
 
-    def word_parts(self) -> tuple[Part, ...]:
-        """Return all of the text as the parts of one word, spaces included, as after `${X:-`."""
+    def word_parts(self, *, quoted: bool = False) -> tuple[Part, ...]:
+        """Return all of the text as the parts of one word, spaces included, as after `${X:-`.
+
+        Args:
+            quoted: whether it is within `"..."`, where `'` is a character, and a backslash mostly one.
+        """
         parts: list[Part] = []
         while self._at < len(self._text):
-            parts += self._part()
+            if quoted and _LITERAL_IN_QUOTES.match(self._text, self._at):
+                parts.append(Part(self._text[self._at], quoted=True))
+                self._at += 1
+            else:
+                parts += [replace(each, quoted=quoted or each.quoted) for each in self._part()]
         return tuple(parts)
 
     def _line(self) -> int:

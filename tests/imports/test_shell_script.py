@@ -245,6 +245,11 @@ SCRIPTS = [
     ("A=(1 2)\nA=3\nB=4\nB+=(5)\nC=(6)\nC+=7", '"${A[@]}" "${B[@]}" ${C[@]}', [()]),
     ("for ((i = 0; i < 2; i++)); do :; done\nX=1", "a.b=$X", [()]),
     ("A='{x:{},'\\\n'y:1}'\nB=a\\\nb C=\\\n1", '"$A" $B $C', [()]),
+    (
+        "A=\"${U:-'a'}\" B=${U:-'$X'} X=1",
+        "\"$A\" $B \"${U:-['$X/a','b']}\" \"${U:-${V:-'q'}}\" \"${U:-a\\'\\$\\n}\"",
+        [()],
+    ),
     ("A=$(echo a b && echo c) B=$(false || echo d)", '"$A" $(echo $# x)', [()]),
 ]  # fmt: skip
 RUNS = [(lines, words, arguments) for lines, words, runs in SCRIPTS for arguments in runs]
