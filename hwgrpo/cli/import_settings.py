@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         print(recipe, end="")
         return 0
     write_output(args.output, recipe)
-    print(f"wrote {args.output}: {imported.devices.replace('RECIPE', shlex.quote(args.output))}", file=sys.stderr)
+    command = (imported.devices or "hwgrpo launch RECIPE").replace("RECIPE", shlex.quote(args.output))
+    print(f"wrote {args.output}: {command}", file=sys.stderr)
     return 0
 
 
@@ -244,7 +245,7 @@ def import_options(args: argparse.Namespace) -> list[str]:
     return ["--from", args.source, *settings, *(["--drop-refused"] if args.drop_refused else [])]
 
 
-def started_by(imported: Imported) -> tuple[int, int]:
-    """Return how many processes per node, and how many nodes, an import's command starts: 1 where it says none."""
+def started_by(imported: Imported) -> tuple[int | None, int]:
+    """Return how many processes per node, None where the settings do not say, and nodes an import's command starts."""
     found = re.search(r"--devices (\d+)(?: --nodes (\d+))?", imported.devices)
-    return (int(found[1]), int(found[2] or 1)) if found else (1, 1)
+    return (int(found[1]), int(found[2] or 1)) if found else (None, 1)

@@ -143,6 +143,10 @@ def _import(args: argparse.Namespace, name: str, visible: Sequence[str]) -> None
     """Use the settings of --from, and start as many processes as they are for, unless the command says how many."""
     if args.source is not None and name != COMMANDS[0]:
         raise ConfigError(f"--from is an option of `hwgrpo launch {COMMANDS[0]}`, not of {name}")
+    if args.source is not None and args.recipe == "-":
+        raise ConfigError(
+            "--from with -: each process that is started reads the script; write it to a file, and name it"
+        )
     imported = use_imported(args)
     if imported is not None:
         devices, nodes = started_by(imported)

@@ -91,9 +91,10 @@ def _name_other_processes(args: argparse.Namespace) -> None:
     given = shlex.join([args.recipe, *args.overrides, *import_options(args)])
     imported = use_imported(args)
     devices, nodes = started_by(imported) if imported is not None else (1, 1)
-    if devices * nodes > 1 and launched_rank().world_size == 1:
+    processes = (devices or 1) * nodes
+    if processes > 1 and launched_rank().world_size == 1:
         print(
-            f"hwgrpo: note: the settings are those of {devices * nodes} processes, and this is one; "
+            f"hwgrpo: note: the settings are those of {processes} processes, and this is one; "
             f"`hwgrpo launch {given}` starts them",
             file=sys.stderr,
         )

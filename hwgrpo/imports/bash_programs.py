@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from hwgrpo.imports.bash_words import Statement, Word
 
 _IMPORTS = re.compile(r"\s*import\s+([A-Za-z_]\w*)\s*;?\s*")
+_NOT_ECHOED = re.compile(r"[\\*?\[]")
+"""What may be an escape, or a pattern that bash replaces by names of files."""
 _PYTHON = re.compile(r"python3?")
 
 
@@ -34,6 +36,8 @@ def output_of(
     """
     if not statements:  # a comment, `# why`
         return ""
+    if any(each.redirects_output and _prints(each) for each in statements):
+        return None
     commands = [[each for word in statement.words for each in expand(word)] for statement in statements]
     if len(commands) == 1 and commands[0]:
         name, *arguments = commands[0]
@@ -49,24 +53,29 @@ def output_of(
     return _echoed([(each.after, fields) for each, fields in zip(statements, commands, strict=True)], ask)
 
 
+def _prints(statement: Statement) -> bool:
+    """Return whether a command prints something, as neither `cd` nor an import does."""
+    return statement.words[0].literal not in ("cd", "python", "python3")
+
+
 def _echoed(commands: Sequence[tuple[str, list[str]]], ask: Callable[[str], bool]) -> str | None:
     """Return what a list of `echo` and tests for packages prints: `python3 -c 'import X' && echo a || echo b`."""
     printed, succeeds = [], True
     for after, fields in commands:
         if (after, succeeds) in (("&&", False), ("||", True)):
             continue
-        if not fields or after == "|":
+        if not fields or after in ("|", "|&", "&"):
             return None
         name, *arguments = fields
         tests = _IMPORTS.fullmatch(arguments[1]) if len(arguments) == 2 and arguments[0] == "-c" else None
-        if name == "echo" and not any(each.startswith("-") or "\\" in each for each in arguments):
+        if name == "echo" and not any(each.startswith("-") or _NOT_ECHOED.search(each) for each in arguments):
             printed.append(" ".join(arguments))
             succeeds = True
         elif _PYTHON.fullmatch(name) and tests:
             succeeds = ask(tests[1])
         else:
             return None
-    return "\n".join(printed)
+    return "\n".join(printed).rstrip("\n")
 
 
 def folder_after(folder: str | None, arguments: Sequence[str]) -> str | None:

@@ -237,9 +237,9 @@ class BashVariables:
         name = re.fullmatch(r"\$\{?([A-Za-z_]\w*|\d+)\}?", part.text)
         if unset is not None and name and self.values_of(name[1]) is None:
             return [unset]
-        return self._expansion(part.text)
+        return self._expansion(part.text, quoted=part.quoted)
 
-    def _expansion(self, source: str) -> list[str]:
+    def _expansion(self, source: str, *, quoted: bool = False) -> list[str]:
         """Return the values of an expansion: one, or those of an array."""
         self.budget.spend(len(source), self.place())
         shown = source if len(source) <= _LONGEST_SOURCE else f"{source[:_LONGEST_SOURCE]}..."
@@ -270,7 +270,7 @@ class BashVariables:
             return [self._not_set(name)] if values is None else values
         operand = rest[form.end() :]
         if form[0].lstrip(":") in ("-", "=", "+", "?"):
-            return self._replaced(name, values or None, form[0], operand)
+            return self._replaced(name, values or None, form[0], operand, quoted)
         if values is None:
             return [self._not_set(name)]
         if form[0] == ":":
@@ -321,19 +321,19 @@ class BashVariables:
             return self.mark(f"{source} is not known")
         return str(len(values) if listed else len("".join(values)))
 
-    def _replaced(self, name: str, values: list[str] | None, form: str, operand: str) -> list[str]:
+    def _replaced(self, name: str, values: list[str] | None, form: str, operand: str, quoted: bool) -> list[str]:
         """Return `${X:-y}` and its kin."""
         missing = values is None or (form.startswith(":") and not "".join(values))
         sign = form.lstrip(":")
         if sign == "+":
             if values is not None and _is_unknown(values):
                 return values
-            return [] if missing else [self._text_of(operand)]
+            return [] if missing else [self._text_of(operand, quoted=quoted)]
         if not missing:
             return values or []
         if sign == "?":
             return [self._not_set(name)]
-        value = self._text_of(operand)
+        value = self._text_of(operand, quoted=quoted)
         if sign == "=":
             self.assign(name, [value])
         return [value]
@@ -395,8 +395,8 @@ class BashVariables:
             return [self.mark(f"{name} is set by bash itself")]
         return self.values.get(name)
 
-    def _text_of(self, source: str) -> str:
-        parts: tuple[Part, ...] = BashReader(source, self._name).word_parts()
+    def _text_of(self, source: str, *, quoted: bool = False) -> str:
+        parts: tuple[Part, ...] = BashReader(source, self._name).word_parts(quoted=quoted)
         return "".join(self.expand(Word(parts), split=False))
 
     def arithmetic(self, source: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.reading_budget import Budget
@@ -20,6 +20,7 @@ _BEFORE_TESTS = ("if", "elif", "while", "until", "then", "else", "do", "!")
 _ESCAPED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|[abeEfnrtv\\'\"?])")
 _ESCAPES = dict(zip("abeEfnrtv", "\a\b\x1b\x1b\f\n\r\t\v", strict=True))
+_LITERAL_IN_QUOTES = re.compile(r"'|\\(?![$`\"\\}\n])")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 
 
@@ -66,6 +67,8 @@ class Statement:
     """The operator before it."""
     tests: bool | None = None
     """Whether it is within `[[ ... ]]`; None: it has not begun."""
+    redirects_output: bool = False
+    """Whether its standard output goes elsewhere, `> FILE`."""
 
     def add(self, word: Word) -> None:
         """Append a word."""
@@ -110,11 +113,15 @@ class BashReader:
                 continue
             if not now.words:
                 now.line = self._line()
-            if self._skip_redirection():
+            if (redirection := self._skip_redirection()) is not None:
+                now.redirects_output |= redirection.startswith((">", "1>", "&>"))
                 continue
             if self._text[self._at] in "()":
                 bracket = Word((Part(self._bracket()),))
-                if now.words and bracket.literal in ("(", ")"):
+                negates = bracket.literal == "(" and all(
+                    each.literal in (*_BEFORE_TESTS, "{", "time") for each in now.words
+                )
+                if now.words and bracket.literal in ("(", ")") and not negates:
                     found.append(now)
                     now = Statement(self._line(), after=";")
                 now.add(bracket)
@@ -135,11 +142,19 @@ class BashReader:
         self._at = found.end()
         return Word((Part(found[0]),))
 
-    def word_parts(self) -> tuple[Part, ...]:
-        """Return all of the text as the parts of one word, spaces included, as after `${X:-`."""
+    def word_parts(self, *, quoted: bool = False) -> tuple[Part, ...]:
+        """Return all of the text as the parts of one word, spaces included, as after `${X:-`.
+
+        Args:
+            quoted: whether it is within `"..."`, where `'` is a character, and a backslash mostly one.
+        """
         parts: list[Part] = []
         while self._at < len(self._text):
-            parts += self._part()
+            if quoted and _LITERAL_IN_QUOTES.match(self._text, self._at):
+                parts.append(Part(self._text[self._at], quoted=True))
+                self._at += 1
+            else:
+                parts += [replace(each, quoted=quoted or each.quoted) for each in self._part()]
         return tuple(parts)
 
     def _line(self) -> int:
@@ -174,10 +189,11 @@ class BashReader:
             )
         return notices
 
-    def _skip_redirection(self) -> bool:
+    def _skip_redirection(self) -> str | None:
+        """Skip a redirection; return its operator, None where there is none."""
         found = _REDIRECTION.match(self._text, self._at)
         if found is None or self._text.startswith(("<(", ">("), self._at):
-            return False
+            return None
         line, self._at = self._line(), found.end()
         while self._at < len(self._text) and self._text[self._at] in " \t":
             self._at += 1
@@ -190,7 +206,7 @@ class BashReader:
             rest = self._text.index("\n", self._at)
             self._budget.spend(len(self._text) // 100, f"{self._name}, line {line}")
             self._text = self._text[:rest] + "\n" * body[0].count("\n") + self._text[body.end() :]
-        return True
+        return found[0]
 
     def _bracket(self) -> str:
         """Return `(`, `)`, or all of `((...))`."""

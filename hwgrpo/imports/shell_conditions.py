@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hwgrpo.imports.reading_budget import DEEPEST
+
 Truth = bool | None
 _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -108,6 +110,8 @@ def evaluate_test(operands: Sequence[Operand], *, double: bool) -> Truth:
 
     Files, regular expressions, `-a`, `-o` and whatever bash might refuse are unknown.
     """
+    if sum(each.is_operator("!", "(") for each in operands) > DEEPEST:
+        return None
     return _Expression(operands).value() if double else _single(operands)
 
 

@@ -36,6 +36,7 @@ ANY_ENTRY = re.compile(r"(?:.*/)?(?:verl|recipe)[./][\w./]*main\w*")
 """What names any program of verl in a command."""
 _OPENS = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSES = ("fi", "done", "esac", "}", ")")
+_PIPES = ("|", "|&")
 _GO_ON = (";&", ";;&")
 """What ends a branch of `case` and lets others run."""
 _WILD = re.compile(r"[*?\[\\]")
@@ -45,8 +46,13 @@ _TESTS = ("[", "[[", "test")
 _CONSTANTS = {"true": True, ":": True, "false": False}
 _NEVER = ("echo", "printf", *_CONSTANTS, *_TESTS)
 """Commands that only print or compare."""
-_ASKS = ("grep", "command", "which", "type", "false")
+_ASKS = ("grep", "command", "which", "type", "false", "ls", "nvidia-smi", "npu-smi")
 """Commands that fail as often as they succeed."""
+_SUCCEEDS = ("echo", *_DECLARES, "set", "unset", "shift")
+"""Commands that do not fail."""
+_RUNS_PROGRAM = re.compile(r"\$\((?!\()|`")
+_SETS = ("{", *_DECLARES, "exit", "let")
+"""What counts only where it is known to be run, beside assignments."""
 _CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 MOST_SCRIPT = 100_000
 """Characters of a script that is read; the longest known has 20,000."""
@@ -93,6 +99,8 @@ class _Group:
     block: Block
     before: Truth
     """The status of the command before it."""
+    likely: Truth
+    """The same, if what seldom fails did not."""
     after: str
     """The operator before it."""
     begins: bool
@@ -127,8 +135,12 @@ class _Script:
         self._subshells: list[tuple[Block, dict[str, list[str]], list[str]]] = []
         self._last: Truth = True
         """The status of the last command."""
+        self._likely: Truth = True
+        """The same, if the programs that seldom fail did not: enough to reach the verl command behind `&&`."""
         self._succeeds = True
-        """Whether one that is not known seldom fails."""
+        """Whether a status that is not known is of a program that seldom fails."""
+        self._runs: Truth = True
+        """Whether the pipeline that is read is run."""
         self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
 
@@ -165,7 +177,7 @@ class _Script:
 
     def _summary(self) -> list[str]:
         notices = [
-            f"{each}, by which the script's test for it is decided; the other way is --set NAME=VALUE"
+            f"{each}, which decides the script's test for it; the other way is hwgrpo import --set NAME=VALUE"
             for each in self._known.asked
         ]
         if self._setters.exported:
@@ -177,13 +189,13 @@ class _Script:
 
     def _run(self, statement: Statement) -> None:
         """Interpret a statement, which is run or not by the status of the one before it."""
-        runs = self._passed() if statement.after == "&&" else negated(self._last) if statement.after == "||" else True
-        if runs is not False or statement.words[0].literal in (*_OPENS, *_CLOSES, *_THEN, "function"):
-            self._interpret(statement, runs)
-
-    def _passed(self) -> Truth:
-        """Return whether the last command succeeded; one that is not known and seldom fails did."""
-        return True if self._last is None and self._succeeds else self._last
+        first = statement.words[0].literal
+        if statement.after not in _PIPES:
+            sets = first in _SETS or assigned_name(statement.words[0]) or (first or "").startswith("((")
+            passed = self._last if sets else self._likely
+            self._runs = {"&&": passed, "||": negated(self._last)}.get(statement.after, True)
+        if self._runs is not False or first in (*_OPENS, *_CLOSES, *_THEN, "function"):
+            self._interpret(statement, self._runs)
 
     def _is_pattern(self, statement: Statement) -> bool:
         """Return whether a statement is of the patterns of a branch of `case`, which are taken in."""
@@ -219,13 +231,14 @@ class _Script:
                 self._defines, words = True, [word for word in words[2:] if word.literal != "()"]
             elif literal in _OPENS:
                 if self._open(literal, statement.line, words, runs):
-                    before = self._passed() if after == "&&" else self._last
-                    self._groups.append(_Group(self._blocks[-1], before, after, begins, inverted))
-                    self._last, after, inverted = True, ";", False
+                    group = _Group(self._blocks[-1], self._last, self._likely, after, begins, inverted)
+                    self._groups.append(group)
+                    self._last, self._likely, after, inverted = True, True, ";", False
                 begins = literal == "if"
                 words = words[1:] if literal in ("if", "while", "until", "{", "(") else []
             elif literal in _CLOSES:
-                self._last, self._succeeds, words = self._close(literal), literal in ("}", ")"), words[1:]
+                self._close(literal)
+                words = words[1:]
                 if not words:
                     return
             elif literal in _THEN:
@@ -238,11 +251,30 @@ class _Script:
                 words = words[1:]
             else:
                 break
+        is_command = bool(words)
         status = self._status(words, statement.line, runs)
-        status = negated(status) if inverted else status
-        if words:
+        likely = True if status is None and self._succeeds else status
+        self._end(status, likely, (self._last, self._likely), after, inverted, begins=begins, tested=is_command)
+
+    def _end(
+        self,
+        status: Truth,
+        likely: Truth,
+        before: tuple[Truth, Truth],
+        after: str,
+        inverted: bool,
+        *,
+        begins: bool,
+        tested: bool = True,
+    ) -> None:
+        """Take in the status of a command or group behind an operator, and behind `!` if it is inverted."""
+        if inverted:
+            status = likely = negated(status)
+        if after in _PIPES:
+            status = None  # `!` before a pipeline is that of its last command
+        if tested:
             self._add_to_condition(status, ";" if begins else after)
-        self._last = _joined(after, self._passed() if after == "&&" else self._last, status)
+        self._last, self._likely = _joined(after, before[0], status), _joined(after, before[1], likely)
 
     def _add_to_condition(self, status: Truth, after: str) -> None:
         if self._blocks and self._blocks[-1].testing:
@@ -264,26 +296,28 @@ class _Script:
         if kind == "if":
             block.begin_condition()
         if kind == "case":
-            text = "".join(self._known.expand(words[1], split=False)) if len(words) > 1 else ""
+            unset = "" if self._known.sees_all else None
+            text = "".join(self._known.expand(words[1], split=False, unset=unset)) if len(words) > 1 else ""
             block.subject = self._operand(text, plain=False)
             block.why = "; ".join(["is not evaluated", *VerlCommand([], unknown=self._known.unknown).reasons(text)])
             block.begin_patterns(";;")
             self._add_patterns(block, words[3:])
         return is_group
 
-    def _close(self, literal: str) -> Truth:
-        """Close a compound command, and return its status; what a subshell set is forgotten."""
+    def _close(self, literal: str) -> None:
+        """Close a compound command, and take in its status; what a subshell set is forgotten."""
+        status, likely = self._last, self._likely
+        self._last = self._likely = None
         if literal == ")" and self._blocks and self._blocks[-1].kind != "(":  # of an extended pattern in `case`
-            return None
+            return
         closed = self._blocks.pop() if self._blocks else None
+        self._runs = closed.runs if closed is not None else True
         if self._subshells and self._subshells[-1][0] is closed:
             _, self._known.values, self._known.arguments = self._subshells.pop()
-        if not self._groups or self._groups[-1].block is not closed:
-            return None
-        group, status = self._groups.pop(), self._last
-        status = negated(status) if group.inverted else status
-        self._add_to_condition(status, ";" if group.begins else group.after)
-        return _joined(group.after, group.before, status)
+        if self._groups and self._groups[-1].block is closed:
+            group = self._groups.pop()
+            before = group.before, group.likely
+            self._end(status, likely, before, group.after, group.inverted, begins=group.begins)
 
     def _is_dead(self, runs: Truth) -> bool:
         """Return whether a statement is known not to be run."""
@@ -295,22 +329,20 @@ class _Script:
             self._setters.functions |= {word.literal or "" for word in words[:-1]}
             self._defines = self._defines or bool(words)
             return True
+        self._succeeds, name = False, words[0].literal or ""
         if self._is_dead(runs):
             return None
-        self._succeeds, name = True, words[0].literal or ""
         self._known.why = self._condition(runs is not True)
         self._setters.in_function = any(block.kind == "function" for block in self._blocks)
         if name.startswith("(("):
-            self._succeeds = False
             return self._is_number_true(name[2:-2])
         if name == "let":
-            self._succeeds = False
             return [None, *map(self._is_number_true, self._setters.fields(words[1:]))][-1]
         if name in _TESTS:
-            self._succeeds = False
             return self._test(words)
-        self._succeeds = name not in _ASKS
-        succeeds = name in ("echo", *_DECLARES) or all(map(assigned_name, words))
+        asks_python = len(words) > 1 and words[1].literal == "-c"
+        self._succeeds = name not in _ASKS and not asks_python
+        succeeds = name in _SUCCEEDS or all(map(_is_plain_assignment, words))
         self._simple(line, words)
         return _CONSTANTS.get(name, True if succeeds else None)
 
@@ -434,6 +466,12 @@ class _Script:
             else:
                 command.marked.append(each)
         return command
+
+
+def _is_plain_assignment(word: Word) -> bool:
+    """Return whether a word is an assignment whose status is not that of a program, `X=$(...)`."""
+    parts = [part for each in (word, *(word.elements or ())) for part in each.parts]
+    return bool(assigned_name(word)) and not any(part.expands and _RUNS_PROGRAM.search(part.text) for part in parts)
 
 
 def _joined(after: str, before: Truth, status: Truth) -> Truth:

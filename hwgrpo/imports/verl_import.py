@@ -32,7 +32,8 @@ def import_verl(v: VerlSettings) -> Imported:
     Raises:
         ConfigError: batch sizes or bounds that verl refuses, too.
     """
-    return import_peer(v, CONVERSIONS, devices_key="trainer.n_gpus_per_node", notices=_notices(v))
+    devices_key = "" if v.devices_unknown else "trainer.n_gpus_per_node"
+    return import_peer(v, CONVERSIONS, devices_key=devices_key, notices=_notices(v))
 
 
 def _notices(v: VerlSettings) -> list[str]:
@@ -41,7 +42,7 @@ def _notices(v: VerlSettings) -> list[str]:
         notices.append(
             "data.val_files is not given, so nothing is validated; verl would read ~/data/rlhf/gsm8k/test.parquet"
         )
-    devices = v.world_size()
+    devices = 1 if v.devices_unknown else v.world_size()
     uneven = (key for key in ("data.train_batch_size", ACTOR + "ppo_mini_batch_size") if v[key] % devices)
     remedy = f"prompts cannot be divided among {devices} devices; start fewer, or change it"
     return [*notices, *(f"{key}={v[key]} {remedy}" for key in uneven)]

@@ -72,6 +72,8 @@ def read_verl(
     """
     base: dict[str, Any] = {}
     command = VerlCommand([*arguments])
+    if variables and (file is None or file.endswith((".yaml", ".yml"))):
+        raise ConfigError("--set NAME=VALUE is for the variables of a run script, and none is named; write key=value")
     if file is not None and file.endswith((".yaml", ".yml")):
         base = _of_file(Path(file))
     elif file is not None:
@@ -86,6 +88,8 @@ def read_verl(
             fixed=variables,
             module=ANY_ENTRY if any_entry else ENTRY,
         )
+        unread = [each for each in variables or {} if not re.search(rf"\b{each}\b", text)]
+        command.notices += [f"left out: --set {each}, since the script has no such variable" for each in unread]
         command.marked, words = _without_words(command.marked, arguments)
         command.notices += [f"left out: {each}, which is no setting; Hydra would refuse it" for each in words]
     base |= _of_config(command, Path(file or ".").parent)
@@ -98,7 +102,9 @@ def read_verl(
     values = {key: value for key, value in values.items() if key not in deleted}
     resolved = resolve(values, defaults, dict.fromkeys(command.unset.values(), "") | dict(environment))
     added = {key for each in overrides if each.adds for key in values if f"{key}.".startswith(f"{each.key}.")}
-    return verl_settings(resolved, deleted=sorted(deleted), added=added), [*command.notices, *notices]
+    settings = verl_settings(resolved, deleted=sorted(deleted), added=added)
+    settings.devices_unknown = any(each.key in _DEVICES and each.key not in values for each in overrides)
+    return settings, [*command.notices, *notices]
 
 
 def _without_groups(overrides: Sequence[Override], notices: list[str]) -> Iterator[Override]:
@@ -234,7 +240,9 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
             kept[key] = value
         elif key in _PATHS and command.is_unset(_texts(value)):
             kept[key] = command.with_unset(value)
-            notices.append(f"{key}: {reasons[0]} here; the recipe reads it when it runs, or write --set NAME=VALUE")
+            notices.append(
+                f"{key}: {reasons[0]} here; the recipe reads it when it runs, or hwgrpo import --set NAME=VALUE"
+            )
         elif key in _DEVICES:
             notices.append(f"{key}: {reasons[0]}; left out, since the command that starts the recipe says it")
         elif key in _NAMES or (row is not None and row.kind == "ignored"):

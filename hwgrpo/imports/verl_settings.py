@@ -21,6 +21,8 @@ class VerlSettings(PeerSettings):
     """What a verl run is set to."""
 
     names: PeerNames = VERL
+    devices_unknown: bool = False
+    """Whether the script has a number of devices, and it is not known: verl's default is not that of the run."""
 
     def world_size(self) -> int:
         """Return the number of devices.

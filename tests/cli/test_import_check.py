@@ -59,6 +59,7 @@ def test_a_variable_of_a_script_is_what_set_says(capsys):
         (["verl", "a.b=1", "--set", "D"], "--set 'D': write NAME=VALUE"),
         (["verl", "a.b=1", "--set", "a.b=1"], "--set 'a.b=1': write NAME=VALUE"),
         (["trl", "a=1", "--set", "D=1"], "--set is for the variables of a run script, which trl has none of"),
+        (["verl", "a.b=1", "--set", "D=1"], "is for the variables of a run script, and none is named"),
         (["roll", "a=1", "--set", "D=1"], "which roll has none of"),
     ],
 )
@@ -124,3 +125,28 @@ def test_train_from_says_that_it_starts_one_process_of_several(capsys):
     ) in capsys.readouterr().err
     assert main(["train", "--from", "verl", "run.sh", "trainer.n_gpus_per_node=1", *own, "--dry-run"]) == 0
     assert "this is one" not in capsys.readouterr().err
+
+
+def test_a_number_of_devices_that_is_not_known_is_not_verls_default(capsys):
+    Path("run.sh").write_text(VERL.replace("n_gpus_per_node=4", "n_gpus_per_node=$(nvidia-smi -L | wc -l)"))
+    own = ["--set", "reward.functions=[exact_match]"]
+    assert main(["launch", "--from", "verl", "run.sh", *own, "--print"]) == 0
+    assert "nproc-per-node" not in capsys.readouterr().out  # all of this host: one CPU
+    assert main(["train", "--from", "verl", "run.sh", *own, "--dry-run"]) == 0
+    assert "processes, and this is one" not in capsys.readouterr().err
+    assert main(["import", "verl", "run.sh", "--output", "recipe.yaml"]) == 0
+    assert "wrote recipe.yaml: hwgrpo launch recipe.yaml\n" in capsys.readouterr().err
+    assert "--devices" not in Path("recipe.yaml").read_text()
+
+
+def test_set_says_which_variable_the_script_does_not_have(capsys):
+    Path("run.sh").write_text(SCRIPT)
+    assert main(["import", "verl", "run.sh", "--set", "D=/data", "--set", "DATA=/data"]) == 0
+    shown = capsys.readouterr().err
+    assert "left out: --set DATA, since the script has no such variable" in shown
+    assert "--set D," not in shown
+
+
+def test_launch_starts_no_script_of_standard_input(capsys):
+    assert main(["launch", "--from", "verl", "-"]) == 2
+    assert "write it to a file, and name it" in capsys.readouterr().err

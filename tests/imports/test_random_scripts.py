@@ -26,11 +26,13 @@ class Program:
             f"(( N > {draw.randrange(4)} ))",
             '! [ -z "$' + draw.choice("AZ") + '" ]',
         )
-        kind = draw.randrange(8 if depth else 5)
+        kind = draw.randrange(9 if depth else 5)
         if kind < 5:
             return simple[kind]
         listed = f"{self._condition(depth - 1)} {draw.choice(('&&', '||'))} {self._condition(depth - 1)}"
-        return {5: f"{{ {listed}; }}", 6: listed, 7: f"( {listed} )"}[kind]
+        negated = draw.choice(("", "! "))
+        groups = {5: f"{negated}{{ {listed}; }}", 6: listed, 7: f"{negated}( {listed} )"}
+        return groups.get(kind) or f"{listed}; X=${{X}}c"
 
     def _statement(self, depth: int) -> str:
         draw = self._draw

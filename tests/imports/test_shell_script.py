@@ -112,6 +112,13 @@ def test_a_branch_is_read_where_what_it_compares_is_known(form: str, condition: 
         ("X=0\nif { [ 1 = 1 ]; } && { [ 1 = 2 ] || true; }; then X=1; fi", "1"),
         ("X=0\nif [ 1 = 2 ] || { true && false; }; then X=1; elif { true; }; then X=2; fi", "2"),
         ("X=0\nif [ 1 = 2 ] && { X=3; true; }; then X=1; fi", "0"),
+        ("X=0; ! ( true ) && X=1", "0"),
+        ("X=0; if true && ! ( [ a = b ] || true ); then X=1; fi", "0"),
+        ("X=0; if false; Y=5; then X=1; fi", "1"),
+        ("X=0; if [ a = b ] || Y=5; then X=1; fi", "1"),
+        ("X=0; false && true | true || X=1", "1"),
+        ("X=0; true || false | false && X=1", "1"),
+        ('X=0; case "$UNSET" in "") X=1 ;; *) X=2 ;; esac', "1"),
     ],
 )
 def test_lists_of_commands_are_read_as_bash_runs_them(script: str, value: str):
@@ -167,10 +174,9 @@ def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_an
     command = read(f"A={asks.format('json')} B=${{NO:-{asks.format('not_a_package')}}}\n{COMMAND} a.b=$A a.c=$B")
     assert command.arguments == ["a.b=npu", "a.c=gpu"]
     assert [each for each in command.notices if "installed here" in each] == [
-        "line 1: the package json is installed here, by which the script's test for it is decided; the other way is "
-        "--set NAME=VALUE",
-        "line 1: the package not_a_package is not installed here, by which the script's test for it is decided; the "
-        "other way is --set NAME=VALUE",
+        f"line 1: the package {package} installed here, which decides the script's test for it; the other way is "
+        "hwgrpo import --set NAME=VALUE"
+        for package in ("json is", "not_a_package is not")
     ]
     for source in (
         "$(python3 -c 'print(1)')",
@@ -239,6 +245,11 @@ SCRIPTS = [
     ("A=(1 2)\nA=3\nB=4\nB+=(5)\nC=(6)\nC+=7", '"${A[@]}" "${B[@]}" ${C[@]}', [()]),
     ("for ((i = 0; i < 2; i++)); do :; done\nX=1", "a.b=$X", [()]),
     ("A='{x:{},'\\\n'y:1}'\nB=a\\\nb C=\\\n1", '"$A" $B $C', [()]),
+    (
+        "A=\"${U:-'a'}\" B=${U:-'$X'} X=1",
+        "\"$A\" $B \"${U:-['$X/a','b']}\" \"${U:-${V:-'q'}}\" \"${U:-a\\'\\$\\n}\"",
+        [()],
+    ),
     ("A=$(echo a b && echo c) B=$(false || echo d)", '"$A" $(echo $# x)', [()]),
 ]  # fmt: skip
 RUNS = [(lines, words, arguments) for lines, words, runs in SCRIPTS for arguments in runs]
@@ -284,6 +295,19 @@ def test_settings_that_the_script_does_not_pass_are_added():
         (f"if [ -f f ] && [ a = a ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
         (f"if [ -f f ]; then :; elif [ a = a ]; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
         (f"[ -f f ] && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"nothere && X=1 || X=2\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"nothere && echo yes || X=2\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"[ -f f ] && echo yes && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"Y=$(nvcc) || X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"[ a = a ] && echo a | grep -q b && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"if ! true | true; then X=1; fi\n{COMMAND} a.b=$X", "X is set under the `if` in line 1"),
+        (f"X=$(echo a > f)\n{COMMAND} a.b=$X", "$(echo a > f) is the output of a program"),
+        (f"X=$(echo a >&2)\n{COMMAND} a.b=$X", "$(echo a >&2) is the output of a program"),
+        (f"X=$(echo *)\n{COMMAND} a.b=$X", "$(echo *) is the output of a program"),
+        (f"X=$(echo a & echo b)\n{COMMAND} a.b=$X", "$(echo a & echo b) is the output of a program"),
+        (f"[[ {'! ' * 9999}a ]] && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"[ {'! ' * 9999}a ] && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
+        (f"[[ {'( ' * 9999}a {') ' * 9999}]] && X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
         (f"mkdir d || X=1\n{COMMAND} a.b=$X", "X is set under the condition in line 1"),
         (f"X=2\n((X = $(nproc)))\n{COMMAND} a.b=$X", "line 2: X is set by ((X = $(nproc)))"),
         (f"i=1\nfor ((i = 0; i < 2; i++)); do :; done\n{COMMAND} a.b=$i", "i is set by the loop in line 2"),

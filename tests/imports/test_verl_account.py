@@ -305,8 +305,8 @@ def test_a_path_with_a_variable_that_is_not_set_is_read_when_the_recipe_runs(tmp
         "data.train_files": ["${oc.env:ROOT}/a.parquet", "/b.parquet"],
     }
     assert notices == [
-        f"{key}: run.sh, line 1: the variable ROOT is not set here; the recipe reads it when it runs, or write --set "
-        "NAME=VALUE"
+        f"{key}: run.sh, line 1: the variable ROOT is not set here; the recipe reads it when it runs, or hwgrpo import "
+        "--set NAME=VALUE"
         for key in settings.given
     ]
     assert read_verl(str(script), [], {}, {"ROOT": "/r"})[0].given["actor_rollout_ref.model.path"] == "/r/model"
