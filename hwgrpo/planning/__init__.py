@@ -6,6 +6,7 @@ scale_plan.py         a run on devices that need not be here: memory and time pe
 alternatives.py       settings, strategies and devices with which a run fits
 memory.py             bytes on a device and its host
 reward_model_memory.py  those of reward models
+planned_device.py     a device that need not be here, and the usable share of its memory
 planned_sharding.py   how a run's strategy, or another, shards state
 strategy_choice.py    `trainer.strategy=auto`
 engine_choice.py      `rollout.engine=auto`
