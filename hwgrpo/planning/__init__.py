@@ -3,6 +3,7 @@
 dry_run.py            the plan of a run on this machine, and its missing requirements
 reward_probe.py       the reward functions tested on one row
 scale_plan.py         a run on devices that need not be here: memory and time per chip
+planner.py            memory of a device under any settings of one model
 alternatives.py       settings, strategies and devices with which a run fits
 memory.py             bytes on a device and its host
 reward_model_memory.py  those of reward models

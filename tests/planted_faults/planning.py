@@ -110,7 +110,7 @@ FAULTS = (
     ),
     Fault(
         "a strategy by plan without the plan",
-        "planning/scale_plan.py",
+        "planning/planner.py",
         "return room is None or self.memory(",
         "return True or self.memory(",
         "planning/test_strategy_choice.py",
@@ -363,7 +363,7 @@ FAULTS = (
     Fault(
         "auto planned as the local engine",
         "planning/scale_plan.py",
-        "if self.config.rollout.engine != AUTO or self.supervised:",
+        "if planner.config.rollout.engine != AUTO or planner.supervised:",
         "if True:",
         "cli/test_plan.py -k each_chip_would_use",
     ),
@@ -390,8 +390,8 @@ FAULTS = (
     ),
     Fault(
         "alternatives planned with the local engine",
-        "planning/scale_plan.py",
-        "planner, _ = planner.with_engine(backend, each.devices, device)",
+        "planning/planner.py",
+        "planner = select(planner, each.devices)",
         "pass",
         "cli/test_plan.py -k would_select_then",
     ),
