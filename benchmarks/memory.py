@@ -194,7 +194,7 @@ def compared(config: Any, ranks: int, runs: dict[str, Any]) -> dict[str, Any]:
     from hwgrpo_backends import registry
 
     from hwgrpo.planning.memory import KEPT_FREE
-    from hwgrpo.planning.scale_plan import planned_memory
+    from hwgrpo.planning.planner import planned_memory
 
     memory, shape = planned_memory(config, registry.get("cpu"), ranks)
     update = {name: size for name, size in memory.update.items() if name != KEPT_FREE}

@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
         config.rollout.engine = "vllm"
     chips = chosen_chips(args.chip, config)
 
-    from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale
+    from hwgrpo.planning.planned_device import USABLE
+    from hwgrpo.planning.scale_plan import Cluster, plan_at_scale
     from hwgrpo.planning.step_time import Rates
     from hwgrpo.rollout.engine_kind import engine_kind
     from hwgrpo.rollout.shared_devices import shares_device

@@ -30,6 +30,8 @@ ROUNDED: tuple[Settings, ...] = tuple(
 )
 """Sets of settings that round optimizer states or the frozen base model, too."""
 
+AWAKE: Settings = {"rollout.sleep_mode": "never"}
+
 
 @dataclass(frozen=True)
 class Alternative:
@@ -84,6 +86,12 @@ def first_alternative(
                 yield with_settings(changes).text
                 return
 
+    def engine_awake() -> Iterator[str]:
+        """Yield the engine that stays awake during updates: on some devices it cannot sleep with this model."""
+        awake = with_settings(AWAKE)
+        if config.rollout.sleep_mode == "auto" and not separate and usable(awake):
+            yield awake.text
+
     def sharded_engines() -> Iterator[str]:
         for size in sizes:
             each = with_settings({"rollout.tensor_parallel_size": size})
@@ -106,6 +114,7 @@ def first_alternative(
 
     def texts() -> Iterator[str]:
         yield from sharded_engines()
+        yield from engine_awake()
         yield from settings(EXACT)
         yield from strategies(devices, separate)
         yield from settings(ROUNDED)

@@ -67,7 +67,7 @@ def engine_room(config: Config, backend: Backend, world_size: int, device: RunDe
         return None
     from hwgrpo.planning.memory import estimate
     from hwgrpo.planning.planned_sharding import config_sharding
-    from hwgrpo.planning.scale_plan import Planner
+    from hwgrpo.planning.planner import Planner
 
     planner = Planner(config)
     work = planner.work(backend, world_size, separate=False)
@@ -97,7 +97,7 @@ def why_too_little_elsewhere(config: Config, backend: Backend, world_size: int, 
         return None
     from hwgrpo.planning.memory import estimate
     from hwgrpo.planning.planned_sharding import config_sharding
-    from hwgrpo.planning.scale_plan import Planner
+    from hwgrpo.planning.planner import Planner
 
     planner = Planner(config)
     work = replace(planner.work(backend, world_size, separate=True), beside=True, sleeps=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from hwgrpo_backends import Backend
@@ -15,34 +14,24 @@ from hwgrpo_backends.peaks import Chip
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
-from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
-from hwgrpo.planning.alternatives import Alternative, first_alternative
-from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.engine_choice import resolve_engine, rollout_sizes
 from hwgrpo.planning.engine_share import engine_room
-from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
-from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
+from hwgrpo.planning.memory import Memory, Work, estimate
+from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.planning.planned_device import USABLE, PlannedDevice
 from hwgrpo.planning.planned_sharding import (
     changed_settings,
-    replicated_strategy,
-    resolve_auto,
     sharding_of,
     variant_settings,
 )
+from hwgrpo.planning.planner import Planner
 from hwgrpo.planning.reward_model_memory import uncounted_reward_models
-from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
+from hwgrpo.planning.step_time import Rates, step_seconds
 from hwgrpo.rollout.engine_kind import engine_kind
-from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.rollout.shared_devices import shares_device
-from hwgrpo.training.optional_checks import assumed_selections
-from hwgrpo.training.policy.auto_settings import choose_layout
-from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.sharding import Sharding
-from hwgrpo.training.update.flops import TrainingWork
 
 DEVICES_OF_A_HOST = 8
 """Devices of a host that a plan assumes where it proposes more devices than it was asked for."""
@@ -187,163 +176,6 @@ class ScalePlan:
         }
 
 
-class Planner:
-    """Plans one configuration on any devices.
-
-    Args:
-        config: the run's settings.
-        supervised: the run is one of `hwgrpo sft`, and the settings are `supervised_settings`.
-    """
-
-    def __init__(self, config: Config, *, supervised: bool = False) -> None:
-        self.config = config
-        self.supervised = supervised
-        self.settings, _ = planned_settings(config.model)
-        self.shape = model_shape(config.model, self.settings)
-        self._by_quantize: dict[str, Planner] = {config.model.quantize: self}
-
-    @cached_property
-    def frozen(self) -> TrainingWork | None:
-        """FLOPs of the model as if it were frozen; None if they cannot be counted."""
-        return forward_work(self.config.model, self.settings)
-
-    def check(self, backend: Backend) -> None:
-        """Check that the model supports the configured sequence or tensor parallelism."""
-        _, attention = assumed_selections(self.config, backend, self.settings)
-        check_sequence_parallel(self.config, self.settings, attention)
-
-    def layout(self, backend: Backend) -> Layout:
-        """Return the layout of micro-batches."""
-        _, attention = assumed_selections(self.config, backend, self.settings)
-        return choose_layout(self.config, self.settings, attention.loaded_as)
-
-    def work(self, backend: Backend, devices: int, *, separate: bool) -> Work:
-        """Return the work of one device."""
-        dtype, _ = assumed_selections(self.config, backend, self.settings)
-        longest = self.config.data.max_prompt_tokens
-        layout, supervised = self.layout(backend), self.supervised
-        work = planned_work(self.config, backend, devices, dtype, layout, prompt_tokens=longest, supervised=supervised)
-        if not separate or work.is_elsewhere or supervised:
-            return work
-        # rollout by a server with default settings
-        return replace(work, samples=False, beside=False, sent_copies=count_host_copies(self.config, "vllm_server"))
-
-    def resolve(
-        self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool
-    ) -> TrainerConfig:
-        """Return settings with values for those at `auto`, as `resolve_auto` does.
-
-        Args:
-            trainer: the settings.
-            backend: the device family.
-            devices: number of devices.
-            room: usable bytes of a device; None: not known.
-            separate: rollout runs on separate devices.
-        """
-
-        def fits(settings: TrainerConfig) -> bool:
-            return room is None or self.memory(backend, devices, settings, separate=separate).peak <= room
-
-        if trainer.strategy == "auto" and self.config.optim.name == "muon":  # it needs full matrices
-            trainer = replace(trainer, strategy=replicated_strategy(devices))
-        return resolve_auto(trainer, devices, fits)
-
-    def rollout_bytes(self, work: Work, devices: int) -> int:
-        """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
-        r = self.config.rollout
-        sequences = min(work.prompts * devices * r.n, r.max_sequences)
-        size = rollout_dtype_of(self.config, work.dtype).itemsize
-        return size * self.shape.parameters + cache_bytes(
-            self.shape,
-            prompts=-(-sequences // r.n),
-            sequences=sequences,
-            prompt_tokens=work.prompt_tokens,
-            response_tokens=r.max_response_tokens,
-            itemsize=size,
-            compressed=True,
-        )
-
-    def memory(self, backend: Backend, devices: int, trainer: TrainerConfig, *, separate: bool) -> Memory:
-        """Return the memory of one device under the strategy of some settings."""
-        work = self.work(backend, devices, separate=separate)
-        return estimate(self.config, self.shape, work, sharding_of(trainer, devices))
-
-    def with_engine(self, backend: Backend, devices: int, device: PlannedDevice) -> tuple[Planner, list[str]]:
-        """Return a planner of the engine that `rollout.engine=auto` selects for a new run, and why it does.
-
-        Args:
-            backend: the device family.
-            devices: number of devices.
-            device: one of them.
-        """
-        if self.config.rollout.engine != AUTO or self.supervised:
-            return self, []
-        config = deepcopy(self.config)
-        config.trainer = replace(config.trainer, resume="never")  # a checkpoint here is not of the planned run
-        notes = resolve_engine(config, backend, devices, device)
-        config.trainer = self.config.trainer
-        return self._with(config), notes
-
-    def instead(
-        self,
-        trainer: TrainerConfig,
-        backend: Backend,
-        devices: int,
-        room: float,
-        *,
-        is_separate: bool,
-        of_a_host: int | None = None,
-    ) -> str:
-        """Return the nearest alternative that fits into `room` bytes per device, as text.
-
-        Args:
-            trainer: settings that do not fit; `auto`, here and of the engine, is resolved for each alternative.
-            backend: the device family.
-            devices: number of devices.
-            room: usable bytes of a device.
-            is_separate: rollout runs on separate devices already.
-            of_a_host: devices of a host; None: all.
-        """
-        of_a_host = of_a_host or devices
-
-        def fits(each: Alternative) -> bool:
-            planner = self._with(each.config)
-            most = max(of_a_host, DEVICES_OF_A_HOST) if each.devices > devices else of_a_host
-            device = PlannedDevice(int(room), min(each.devices, most), usable=1.0)
-
-            def has_room(separate: bool) -> bool:
-                settings = planner.resolve(each.config.trainer, backend, each.devices, room, separate=separate)
-                return planner.memory(backend, each.devices, settings, separate=separate).peak <= room
-
-            if not each.separate and not backend.is_host:
-                if not has_room(separate=True):  # whichever engine samples
-                    return False
-                planner, _ = planner.with_engine(backend, each.devices, device)
-            return has_room(each.separate)
-
-        config = changed_settings(self.config, {"trainer": trainer})
-        divides = engine_kind(config).runs_vllm and shares_device(config) and not is_separate
-        sizes = [size for size in rollout_sizes(config, of_a_host) if divides]
-        return first_alternative(
-            config, devices, fits, on_host=backend.is_host, separate=is_separate or self.supervised, sizes=sizes
-        )
-
-    def _with(self, config: Config) -> Planner:
-        """Return a planner of the same model with other settings."""
-        quantize = config.model.quantize
-        if quantize not in self._by_quantize:
-            self._by_quantize[quantize] = Planner(config, supervised=self.supervised)
-        planner = copy(self._by_quantize[quantize])
-        planner.config = config
-        return planner
-
-
-def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
-    """Return the memory of one device under the configuration's strategy, and the model's sizes."""
-    planner = Planner(config)
-    return planner.memory(backend, devices, config.trainer, separate=False), planner.shape
-
-
 def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, Backend]]) -> ScalePlan:
     """Plan a run on a cluster, for each of some kinds of chips.
 
@@ -383,11 +215,49 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
     )
 
 
+def with_engine(planner: Planner, backend: Backend, devices: int, device: PlannedDevice) -> tuple[Planner, list[str]]:
+    """Return a planner with the engine that `rollout.engine=auto` selects for a new run, and why it does.
+
+    Args:
+        planner: of the settings.
+        backend: the device family.
+        devices: number of devices.
+        device: one of them.
+    """
+    if planner.config.rollout.engine != AUTO or planner.supervised:
+        return planner, []
+    config = deepcopy(planner.config)
+    config.trainer = replace(config.trainer, resume="never")  # a checkpoint here is not of the planned run
+    notes = resolve_engine(config, backend, devices, device)
+    config.trainer = planner.config.trainer
+    return planner.with_config(config), notes
+
+
+def _instead(planner: Planner, backend: Backend, cluster: Cluster, room: float) -> str:
+    """Return the nearest alternative that fits into `room` bytes of a device, each with the engine it would use."""
+    config, of_a_host = planner.config, cluster.devices // cluster.nodes
+
+    def select(each: Planner, devices: int) -> Planner:
+        most = max(of_a_host, DEVICES_OF_A_HOST) if devices > cluster.devices else of_a_host
+        return with_engine(each, backend, devices, PlannedDevice(int(room), min(devices, most), usable=1.0))[0]
+
+    divides = engine_kind(config).runs_vllm and shares_device(config) and not cluster.separate
+    return planner.instead(
+        config.trainer,
+        backend,
+        cluster.devices,
+        room,
+        is_separate=cluster.separate,
+        sizes=rollout_sizes(config, of_a_host) if divides else (),
+        select=select,
+    )
+
+
 def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend) -> ChipPlan:
     device, written = cluster.device(None if chip.memory is None else int(chip.memory)), planner
     notes: list[str] = []
     if not cluster.separate:
-        planner, notes = planner.with_engine(backend, cluster.devices, device)
+        planner, notes = with_engine(planner, backend, cluster.devices, device)
     config = planner.config
     work = planner.work(backend, cluster.devices, separate=cluster.separate)
     room = None if chip.memory is None else cluster.usable * chip.memory
@@ -403,9 +273,7 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
         share = beside.share if beside is not None and beside.why_too_little is None else None
     instead = ""
     if room is not None and memory.peak > room:
-        instead = written.instead(
-            config.trainer, backend, cluster.devices, room, is_separate=cluster.separate, of_a_host=device.count
-        )
+        instead = _instead(written, backend, cluster, room)
     return ChipPlan(
         name=chip.title,
         config=config,

@@ -110,7 +110,7 @@ def _by_plan(
     config: Config, trainer: TrainerConfig, backend: Backend, devices: int, room: int, *, supervised: bool
 ) -> tuple[TrainerConfig, str]:
     """Return the settings whose plan fits into `room` bytes of a device, and a note."""
-    from hwgrpo.planning.scale_plan import Planner
+    from hwgrpo.planning.planner import Planner
 
     planner = Planner(config, supervised=supervised)
     separate = not (engine_kind(config).samples_with_policy or shares_device(config))

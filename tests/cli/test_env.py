@@ -28,7 +28,7 @@ BACKEND = dataclasses.replace(
 )
 """
 UNUSED = {
-    *("hwgrpo.planning.scale_plan", "hwgrpo.planning.memory", "hwgrpo.planning.dry_run"),
+    *("hwgrpo.planning.scale_plan", "hwgrpo.planning.planner", "hwgrpo.planning.memory", "hwgrpo.planning.dry_run"),
     *("peft", "datasets", "pyarrow", "pandas", "tensorboard", "math_verify", "deepspeed"),
 }
 """Modules that a small run on a CPU does not import."""

@@ -367,6 +367,15 @@ def test_what_would_fit_instead_has_the_engine_that_a_run_would_select_then():
     assert (better["engine"], better["fits"]) == ("vllm", True)
 
 
+def test_an_engine_that_cannot_sleep_with_the_model_is_proposed_awake():
+    """On Ascend vLLM cannot sleep with a mixture of experts; sharded over two devices it fits beside the trainer."""
+    words = ("qwen3_30b_a3b_math_lora", "--devices", "8", "--chip", "910B3")
+    [one] = planned(*words)["chips"]
+    assert (one["engine"], one["fits"], one["instead"]) == ("local", False, "rollout.sleep_mode=never")
+    [better] = planned(*words, one["instead"])["chips"]
+    assert (better["engine"], better["rollout_tensor_parallel_size"], better["fits"]) == ("vllm_server", 2, True)
+
+
 def memory_of(capsys, *words: str) -> str:
     main([*words, "--dry-run"])
     [figure] = re.findall(r"^memory +about ([\d.]+) GiB per device", capsys.readouterr().out, flags=re.MULTILINE)

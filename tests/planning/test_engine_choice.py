@@ -22,7 +22,8 @@ from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning import engine_choice
 from hwgrpo.planning.engine_choice import resolve_engine
-from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.planning.planned_device import USABLE
+from hwgrpo.planning.planner import Planner
 from hwgrpo.rollout.engine_kind import check_engine
 from hwgrpo.rollout.server import server_environment
 from hwgrpo.rollout.server.server_environment import server_python

@@ -12,7 +12,8 @@ from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.engine_share import planned_engine_share
 from hwgrpo.planning.memory import COPY, ENGINE
-from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.planning.planned_device import USABLE
+from hwgrpo.planning.planner import Planner
 from hwgrpo.rollout.shared_devices import memory_share, shares_device, sleeps
 from hwgrpo.rollout.vllm.vllm_settings import check_sleep
 

@@ -10,7 +10,8 @@ from hwgrpo_backends.device import Memory
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
-from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.planning.planned_device import USABLE
+from hwgrpo.planning.planner import Planner
 from hwgrpo.planning.strategy_choice import resolve_strategy
 from tests.support.processes import ranks
 from tests.support.runs import runs

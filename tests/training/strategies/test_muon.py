@@ -11,7 +11,7 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config.schema import OptimConfig
 from hwgrpo.errors import CheckpointError, ConfigError
-from hwgrpo.planning.scale_plan import Planner
+from hwgrpo.planning.planner import Planner
 from hwgrpo.training.setup import build_run
 from hwgrpo.training.strategies.muon import MuonAdamW
 from hwgrpo.training.strategies.optimizer import build_optimizer

@@ -1,0 +1,168 @@
+"""Memory of a run's device under any settings of one model, and alternatives that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+
+from hwgrpo_backends import Backend
+
+from hwgrpo.config import Config
+from hwgrpo.config.schema import TrainerConfig
+from hwgrpo.planning.alternatives import Alternative, first_alternative
+from hwgrpo.planning.dry_run import planned_work
+from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
+from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
+from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, sharding_of
+from hwgrpo.planning.step_time import forward_work
+from hwgrpo.rollout.server.weight_transfer import count_host_copies
+from hwgrpo.training.optional_checks import assumed_selections
+from hwgrpo.training.policy.auto_settings import choose_layout
+from hwgrpo.training.policy.layouts import Layout
+from hwgrpo.training.sequence_checks import check_sequence_parallel
+from hwgrpo.training.update.flops import TrainingWork
+
+
+class Planner:
+    """Plans one configuration on any devices.
+
+    Args:
+        config: the run's settings.
+        supervised: the run is one of `hwgrpo sft`, and the settings are `supervised_settings`.
+    """
+
+    def __init__(self, config: Config, *, supervised: bool = False) -> None:
+        self.config = config
+        self.supervised = supervised
+        self.settings, _ = planned_settings(config.model)
+        self.shape = model_shape(config.model, self.settings)
+        self._by_quantize: dict[str, Planner] = {config.model.quantize: self}
+
+    @cached_property
+    def frozen(self) -> TrainingWork | None:
+        """FLOPs of the model as if it were frozen; None if they cannot be counted."""
+        return forward_work(self.config.model, self.settings)
+
+    def check(self, backend: Backend) -> None:
+        """Check that the model supports the configured sequence or tensor parallelism."""
+        _, attention = assumed_selections(self.config, backend, self.settings)
+        check_sequence_parallel(self.config, self.settings, attention)
+
+    def layout(self, backend: Backend) -> Layout:
+        """Return the layout of micro-batches."""
+        _, attention = assumed_selections(self.config, backend, self.settings)
+        return choose_layout(self.config, self.settings, attention.loaded_as)
+
+    def work(self, backend: Backend, devices: int, *, separate: bool) -> Work:
+        """Return the work of one device."""
+        dtype, _ = assumed_selections(self.config, backend, self.settings)
+        longest = self.config.data.max_prompt_tokens
+        layout, supervised = self.layout(backend), self.supervised
+        work = planned_work(self.config, backend, devices, dtype, layout, prompt_tokens=longest, supervised=supervised)
+        if not separate or work.is_elsewhere or supervised:
+            return work
+        # rollout by a server with default settings
+        return replace(work, samples=False, beside=False, sent_copies=count_host_copies(self.config, "vllm_server"))
+
+    def resolve(
+        self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool
+    ) -> TrainerConfig:
+        """Return settings with values for those at `auto`, as `resolve_auto` does.
+
+        Args:
+            trainer: the settings.
+            backend: the device family.
+            devices: number of devices.
+            room: usable bytes of a device; None: not known.
+            separate: rollout runs on separate devices.
+        """
+
+        def fits(settings: TrainerConfig) -> bool:
+            return room is None or self.memory(backend, devices, settings, separate=separate).peak <= room
+
+        if trainer.strategy == "auto" and self.config.optim.name == "muon":  # it needs full matrices
+            trainer = replace(trainer, strategy=replicated_strategy(devices))
+        return resolve_auto(trainer, devices, fits)
+
+    def rollout_bytes(self, work: Work, devices: int) -> int:
+        """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
+        r = self.config.rollout
+        sequences = min(work.prompts * devices * r.n, r.max_sequences)
+        size = rollout_dtype_of(self.config, work.dtype).itemsize
+        return size * self.shape.parameters + cache_bytes(
+            self.shape,
+            prompts=-(-sequences // r.n),
+            sequences=sequences,
+            prompt_tokens=work.prompt_tokens,
+            response_tokens=r.max_response_tokens,
+            itemsize=size,
+            compressed=True,
+        )
+
+    def memory(self, backend: Backend, devices: int, trainer: TrainerConfig, *, separate: bool) -> Memory:
+        """Return the memory of one device under the strategy of some settings."""
+        work = self.work(backend, devices, separate=separate)
+        return estimate(self.config, self.shape, work, sharding_of(trainer, devices))
+
+    def instead(
+        self,
+        trainer: TrainerConfig,
+        backend: Backend,
+        devices: int,
+        room: float,
+        *,
+        is_separate: bool,
+        sizes: Sequence[int] = (),
+        select: Callable[[Planner, int], Planner] | None = None,
+    ) -> str:
+        """Return the nearest alternative that fits into `room` bytes per device, as text.
+
+        Args:
+            trainer: settings that do not fit; `auto` is resolved for each alternative.
+            backend: the device family.
+            devices: number of devices.
+            room: usable bytes of a device.
+            is_separate: rollout runs on separate devices already.
+            sizes: tensor-parallel sizes of an engine that shares the devices, in ascending order.
+            select: planner, devices -> the planner with the engine that a run on them selects; None: the one that is
+                set.
+        """
+
+        def fits(each: Alternative) -> bool:
+            planner = self.with_config(each.config)
+
+            def has_room(separate: bool) -> bool:
+                settings = planner.resolve(each.config.trainer, backend, each.devices, room, separate=separate)
+                return planner.memory(backend, each.devices, settings, separate=separate).peak <= room
+
+            if select is not None and not each.separate and not backend.is_host:
+                if not has_room(separate=True):  # whichever engine samples
+                    return False
+                planner = select(planner, each.devices)
+            return has_room(each.separate)
+
+        return first_alternative(
+            changed_settings(self.config, {"trainer": trainer}),
+            devices,
+            fits,
+            on_host=backend.is_host,
+            separate=is_separate or self.supervised,
+            sizes=sizes,
+        )
+
+    def with_config(self, config: Config) -> Planner:
+        """Return a planner of the same model with other settings."""
+        quantize = config.model.quantize
+        if quantize not in self._by_quantize:
+            self._by_quantize[quantize] = Planner(config, supervised=self.supervised)
+        planner = copy(self._by_quantize[quantize])
+        planner.config = config
+        return planner
+
+
+def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
+    """Return the memory of one device under the configuration's strategy, and the model's sizes."""
+    planner = Planner(config)
+    return planner.memory(backend, devices, config.trainer, separate=False), planner.shape
