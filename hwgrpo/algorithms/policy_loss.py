@@ -129,7 +129,8 @@ class PolicyLoss:
         if stats.entropy is not None:
             metrics["entropy"] = stats.entropy.detach()
             if entropy_coef != 0:
-                loss = loss - entropy_coef * stats.entropy
+                bonus = rows.get("bonus")
+                loss = loss - entropy_coef * (stats.entropy if bonus is None else stats.entropy * bonus)
         assert stats.entropy is not None or entropy_coef == 0, "an entropy bonus needs the entropy statistics"
         return loss * rows["weight"], metrics
 

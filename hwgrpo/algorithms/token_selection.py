@@ -56,6 +56,8 @@ def selections_of(
         found["trusted"] = functools.partial(trusted_second_moment, threshold=algorithm.m2po_threshold)
     if algorithm.top_entropy_share < 1:
         found["uncertain"] = functools.partial(highest_entropies, share=algorithm.top_entropy_share)
+        if algorithm.entropy_coef or algorithm.entropy_target is not None:
+            found["bonus"] = functools.partial(entropy_weights, share=algorithm.top_entropy_share)
     return found
 
 
@@ -120,3 +122,9 @@ def highest_entropies(tokens: UpdateTokens, *, share: float) -> torch.Tensor:
     above = min(below + 1, len(ascending) - 1)
     quantile = ascending[below] + (place - below) * (ascending[above] - ascending[below])
     return tokens.entropy_R.double() >= quantile - ROUNDING
+
+
+def entropy_weights(tokens: UpdateTokens, *, share: float) -> torch.Tensor:
+    """Return [R] fp32 weights of the entropy bonus: 0 outside of the highest entropies, with a mean of 1, as in TRL."""
+    selected_R = highest_entropies(tokens, share=share).float()
+    return selected_R / selected_R.mean() if len(selected_R) else selected_R

@@ -386,8 +386,8 @@ class AlgorithmConfig:
     """Leave responses that reached the length limit out of the update: DAPO's overlong filter, TRL's
     mask_truncated_completions. Their rewards count in the statistics of their group."""
     top_entropy_share: float = limited(1.0, above=0, at_most=1)
-    """Share of an update's tokens, those of the highest entropy, to which the policy loss is limited (TRL's
-    top_entropy_quantile). Below 1 it takes a scoring pass before each update."""
+    """Share of an update's tokens, those of the highest entropy, to which the policy loss and the entropy bonus are
+    limited (TRL's top_entropy_quantile). Below 1 it takes a scoring pass before each update."""
     m2po_threshold: float | None = limited(None, above=0)
     """Limit the policy loss to tokens over which the mean squared log-ratio of trainer and rollout engine stays below
     this; the largest are left out (M2PO). Takes a scoring pass before each update; null: no limit."""

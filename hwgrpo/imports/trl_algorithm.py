@@ -132,8 +132,9 @@ def correction(v: TrlSettings) -> Iterator[Converted]:
     if top is None and v[low] is None and v[mode].endswith("truncate"):
         yield Refusal(mode, v[mode], "it needs a bound", f"{high}=3.0")
         return
-    if v["loss_type"] == "vespo" and not v[mode].startswith("token_"):
-        yield Refusal(mode, v[mode], "TRL refuses it with loss_type=vespo", "token_truncate or token_mask")
+    if v["loss_type"] == "vespo":
+        why = "with loss_type=vespo TRL multiplies the ratio of the sequence by its weights, and not the loss"
+        yield Refusal(on, True, why, f"{on}=false, or another loss_type")
         return
     yield Assignment("algorithm.correction.name", trl_value(v, mode), (mode, on))
     yield Assignment("algorithm.correction.high", top, (high,))

@@ -24,10 +24,12 @@ NAMES = {
     "completions/min_length": "response_length/min",
     "completions/max_length": "response_length/max",
     "completions/clipped_ratio": "response_length/clip_ratio",
-    "clip_ratio/region_mean": "actor/pg_clipfrac",
+    **{name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")},
     "step_time": "timing_s/step",
 }
 """TRL's name -> the metric of a step here."""
+_CLIPS = {"ppo_clip", "gspo"}
+"""Losses of which TRL logs the clip ratios."""
 _LAST = ("learning_rate", "num_tokens")
 """Metrics of which a log has the last value, not the mean."""
 _FUNCTION = re.compile(r"rewards/(.+)/(mean|std)")
@@ -35,13 +37,16 @@ _VALIDATION_FUNCTION = re.compile(r"val-aux/(.+)/rewards/([^/]+)/mean")
 _VALIDATION = re.compile(r"val-core/(.+)/reward/(greedy|mean@\d+|best@\d+)")
 
 
-def named(metrics: Mapping[str, float], models: Mapping[str, str]) -> dict[str, float]:
+def named(metrics: Mapping[str, float], models: Mapping[str, str], loss: str) -> dict[str, float]:
     """Return the metrics of a step under TRL's names.
 
     Args:
         metrics: those here.
         models: name of a reward model here -> its name in TRL.
+        loss: algorithm.loss.name; where it clips, an update on policy has clip ratios of 0.
     """
+    if loss in _CLIPS and NAMES["policy_loss"] in metrics:
+        metrics = dict.fromkeys((name for name in NAMES if name.startswith("clip_ratio/")), 0.0) | dict(metrics)
     values = {name: metrics[here] for name, here in NAMES.items() if here in metrics}
     for name, value in metrics.items():
         match = _FUNCTION.fullmatch(name)

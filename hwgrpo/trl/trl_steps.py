@@ -58,7 +58,9 @@ class TrainingSteps(Evaluation):
         self.state.global_step = step.step * updates
         self.state.epoch = self._epoch(step.step)
         self.state.num_input_tokens_seen += int(step.metrics.get("perf/total_num_tokens", 0))
-        values = named(step.metrics, self._rewards.shown) | {"num_tokens": float(self.state.num_input_tokens_seen)}
+        loss = self._settings.get("algorithm.loss.name", "ppo_clip")
+        values = named(step.metrics, self._rewards.shown, loss)
+        values["num_tokens"] = float(self.state.num_input_tokens_seen)
         logged, self._rewards.logged = self._rewards.logged, {}
         values |= {name: sum(each) / len(each) for name, each in logged.items()}
         self._window.add(values)

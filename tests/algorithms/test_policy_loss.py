@@ -249,6 +249,13 @@ def test_the_policy_loss_is_limited_to_what_a_mask_selected_and_the_kl_is_not():
     assert metrics["uncertain_tokens"].tolist() == [1.0, 0.0, 1.0]
 
 
+def test_the_entropy_bonus_is_limited_to_the_tokens_of_high_entropy_and_not_by_other_masks():
+    algorithm = AlgorithmConfig(entropy_coef=0.5, m2po_threshold=1.0, top_entropy_share=0.5)
+    masks = {"trusted": [0.0, 1.0, 0.0], "uncertain": [1.0, 0.0, 1.0], "bonus": [1.5, 0.0, 1.5]}
+    _, _, _, gradient = run(algorithm, [-1.0] * 3, entropy=[0.4, 0.1, 0.6], advantage=[1.0] * 3, **masks)
+    assert gradient.tolist() == [-0.75, 0.0, -0.75]
+
+
 def test_delta_caps_a_ratio_that_is_not_clipped():
     for delta, expected, slope in ((None, 4.48168907, 4.48168907), (2.0, 2.0, 0.0)):
         loss, _, gradient = one(AlgorithmConfig(loss=LossConfig(dual_clip=None, delta=delta)), -1, 1.5)

@@ -34,7 +34,7 @@ from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, TrainBatch
 from tests.support.models.exact_kl import moved
 from tests.support.models.steps import updater
 from tests.support.models.tiny import VOCAB, settings, tiny_qwen3
-from tests.support.numbers.page_formulas import Response, kl_term, policy_terms, update_loss
+from tests.support.numbers.page_formulas import Response, bonus_weights, kl_term, policy_terms, update_loss
 from tests.support.numbers.page_formulas import token_weights as page_weights
 from tests.support.numbers.rounding import STEP, assert_gradients_close
 from tests.support.numbers.thread_ranks import on_ranks
@@ -149,7 +149,6 @@ def test_every_legal_combination_has_the_formulas_of_the_page_in_any_split_and_o
     filled = [each for each in responses if len(each.lp)]
     page = {mode: page_weights(AggregationConfig(mode), filled, 16) for mode in aggregations}
     leaves = [leaf for each in filled for leaf in (each.lp, each.entropy, each.full_kl)]
-    entropies = [each.entropy for each in filled]
     kl_terms = {name: [kl_term(KlConfig(0.1, name), each) for each in filled] for name in KL_ESTIMATORS.names()}
 
     def expected(terms: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,7 +157,6 @@ def test_every_legal_combination_has_the_formulas_of_the_page_in_any_split_and_o
         return torch.cat(list(terms)).detach(), torch.stack([torch.cat(found[i::3]) for i in range(3)])
 
     estimates = {name: expected(terms) for name, terms in kl_terms.items()}
-    bonus, bonus_gradient = expected(entropies)
     page_rows = torch.tensor([page[mode] for mode in aggregations]).double()
     page_rows = page_rows.repeat_interleave(torch.tensor([len(each.lp) for each in filled]), 1)
     order = torch.tensor(OTHER_ORDER)
@@ -170,7 +168,9 @@ def test_every_legal_combination_has_the_formulas_of_the_page_in_any_split_and_o
         plain = algorithm_of(loss, "k3", "token-mean", correction, selection, coef=0.0)
         check_config(replace(config, algorithm=plain))
         policy, policy_gradient = expected(policy_terms(plain, filled))
-        rows = loss_rows(plain, again, torch.ones(len(again), dtype=torch.float64))
+        weighed = zip(bonus_weights(plain, filled), filled, strict=True)
+        bonus, bonus_gradient = expected([weight * each.entropy for weight, each in weighed])
+        rows = loss_rows(replace(plain, entropy_coef=0.02), again, torch.ones(len(again), dtype=torch.float64))
         for estimator in KL_ESTIMATORS.names():
             algorithm = algorithm_of(loss, estimator, "token-mean", correction, selection, entropy_coef=0.02)
             loss_fn = build_loss(algorithm)

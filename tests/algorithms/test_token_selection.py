@@ -7,6 +7,7 @@ from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.algorithms.token_selection import (
     UpdateTokens,
     covariances,
+    entropy_weights,
     highest_entropies,
     largest_covariances,
     some_covariances,
@@ -72,6 +73,7 @@ def test_of_covariances_between_the_bounds_chance_selects_and_clipped_tokens_are
     [
         lambda none: trusted_second_moment(none, threshold=1.0),
         lambda none: highest_entropies(none, share=0.5),
+        lambda none: entropy_weights(none, share=0.5),
         lambda none: largest_covariances(none, LossConfig(), share=0.5),
         lambda none: some_covariances(none, LossConfig(), share=0.5, low=0.0, high=1.0),
     ],
@@ -84,6 +86,10 @@ def test_the_settings_say_what_is_selected_and_a_losss_arguments_reach_its_selec
     assert build_loss(AlgorithmConfig()).selections == {}
     both = build_loss(AlgorithmConfig(m2po_threshold=0.04, top_entropy_share=0.2)).selections
     assert sorted(both) == ["trusted", "uncertain"]
+    for entropy in (AlgorithmConfig(entropy_coef=0.1), AlgorithmConfig(entropy_target=1.0)):
+        entropy.top_entropy_share = 0.5
+        found = build_loss(entropy).selections["bonus"](tokens(logprob=[-1.0] * 4, entropy=[0.1, 0.9, 0.2, 0.8]))
+        assert found.tolist() == [0.0, 2.0, 0.0, 2.0]  # a mean over the selected tokens
     for share, count in ((0.5, 2), (0.75, 3)):
         loss = build_loss(AlgorithmConfig(loss=LossConfig("kl_cov", kwargs={"share": share})))
         assert int(loss.selections["selected"](tokens(**COVARYING)).sum()) == count

@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "vespo's exponents": {"loss_type": "vespo", "vespo_k_pos": 1.5, "vespo_lambda_neg": 1.0},
     "entropy": {"entropy_coef": 0.2},
     "tokens of high entropy": {"top_entropy_quantile": 0.3},
+    "entropy of tokens of high entropy": {"top_entropy_quantile": 0.3, "entropy_coef": 0.2},
     "off-policy sequences": {"off_policy_mask_threshold": 0.05},
     "temperature": {"temperature": 0.7},
     **{f"scaled by {kind}": {"scale_rewards": kind} for kind in ("group", "batch", "none")},

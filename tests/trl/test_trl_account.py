@@ -139,6 +139,7 @@ def test_a_key_without_counterpart_is_refused_by_name(row: PeerRow):
         ("attn_implementation=ring", "one of "),
         ("importance_sampling_level=sequence loss_type=cispo", "cispo has its own ratio"),
         ("load_in_4bit=true", "use_peft=True"),
+        ("loss_type=vespo use_vllm=true", "vllm_importance_sampling_correction=false, or another loss_type"),
         ("load_in_4bit=true load_in_8bit=true use_peft=true", "one of both"),
         ("report_to=mlflow", "there is no logger mlflow"),
         ("eval_strategy=epoch", "eval_steps as a number of updates"),

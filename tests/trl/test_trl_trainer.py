@@ -30,7 +30,7 @@ from hwgrpo.trl.peft_settings import lora_settings, quantize_setting
 from hwgrpo.trl.reward_callables import RewardCallables
 from hwgrpo.trl.trl_datasets import SPECIAL_TOKENS, longest_prompt
 from hwgrpo.trl.trl_errors import in_trl_names
-from hwgrpo.trl.trl_metrics import LogWindow, named_validation
+from hwgrpo.trl.trl_metrics import LogWindow, named, named_validation
 from tests.support.models.reward_models import character_tokenizer, save_reward_model
 from tests.trl.small_trainer import SMALL, reward
 
@@ -588,6 +588,17 @@ def test_metrics_of_a_window_and_of_validations():
     assert named_validation(one, {"reward_model": "judge"}, by_name=False) == means
     of_a = {name.replace("eval_", "eval_a_"): value for name, value in means.items()}
     assert named_validation(one, {"reward_model": "judge"}, by_name=True) == means | of_a
+
+
+def test_clip_ratios_have_trls_names_and_are_0_on_policy(folder: Path):
+    names = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+    run = trainer()
+    run.train()
+    assert [run.state.log_history[0][name] for name in names] == [0.0] * 3
+    of_step = {"actor/pg_loss": 1.0, **{name: 0.1 * i for i, name in enumerate(names, 1)}}
+    assert named(of_step, {}, "gspo") == {"policy_loss": 1.0, **{name: of_step[name] for name in names}}
+    assert named({"actor/pg_loss": 1.0}, {}, "vespo") == {"policy_loss": 1.0}
+    assert named({"reward": 1.0}, {}, "ppo_clip") == {"reward": 1.0}  # a step without an update
 
 
 def test_evaluations_have_the_names_of_datasets_and_functions(folder: Path):

@@ -40,11 +40,12 @@ def update_loss(algorithm: Any, responses: list[Response], max_response_tokens: 
     policy = policy_terms(algorithm, filled)
     weights = token_weights(algorithm.aggregation, filled, max_response_tokens)
     total = torch.zeros((), dtype=torch.float64)
-    for each, term, weight in zip(filled, policy, weights, strict=True):
+    bonus = bonus_weights(algorithm, filled)
+    for each, term, weight, of_bonus in zip(filled, policy, weights, bonus, strict=True):
         token = term
         if algorithm.kl.coef:
             token = token + algorithm.kl.coef * kl_term(algorithm.kl, each)
-        total = total + weight * (token - algorithm.entropy_coef * each.entropy).sum()
+        total = total + weight * (token - algorithm.entropy_coef * of_bonus * each.entropy).sum()
     return total
 
 
@@ -185,8 +186,7 @@ def kept_tokens(algorithm: Any, responses: list[Response]) -> list[Tensor]:
     entropy = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.entropy.detach() for each in responses)])
     kept = torch.ones_like(entropy)
     if algorithm.top_entropy_share < 1 and len(entropy):
-        quantile = torch.quantile(entropy, 1 - algorithm.top_entropy_share)
-        kept[entropy < quantile - 1e-5] = 0  # the first tokens of a group are equal but for rounding
+        kept = uncertain(entropy, algorithm.top_entropy_share)
     if algorithm.m2po_threshold is not None and len(entropy):
         squares = torch.cat([(each.old - each.roll).detach() ** 2 for each in responses])
         for i in squares.argsort(descending=True, stable=True)[:-1].tolist():
@@ -194,6 +194,22 @@ def kept_tokens(algorithm: Any, responses: list[Response]) -> list[Tensor]:
                 break
             kept[i], squares[i] = 0, math.nan
     return list(kept.split(lengths))
+
+
+def uncertain(entropy: Tensor, share: float) -> Tensor:
+    """Return 1 for the share of tokens with the highest entropy, else 0."""
+    quantile = torch.quantile(entropy, 1 - share)
+    return (entropy >= quantile - 1e-5).double()  # the first tokens of a group are equal but for rounding
+
+
+def bonus_weights(algorithm: Any, responses: list[Response]) -> list[Tensor]:
+    """Return the weight of the entropy bonus, [T] of each response: its mean is 1."""
+    lengths = [len(each.lp) for each in responses]
+    entropy = torch.cat([torch.zeros(0, dtype=torch.float64), *(each.entropy.detach() for each in responses)])
+    weight = torch.ones_like(entropy)
+    if algorithm.top_entropy_share < 1 and len(entropy):
+        weight = uncertain(entropy, algorithm.top_entropy_share)
+    return list((weight / weight.mean()).split(lengths))
 
 
 def joined(responses: list[Response]) -> tuple[Tensor, Tensor, Tensor]:
