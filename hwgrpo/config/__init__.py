@@ -9,12 +9,14 @@ backend_choices.py choices that the device backends declare
 load.py            recipe + overrides -> `Config`
 recipe_files.py    where recipes are looked up, and their content
 shipped_files.py   recipes and presets that ship with hwgrpo
+shipped_recipes.py the recipes that ship, for display
 presets.py         the settings of published methods
 overrides.py       `section.key=value` arguments
 keys.py            the type of each key; errors for unknown ones
 interpolation.py   `${...}` in values
 interpolation_bounds.py  how many there may be, and how long they may become
 typed.py           YAML values -> the schema's types, strictly
+dotted_keys.py     `model.path: x` in YAML as `model: {path: x}`
 yaml_text.py       YAML with the line of every mistake
 validate.py        checks beyond types: limits, files, conflicting settings
 rollout_rules.py   the same for rollout settings

@@ -14,6 +14,7 @@ frozen_dtype.py                frozen matrices and embeddings held in the comput
 quantization.py                frozen linear layers and stacked experts in 4 or 8 bits
 experts.py                     products of stacked experts, in the compute dtype or of quantized weights
 adapted_experts.py             adapters of stacked experts as low-rank products
+weight_files.py                whether the weight files are complete
 stored_dtype.py                the dtype of a model's files
 stored_quantization.py         quantized files: formats that are dequantized, and those that are refused
 final_dtype.py                 the dtype of a saved model

@@ -1,5 +1,6 @@
 """The page about extensions does what it says: each of its files is written and each of its commands run, in order."""
 
+import importlib
 import json
 import re
 import shlex
@@ -26,6 +27,12 @@ def commands(block: str) -> list[list[str]]:
     """Return the `hwgrpo` commands of a block, as lists of arguments."""
     joined = block.replace("\\\n", " ")
     return [shlex.split(line)[1:] for line in joined.splitlines() if line.startswith("hwgrpo ")]
+
+
+def test_a_class_is_in_the_module_that_the_page_names():
+    named = re.findall(r"`(\w+)`\s+(?:of|from)\s+`(hwgrpo[\w.]*)`", PAGE)
+    assert ("StepRewards", "hwgrpo.step_rewards") in named
+    assert [pair for pair in named if not hasattr(importlib.import_module(pair[1]), pair[0])] == []
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: next(iter(written(block)), ""))

@@ -13,6 +13,7 @@ from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.algorithms.token_advantages import TokenProbs
 from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, EXACT_KL, KL_ESTIMATORS, POLICY_LOSSES
+from hwgrpo.config.document import entries
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
 from hwgrpo.registry import import_target
 from hwgrpo.training.loop import train_step
@@ -42,6 +43,15 @@ def test_every_choice_stands_on_the_page_with_its_function(title: str, registry)
         file, _, function = place.partition(":")
         module = file.removesuffix(".py").replace("/", ".")
         assert import_target(f"{module}:{function}") is registry.load(name)
+
+
+def test_the_first_settings_of_the_page_have_the_defaults_of_the_schema():
+    known = {entry.key: entry.default for entry in entries()}
+    rows = table(PAGE.split("\n## ")[0], "setting", "default")
+    shown = {code(row["setting"])[0]: row["default"] for row in rows}
+    assert len(shown) == 3
+    assert shown.pop("reward.functions") == "none"
+    assert all(float(known[key]) == float(value) for key, value in shown.items())
 
 
 def test_the_stages_of_the_page_are_those_of_a_step():
