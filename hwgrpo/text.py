@@ -14,10 +14,9 @@ SHORTEST = 6
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|SIGNATURE|PRIVATE|(^|_)(API_?)?KEY(_|S?$)", re.I
 )
-_SECRET_VALUE = re.compile(
-    r"\b(hf_|ghp_|gho_|github_pat_|sk-|xox[abp]-|AKIA|glpat-)(?=[a-z_\-]*[A-Z0-9])[A-Za-z0-9_\-]{8,}"
-)
-"""A token, which has a digit or a capital after its prefix; `hf_overrides` is a name."""
+_SECRET_VALUE = re.compile(r"\b(hf_|ghp_|gho_|github_pat_|sk-|xox[abp]-|AKIA|glpat-)([A-Za-z0-9_\-]{8,})")
+"""What begins like a token; one has a digit or a capital after its prefix, as `hf_overrides` has not."""
+_DIGIT_OR_CAPITAL = re.compile(r"[A-Z0-9]")
 _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z0-9+.\-]://)[^/\s@]+@")
 """A URL from the end of its scheme on: a search for the scheme's beginning reads long words again and again."""
 _QUERY = re.compile(
@@ -65,7 +64,12 @@ def hide_secrets(text: str) -> str:
     """Return a text without registered secrets, credentials in URLs, and strings in the form of a token."""
     for value in sorted(_remembered, key=len, reverse=True):  # one may be a part of another
         text = text.replace(value, "***")
-    return _SECRET_VALUE.sub(r"\g<1>***", without_credentials(text))
+    return _without_tokens(without_credentials(text))
+
+
+def _without_tokens(text: str) -> str:
+    """Return a text with tokens of services as their prefix and `***`."""
+    return _SECRET_VALUE.sub(lambda found: f"{found[1]}***" if _DIGIT_OR_CAPITAL.search(found[2]) else found[0], text)
 
 
 def one_line(text: str) -> str:
@@ -108,6 +112,6 @@ def _shown(value: object, *, secret: bool) -> object:
     if not isinstance(value, str) or not value:
         return value
     if not secret:
-        return _SECRET_VALUE.sub(r"\g<1>***", without_credentials(value))
+        return _without_tokens(without_credentials(value))
     # an interpolation names a variable; the default that may follow is the secret's own
     return re.sub(r",[^{}]*\}", ",***}", value) if "${" in value else HIDDEN

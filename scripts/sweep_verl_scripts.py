@@ -78,7 +78,7 @@ def table(outcomes: list[Outcome], source: str) -> str:
 
 def source_of(folder: Path) -> str:
     """Return the folder's name with its commit, where it is a checkout."""
-    asked = ["git", "-C", str(folder), "log", "-1", "--format=%h, %cs"]
+    asked = ["git", "-C", str(folder), "log", "-1", "--format=commit %h, %cs"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     return f"`{folder.name}`" + (f" ({commit})" if commit else "")
 

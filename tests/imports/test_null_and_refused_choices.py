@@ -46,13 +46,13 @@ def test_no_updates_between_two_are_refused_with_the_strategy(name: str):
     assert imported(f"{name}_steps=0", f"{name}_strategy=no").refused() == []
 
 
-def test_vespo_refuses_the_corrections_that_trl_refuses():
-    mode, vespo = "vllm_importance_sampling_mode", ("loss_type=vespo", "use_vllm=true")
-    [refused] = imported(*vespo).refused()
-    assert (refused.key, refused.value) == (mode, "sequence_mask")
-    assert "token_truncate or token_mask" in refused.note
-    assert imported(*vespo, f"{mode}=token_mask").refused() == []
-    assert imported(*vespo, "vllm_importance_sampling_correction=false").refused() == []
+def test_vespo_is_refused_with_the_correction_that_trl_puts_into_its_weights():
+    on, vespo = "vllm_importance_sampling_correction", ("loss_type=vespo", "use_vllm=true")
+    for mode in ((), ("vllm_importance_sampling_mode=token_mask",)):
+        [refused] = imported(*vespo, *mode).refused()
+        assert (refused.key, refused.value) == (on, True)
+        assert "multiplies the ratio of the sequence by its weights" in refused.note
+    assert imported(*vespo, f"{on}=false").refused() == []
     assert imported("loss_type=vespo").refused() == []
 
 

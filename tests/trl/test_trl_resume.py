@@ -125,5 +125,5 @@ def test_what_a_finished_run_gives_and_says(folder: Path):
 
 def test_names_in_errors():
     text = "trainer.output_dir='o': use trainer.resume=auto; optim.lr. rollout.n model.lora.rank"
-    expected = "output_dir='o': use train(resume_from_checkpoint=True); learning_rate. rollout.n model.lora.rank"
+    expected = "output_dir='o': use train(resume_from_checkpoint=True); learning_rate. num_generations peft_config"
     assert in_trl_names(text) == expected

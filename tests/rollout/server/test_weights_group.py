@@ -371,7 +371,7 @@ def test_weights_that_newer_ones_replaced_meanwhile_are_no_damaged_files(tmp_pat
     monkeypatch.setattr(transfer._folder, "check", check)
     transfer.send(client)
     next(transfer._folder.folder(2).glob("*.safetensors")).write_bytes(b"")
-    with pytest.raises(RunError, match="weights 2 cannot be sent again"):
+    with pytest.raises(RunError, match="weights 2 cannot be sent: their files"):
         transfer.send(client)
     transfer.close()
 
