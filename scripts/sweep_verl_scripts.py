@@ -65,7 +65,8 @@ def table(outcomes: list[Outcome], source: str) -> str:
         "",
         f"{source}: {len(outcomes)} scripts that start a trainer: {total}.",
         "Refused are settings that have no counterpart here; `--drop-refused` leaves them out. Written by",
-        "`python scripts/sweep_verl_scripts.py`, with no variables of the environment but HOME and PWD.",
+        "`python scripts/sweep_verl_scripts.py`, with no variables of the environment but HOME and PWD;",
+        f"hwgrpo of commit {head_of(Path(__file__).parent, '%h')}.",
         "",
         "| script | result | settings without a counterpart, or the message |",
         "|---|---|---|",
@@ -78,9 +79,14 @@ def table(outcomes: list[Outcome], source: str) -> str:
 
 def source_of(folder: Path) -> str:
     """Return the folder's name with its commit, where it is a checkout."""
-    asked = ["git", "-C", str(folder), "log", "-1", "--format=commit %h, %cs"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    commit = head_of(folder, "%h, %cs")
     return f"`{folder.name}`" + (f" ({commit})" if commit else "")
+
+
+def head_of(folder: Path, form: str) -> str:
+    """Return the newest commit of a checkout in a form of git; "" where it is none."""
+    asked = ["git", "-C", str(folder), "log", "-1", f"--format={form}"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main(arguments: list[str]) -> int:
