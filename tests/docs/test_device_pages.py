@@ -104,7 +104,7 @@ def test_a_figure_is_the_plans(file: str, row: dict[str, str]):
 
 
 def test_there_are_figures():
-    assert len(PLANS) == 8
+    assert len(PLANS) >= 8
 
 
 def test_the_plan_with_verls_lengths_is_of_the_command_below_it():
