@@ -48,8 +48,23 @@ def is_loaded_unrounded(model: nn.Module, dtype: torch.dtype, folder: Path | Non
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """Return the tensors of a safetensors file: name -> {dtype, shape, data_offsets}."""
+    """Return the tensors of a safetensors file: name -> {dtype, shape, data_offsets}.
+
+    Raises:
+        ValueError: it does not begin with such a header.
+    """
     with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        length = int.from_bytes(opened.read(8), "little")
+        if length > file.stat().st_size:
+            raise ValueError("the header is longer than the file")
+        header = json.loads(opened.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("the header is no mapping")
     header.pop("__metadata__", None)
+    for name, entry in header.items():
+        entry = entry if isinstance(entry, dict) else {}
+        offsets, dtype = entry.get("data_offsets"), entry.get("dtype")
+        places = isinstance(offsets, list) and [type(each) for each in offsets] == [int, int]
+        if not places or not isinstance(dtype, str):
+            raise ValueError(f"the header does not say what {name} is and where")
     return header

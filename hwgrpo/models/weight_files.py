@@ -37,7 +37,7 @@ def _indexed(folder: Path) -> set[Path]:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     except (ValueError, LookupError, AttributeError):  # transformers reports it when it loads the model
         return set()
-    return {folder / name for name in names}
+    return {folder / name for name in names if isinstance(name, str)}
 
 
 def _incomplete(file: Path) -> str | None:

@@ -55,3 +55,36 @@ def test_an_index_that_cannot_be_read_is_left_to_transformers(tmp_path: Path):
     sharded(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{")
     check_weight_files("mine", tmp_path)
+
+
+TENSOR = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [1],
+        {"a": 1},
+        {"a": {"dtype": "F32"}},
+        {"a": TENSOR | {"data_offsets": [0]}},
+        {"a": TENSOR | {"data_offsets": ["x", "y"]}},
+        {"a": TENSOR | {"dtype": None}},
+    ],
+    ids=str,
+)
+def test_a_damaged_header_is_named(header: object, tmp_path: Path):
+    written = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(written).to_bytes(8, "little") + written)
+    with pytest.raises(ConfigError, match=r"model\.safetensors has no complete header"):
+        check_weight_files("mine", tmp_path)
+
+
+def test_a_header_longer_than_any_file_is_named(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ConfigError, match=r"model\.safetensors has no complete header in its 64 bytes"):
+        check_weight_files("mine", tmp_path)
+
+
+def test_a_damaged_index_is_left_to_transformers(tmp_path: Path):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": 5, "b": ["x"]}}))
+    check_weight_files("mine", tmp_path)
