@@ -366,9 +366,9 @@ def test_a_finished_run_of_other_settings_or_data_is_an_error_that_names_them(tm
     assert runs.forked(lambda: runs.run(output, *own)) == 0
     for word in ALIKE:
         assert "Nothing was trained" in str(already_finished(runs.small(output, *own, word))), word
-    for word, told in OTHERS.items():
+    for word, problem in OTHERS.items():
         config = runs.small(output, *own, word)
-        with pytest.raises(ConfigError, match=re.escape(told)) as error:
+        with pytest.raises(ConfigError, match=re.escape(problem)) as error:
             already_finished(config)
         assert "--allow-finished" in str(error.value)
         if word.startswith(("optim", "data.train")):
@@ -382,8 +382,8 @@ def test_a_finished_run_of_other_settings_or_data_is_an_error_that_names_them(tm
         already_finished(runs.small(output, *own))
     misspelt = runs.small(output, *own)
     misspelt.data.train = str(tmp_path / "rwos.jsonl")
-    (told,) = make_plan(misspelt, BACKEND, 1).problems
-    assert "no such file or folder. Did you mean" in told
+    (problem,) = make_plan(misspelt, BACKEND, 1).problems
+    assert "no such file or folder. Did you mean" in problem
 
 
 def test_the_command_exits_with_2_for_a_finished_run_of_other_settings_unless_that_is_allowed(tmp_path: Path, capfd):

@@ -114,10 +114,10 @@ def test_what_this_machine_lacks_is_said_beside_the_plan_and_refused_by_the_run(
     monkeypatch.chdir(folder)
     config = config_of(folder, LACKING[what])
     plan = make_plan(config, BACKEND, 1)
-    (told,) = plan.problems
-    assert what in told
+    (problem,) = plan.problems
+    assert what in problem
     assert "memory" in plan.text
-    assert refused_by_run(config) == told
+    assert refused_by_run(config) == problem
     assert make_plan(config, BACKEND, 1, no_device="no device").problems == ("no device",), "that of another machine"
 
 
@@ -125,16 +125,16 @@ def test_a_folder_in_use_is_said_beside_the_plan(folder):
     (folder / "run/.lock").write_text("123")
     with (folder / "run/.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (told,) = make_plan(config_of(folder, ()), BACKEND, 1).problems
-    assert "is in use by another run (process 123)" in told
+        (problem,) = make_plan(config_of(folder, ()), BACKEND, 1).problems
+    assert "is in use by another run (process 123)" in problem
     assert make_plan(config_of(folder, ()), BACKEND, 1).problems == ()
 
 
 def test_a_folder_in_which_nothing_can_be_made_is_said_beside_the_plan(folder):
     config = config_of(folder, ())
     config.trainer.output_dir = "/proc/hwgrpo"  # which the access rights of root allow
-    (told,) = make_plan(config, BACKEND, 1).problems
-    assert told.startswith("trainer.output_dir='/proc/hwgrpo' cannot be written: ")
+    (problem,) = make_plan(config, BACKEND, 1).problems
+    assert problem.startswith("trainer.output_dir='/proc/hwgrpo' cannot be written: ")
 
 
 def test_more_prompts_per_step_than_rows_are_said(folder):
