@@ -211,6 +211,14 @@ def test_smoothing_draws_the_average_over_the_faint_curve(browser: Browser, page
     assert readouts(browser, "Reward")[0] == "training0.156 (0.200)"
 
 
+def test_a_schedule_is_drawn_as_it_was(browser: Browser, make_run):
+    rows = [{"step": k, "reward": 0.1 * (k % 3), "actor/lr": 1e-5 * k} for k in range(1, 9)]
+    browser.open(report(make_run(rows)))
+    browser.click("#smooth")
+    faint = "[...document.querySelectorAll('.chart')].filter((c) => c.querySelector('path.faint'))"
+    assert browser.evaluate(f"{faint}.map((c) => c.querySelector('h3').textContent)") == ["Reward"]
+
+
 def test_a_pinned_step_leads_to_its_groups(browser: Browser, page: Path):
     browser.open(page)
     x, y = browser.middle(".plot svg")
@@ -288,11 +296,14 @@ def test_a_long_completion_is_scrolled_to_the_words_that_were_searched_for(brows
 
 def test_the_environment_is_shown_without_json(browser: Browser, make_run):
     folder = make_run([{"step": 1, "reward": 1.0}])
-    record = {"torch": "2.13.0", "attention": {"taken": "sdpa", "passed_over": {}}}
+    variable = {"PYTORCH_CUDA_ALLOC_CONFIGURATION_OPTIONS": {"value": "expandable_segments:True", "set by": "hwgrpo"}}
+    record = {"torch": "2.13.0", "attention": {"taken": "sdpa", "passed_over": {}}, "variables": variable}
     (folder / "environment.json").write_text(json.dumps(record))
     browser.open(report(folder), tab="settings")
     cells = browser.texts(".columns td")
     assert cells[:6] == ["torch", "2.13.0", "attention.taken", "sdpa", "attention.passed_over", "–"]
+    hidden = "[...document.querySelectorAll('.columns .scroll')].map((box) => box.scrollWidth - box.clientWidth)"
+    assert max(browser.evaluate(hidden)) <= 0, "a table is wider than its card"
 
 
 def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser: Browser, page: Path):

@@ -109,7 +109,8 @@ class Chart {
     const height = this.plot.clientHeight;
     if (width < 60) return;
     this.stale = false;
-    const { steps, from, to, smoothing } = this.view;
+    const { steps, from, to } = this.view;
+    const smoothing = this.spec.exact ? 0 : this.view.smoothing; // a schedule has no noise
     const series = this.shown();
     const [low, high] = this.extent(series);
     const vertical = ticks(low, high, height / 45);

@@ -132,7 +132,7 @@ function mainCharts(series, steps, klClamp) {
       ["truncated responses", 2, "response_length/clip_ratio"], ["zero-std groups", 5, "frac_reward_zero_std"],
     ]) },
     { title: "Gradient norm", unit: "before clipping", series: lines(series, [["grad norm", 4, "actor/grad_norm"]]), zero: true },
-    { title: "Learning rate", series: lines(series, [["lr", 5, "actor/lr"]]), zero: true },
+    { title: "Learning rate", exact: true, series: lines(series, [["lr", 5, "actor/lr"]]), zero: true },
     { title: "Rollout – trainer", unit: "gap of token probabilities", series: lines(series, [
       ["mean", 1, "training/rollout_probs_diff_mean"], ["largest", 2, "training/rollout_probs_diff_max"],
     ]), zero: true },

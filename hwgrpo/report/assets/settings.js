@@ -49,7 +49,7 @@ function environment(run) {
   if (summary.resumed_from) facts.push(["resumed from step", String(summary.resumed_from)]);
   if (summary.tokens) facts.push(["tokens", `${Math.round(summary.tokens).toLocaleString("en-US")} (prompts and responses)`]);
   Object.entries(summary.paths ?? {}).forEach(([what, path]) => facts.push([what, path]));
-  const line = ([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, h("code", {}, value)));
+  const line = ([name, value]) => h("tr", {}, h("td", {}, breakable(name)), h("td", {}, h("code", {}, value)));
   return h("section", { class: "card" }, h("h3", {}, "Environment"),
     rows.length === 0 ? h("p", { class: "muted" }, "No environment.json could be read.") : table(["Name", "Value"], rows.map(line)),
     h("h3", {}, "Run"), table(["Name", "Value"], facts.map(line)));
