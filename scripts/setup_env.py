@@ -16,7 +16,6 @@ import textwrap
 import threading
 import time
 import tomllib
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -381,6 +380,8 @@ def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *,
 
 def _unreachable(index: str) -> str | None:
     """Return why `index` is unreachable within a few seconds, or None; the time limit includes the name lookup."""
+    import urllib.request  # here: an environment that is up to date asks no index, and its import takes long
+
     outcome = [f"no response within {INDEX_TIMEOUT_S} s"]
 
     def request() -> None:
