@@ -399,18 +399,36 @@ def test_plans_and_dry_runs_give_one_figure_for_one_run(capsys, recipe, backend,
     assert other == f"{planned(recipe, '--devices', '8', '--chip', 'MI300X')['chips'][0]['peak'] / 2**30:.2f}"
 
 
+@pytest.mark.parametrize("name", ["910B3", "MI300X"])
+def test_plans_and_dry_runs_of_sft_give_one_figure(capsys, name):
+    given = ("qwen2_5_7b_gsm8k_full", "--devices", "8", "--chip", name)
+    [one] = planned(*given, "--for", "sft")["chips"]
+    capsys.readouterr()
+    for command in (("sft",), ("launch", "sft")):
+        assert memory_of(capsys, *command, *given) == f"{one['peak'] / 2**30:.2f}"
+
+
+def test_a_dry_run_of_a_reward_model_needs_no_device(capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    words = (RECIPE, "model.lora.rank=0", "--devices", "8", "--chip", "H100", "--dry-run")
+    assert main(["reward-model", *words]) == 1
+    printed = capsys.readouterr()
+    assert "cuda, 8 processes" in printed.out
+    assert "strategy fsdp2" in printed.out
+    assert "the plan is for H100 SXM (--chip)" in printed.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("train", RECIPE, "--devices", "2"), "--devices 2 needs --dry-run"),
+        (("sft", RECIPE, "--devices", "2"), "use hwgrpo launch sft RECIPE --devices N --run"),
+        (("reward-model", RECIPE, "--devices", "2"), "torchrun --nproc-per-node N -m hwgrpo reward-model"),
         (("train", RECIPE, "--chip", "H100"), "--chip H100 needs --dry-run"),
         (("train", RECIPE, "--dry-run", "--devices", "0"), "--devices 0: use 1 or more"),
         (("train", RECIPE, "--dry-run", "--chip", "H1000"), "H100 SXM"),
         (("launch", RECIPE, "--chip", "H100", "--devices", "2"), "--chip H100 is for `hwgrpo launch RECIPE --dry-run`"),
-        (
-            ("launch", "sft", RECIPE, "--chip", "H100", "--dry-run"),
-            "--chip H100 is for `hwgrpo launch RECIPE --dry-run`",
-        ),
+        (("launch", "sft", RECIPE, "--chip", "H100"), "--chip H100 is for `hwgrpo launch RECIPE --dry-run`"),
     ],
 )
 def test_devices_and_chip_are_options_of_a_dry_run(capsys, words, message):
