@@ -31,8 +31,9 @@ def print_plan(config: Config, *, allow_finished: bool, chip: str | None = None)
     from hwgrpo.planning.strategy_choice import resolve_strategy
 
     planned = config, host.backend, host.world_size, _run_device(host)
+    written = config.rollout
     engine_notes = resolve_engine(*planned)
-    notes = resolve_strategy(*planned)
+    notes = resolve_strategy(*planned, written=written)
     plan = make_plan(
         config,
         host.backend,

@@ -367,6 +367,17 @@ def test_what_would_fit_instead_has_the_engine_that_a_run_would_select_then():
     assert (better["engine"], better["fits"]) == ("vllm", True)
 
 
+def test_a_dry_run_proposes_what_the_plan_proposes_and_names_another_engine(capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    words = (RECIPE, "model.lora.rank=0", "--devices", "4", "--chip", "small=989,3350,24")
+    for more, instead in (
+        ((), "fsdp2+offload, then with rollout.engine=vllm"),
+        (("rollout.engine=local",), planned(*words, "rollout.engine=local")["chips"][0]["instead"]),
+    ):
+        main(["train", *words, *more, "--dry-run"])
+        assert f"; what would fit: {instead} (" in capsys.readouterr().out
+
+
 def test_an_engine_that_cannot_sleep_with_the_model_is_proposed_awake():
     """On Ascend vLLM cannot sleep with a mixture of experts; sharded over two devices it fits beside the trainer."""
     words = ("qwen3_30b_a3b_math_lora", "--devices", "8", "--chip", "910B3")
