@@ -49,6 +49,8 @@ from hwgrpo_backends.facts import Facts  # isort: skip
 REPO = Path(__file__).resolve().parent.parent
 STAMP = "hwgrpo-setup.json"
 """In the environment: its backend, ...; the key "inputs" marks a completed installation, "dev" developers' tools."""
+FILES, TOOLS_FILES = "files", "files with tools"
+"""Keys of the stamp: the fingerprint of the files when the packages were imported; when the tools were, too."""
 INDEX_TIMEOUT_S = 4
 PROGRESS_S = 15.0
 """Seconds between two lines of progress."""
@@ -68,7 +70,7 @@ variables:
                          the driver is too old for PyPI's build of torch)
   HWGRPO_SETUP_FORCE=1   install for hardware that this machine does not have
 
-The developers' tools (--dev) stay part of .venv until --fresh. scripts/test.sh and .ci/run install them.
+scripts/test.sh and .ci/run install the developers' tools (--dev).
 
 The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large;
 the slow tests install the first; no test installs the second. --dry-run prints their commands."""
@@ -87,7 +89,7 @@ def main(argv: list[str]) -> int:
     found = detect(facts)
     choice = choose(requested, found, previous, force=force or args.dry_run, unserved=facts.unserved)
     backend = choice.backend
-    inputs = _inputs(backend, args.rollout, dev=args.dev or "dev" in stamp)
+    inputs = _inputs(backend, args.rollout, dev=args.dev)
     state = _state(venv, stamp, backend, inputs, record=not args.dry_run)
     if state.is_complete:
         print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
@@ -101,7 +103,7 @@ def main(argv: list[str]) -> int:
     sources = _torch_sources(backend, facts)
     constraints = f"scripts/constraints/{f'rollout-{args.rollout}' if args.rollout else backend}.txt"
     plans = [
-        plan(backend, args.rollout, each.index, each.tag, constraints, python_version(), dev="dev" in inputs)
+        plan(backend, args.rollout, each.index, each.tag, constraints, python_version(), dev=args.dev)
         for each in sources
     ]
     if state.lacks_tools_only:
@@ -141,13 +143,13 @@ def main(argv: list[str]) -> int:
             _make(venv, made, keep=keep)
             _install_all(venv, plans, backend, state.broken, force=force)
         with _progress("checking that packages import"):
-            broken = import_problems(python, _required(complete))
+            broken = import_problems(python, _required(complete, tools=args.dev))
         if broken:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
             raise SetupError(
                 f"packages do not import after their installation ({reasons}). --fresh removes {venv} and starts over."
             )
-        _write_stamp(venv, complete)
+        _write_stamp(venv, complete, tools=args.dev)
     print(f"hwgrpo set-up: done, {venv.name} is ready")
     return 0
 
@@ -201,15 +203,16 @@ def _inputs(backend: str, rollout: str | None, *, dev: bool) -> dict[str, str]:
         rollout: the rollout environment, or None for .venv.
         dev: with developers' tools.
     """
-    content = _project()
-    extras = dict(content["project"]["optional-dependencies"])
+    file = _project()
+    extras = dict(file["project"]["optional-dependencies"])
     tools = extras.pop("dev")
-    project = content["project"] | {"optional-dependencies": extras}
-    relevant = {"project": project, "build": content["build-system"], "hatch": content["tool"]["hatch"]}
+    project = file["project"] | {"optional-dependencies": extras}
+    relevant = {"project": project, "build": file["build-system"], "hatch": file["tool"]["hatch"]}
     parts = [json.dumps(relevant, sort_keys=True), backend, rollout or ""]
     parts += [path.read_text() for path in sorted((REPO / "scripts" / "constraints").glob("*.txt"))]
     hashed = {"inputs": hashlib.sha256("\0".join(parts).encode()).hexdigest()}
-    return hashed | ({"dev": hashlib.sha256(json.dumps(tools).encode()).hexdigest()} if dev else {})
+    content = json.dumps([hashed, tools])  # of changed pins the tools are installed again
+    return hashed | ({"dev": hashlib.sha256(content.encode()).hexdigest()} if dev else {})
 
 
 def _tools() -> list[str]:
@@ -221,12 +224,12 @@ def _names(requirements: Iterable[str]) -> list[str]:
     return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
 
 
-def _required(stamp: Mapping[str, Any]) -> list[str]:
+def _required(stamp: Mapping[str, Any], *, tools: bool) -> list[str]:
     """Return the names of the distributions that an environment of this stamp requires."""
     if stamp["rollout"] == "vllm-ascend":  # it lacks hwgrpo, and the other packages do not import without CANN
         return ["torch", "transformers"]
     triton = _names([TRITON]) if stamp["backend"] == "cpu" else []
-    return [*_names(_project()["project"]["dependencies"]), *([*_tools(), *triton] if "dev" in stamp else [])]
+    return [*_names(_project()["project"]["dependencies"]), *([*_tools(), *triton] if tools else [])]
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ class State:
     is_current: bool
     """Its packages, apart from the developers' tools, are of these inputs."""
     has_tools: bool
-    """It has the developers' tools that are wanted."""
+    """It has the developers' tools, or none are wanted."""
     broken: Mapping[str, str]
     """Distributions that no longer import, with the reason."""
 
@@ -260,25 +263,31 @@ def _state(venv: Path, stamp: dict, backend: str, inputs: Mapping[str, str], *, 
         record: write to the stamp that all import, so that the next call need not import them.
     """
     current = _can_keep(venv, stamp, backend) and stamp["inputs"] == inputs["inputs"]
-    has_tools = inputs.get("dev") in (None, stamp.get("dev"))
-    if not current or stamp.get("files") == fingerprint(venv, _fingerprinted(stamp)):
+    has_tools = "dev" not in inputs or stamp.get("dev") == inputs["dev"]
+    tools = "dev" in inputs and has_tools
+    if not current or stamp.get(TOOLS_FILES if tools else FILES) == _files(venv, stamp):
         return State(current, has_tools, {})
     with _progress("checking that packages import"):
-        broken = import_problems(venv / "bin" / "python", _required(stamp))
+        broken = import_problems(venv / "bin" / "python", _required(stamp, tools=tools))
     if record and not broken:
-        _write_stamp(venv, stamp)
+        _write_stamp(venv, stamp, tools=tools)
     return State(current, has_tools, broken)
 
 
-def _fingerprinted(stamp: Mapping[str, Any]) -> list[str]:
-    """Return the distributions whose files are compared; of the others the entries of site-packages must do."""
-    return _required({key: value for key, value in stamp.items() if key != "dev"})
+def _files(venv: Path, stamp: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the environment; of developers' tools it has the entries of site-packages alone."""
+    return fingerprint(venv, _required(stamp, tools=False))
 
 
-def _write_stamp(venv: Path, stamp: dict) -> None:
-    """Write atomically that the environment is complete, with the fingerprint of its files."""
+def _write_stamp(venv: Path, stamp: dict, *, tools: bool) -> None:
+    """Write atomically that the environment is complete, with the fingerprint of its files.
+
+    Args:
+        tools: the developers' tools are complete, too.
+    """
+    files = _files(venv, stamp)
     new = venv / f"{STAMP}.new"
-    new.write_text(json.dumps({**stamp, "files": fingerprint(venv, _fingerprinted(stamp))}))
+    new.write_text(json.dumps({**stamp, FILES: files, **({TOOLS_FILES: files} if tools else {})}))
     new.replace(venv / STAMP)
 
 
