@@ -2,7 +2,8 @@
 # Set up hwgrpo in .venv: find a Python; scripts/setup_env.py then detects the hardware and installs the fitting torch.
 #   bash scripts/setup.sh            the first run installs, later runs only check
 #   bash scripts/setup.sh --help     the options
-# HWGRPO_PYTHON=/path/to/python names the interpreter to use; the default is the first suitable one on PATH.
+# HWGRPO_PYTHON=/path/to/python names the interpreter to use; the default is that of a complete .venv, without one or with
+# --fresh the first suitable one on PATH.
 set -euo pipefail
 unset PYTHONHOME PYTHONPATH VIRTUAL_ENV # an active environment of the caller must not leak into the new one
 
@@ -21,6 +22,10 @@ print(getattr(sys, "_base_executable", None) or sys.executable)
 '
 
 candidates=(python3.13 python3.12 python3.11 python3 python)
+if grep -qs '"inputs"' "$repo/.venv/hwgrpo-setup.json" && [[ " $* " != *" --fresh "* ]]; then
+    earlier=$(sed -n 's/^executable = //p' "$repo/.venv/pyvenv.cfg" 2>/dev/null || true)
+    [ -z "$earlier" ] || candidates=("$earlier" "${candidates[@]}") # first: the start of each candidate takes time
+fi
 [ -z "${HWGRPO_PYTHON:-}" ] || candidates=("$HWGRPO_PYTHON")
 
 rejected=""

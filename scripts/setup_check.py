@@ -8,7 +8,12 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-IMPORT_NAMES = {"pyyaml": "yaml"}  # distribution -> module, where the names differ
+IMPORT_NAMES = {
+    "pyyaml": "yaml",
+    "pytest-xdist": "xdist",
+    "import-linter": "importlinter",
+    "mkdocs-material": "material",
+}  # distribution -> module, where the names differ
 
 # Run with -I, which ignores PYTHONPATH and the current folder.
 IMPORT = """
@@ -40,7 +45,7 @@ def fingerprint(venv: Path, names: Iterable[str]) -> str:
             digest.update(f"{entry.name} {entry.stat().st_mtime_ns}\n".encode())
         for name in sorted(names):
             for file, _ in _recorded(site, name):
-                digest.update(f"{file} {_size_and_time(site / file)}\n".encode())
+                digest.update(f"{file} {_size_and_time(f'{site}/{file}')}\n".encode())
     return digest.hexdigest()
 
 
@@ -75,7 +80,7 @@ def damaged(venv: Path) -> list[str]:
         for site in _sites(venv)
         for record in site.glob("*.dist-info")
         if not record.name.startswith("pip-")
-        and any(size != _size_and_time(site / file)[0] for file, size in _files(record) if size is not None)
+        and any(size != _size_and_time(f"{site}/{file}")[0] for file, size in _files(record) if size is not None)
     )
 
 
@@ -101,9 +106,9 @@ def _files(record: Path) -> Iterator[tuple[str, int | None]]:
             yield file.strip('"'), int(size) if size else None
 
 
-def _size_and_time(file: Path) -> tuple[int | None, int | None]:
+def _size_and_time(file: str) -> tuple[int | None, int | None]:
     try:
-        stat = file.stat()
+        stat = os.stat(file)  # a Path of each of ten thousand files would take longer than its stat
     except OSError:
         return None, None
     return stat.st_size, stat.st_mtime_ns

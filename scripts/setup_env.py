@@ -12,13 +12,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import tomllib
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from setup_check import damaged, fingerprint, import_problems
 from setup_plan import (
@@ -26,6 +27,7 @@ from setup_plan import (
     CUDA_INDEX,
     ROLLOUTS,
     TARGETS,
+    TRITON,
     Previous,
     SetupError,
     Step,
@@ -45,8 +47,13 @@ from hwgrpo_backends import torch_build  # isort: skip
 from hwgrpo_backends.facts import Facts  # isort: skip
 
 REPO = Path(__file__).resolve().parent.parent
-STAMP = "hwgrpo-setup.json"  # in the environment: its backend, ...; the key "inputs" marks a completed installation
+STAMP = "hwgrpo-setup.json"
+"""In the environment: its backend, ...; the key "inputs" marks a completed installation, "dev" developers' tools."""
+FILES, TOOLS_FILES = "files", "files with tools"
+"""Keys of the stamp: the fingerprint of the files when the packages were imported; when the tools were, too."""
 INDEX_TIMEOUT_S = 4
+PROGRESS_S = 15.0
+"""Seconds between two lines of progress."""
 LOCK_TIMEOUT_S, LOCK_POLL_S = 3600, 10.0
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of a file system without locks (`hwgrpo/file_systems.py`, which cannot be imported before the set-up)."""
@@ -62,6 +69,8 @@ variables:
                          (default: PyTorch's public index for cpu, npu and rocm, and for cuda if
                          the driver is too old for PyPI's build of torch)
   HWGRPO_SETUP_FORCE=1   install for hardware that this machine does not have
+
+scripts/test.sh and .ci/run install the developers' tools (--dev).
 
 The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large;
 the slow tests install the first; no test installs the second. --dry-run prints their commands."""
@@ -80,59 +89,83 @@ def main(argv: list[str]) -> int:
     found = detect(facts)
     choice = choose(requested, found, previous, force=force or args.dry_run, unserved=facts.unserved)
     backend = choice.backend
-    inputs = _inputs(backend, args.rollout)
-    broken = {}
-    if previous and stamp["inputs"] == inputs and _can_keep(venv, stamp, backend):
-        broken = _broken(venv, stamp, args.rollout, record=not args.dry_run)
-        if not broken:
-            print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
-            return 0
+    inputs = _inputs(backend, args.rollout, dev=args.dev)
+    state = _state(venv, stamp, backend, inputs, record=not args.dry_run)
+    if state.is_complete:
+        print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
+        return 0
 
     print(f"hwgrpo set-up: backend {backend}: {choice.why}")
     if backend not in found and backend != "cpu" and not force:
         print("  no such device on this machine: to install for it here set HWGRPO_SETUP_FORCE=1")
-    for name, reason in broken.items():
+    for name, reason in state.broken.items():
         print(f"  damaged      {name}: {reason}")
     sources = _torch_sources(backend, facts)
     constraints = f"scripts/constraints/{f'rollout-{args.rollout}' if args.rollout else backend}.txt"
-    plans = [plan(backend, args.rollout, each.index, each.tag, constraints, python_version()) for each in sources]
-    steps = plans[0]
-    print(f"  torch from   {', else '.join(each.why for each in sources)}")
+    plans = [
+        plan(backend, args.rollout, each.index, each.tag, constraints, python_version(), dev=args.dev)
+        for each in sources
+    ]
+    if state.lacks_tools_only:
+        print(f"  tools        {', '.join(_tools())}: missing; installed once, in about a minute")
+    else:
+        print(f"  torch from   {', else '.join(each.why for each in sources)}")
     print(f"  versions     {constraints}")
     print(f"  environment  {venv} with Python {sys.version.split()[0]} ({sys.executable})")
     if args.dry_run:
         print("commands (not run):")
-        print(f"  {sys.executable} -m venv {shlex.quote(str(venv))}")
-        for step in steps:
+        if not _can_keep(venv, stamp, backend):
+            print(f"  {sys.executable} -m venv {shlex.quote(str(venv))}")
+        for step in plans[0][1:] if state.lacks_tools_only else plans[0]:
             assignments = "".join(f"{key}={value} " for key, value in step.env.items())
             print(f"  {assignments}{shlex.join(pip_command(venv / 'bin' / 'python', step))}")
         return 0
     with _one_at_a_time():
         stamp = {} if args.fresh else _read_stamp(venv)
         keep = _can_keep(venv, stamp, backend)
-        current = keep and stamp["inputs"] == inputs
-        broken = _broken(venv, stamp, args.rollout) if current else {}
-        if current and not broken:
+        state = _state(venv, stamp, backend, inputs)
+        if state.is_complete:
             print("  another set-up has just installed it")
             return 0
-        wanted = {"backend": backend, "asked": choice.asked, "place": str(venv), "python": _python(stamp, keep)}
-        _make(venv, wanted, keep=keep)
-        if broken:  # to pip a package with a RECORD is installed: remove it first
-            remove = Step("damaged packages", ("uninstall", "-y", *sorted({*broken, *damaged(venv)})))
-            _install(venv / "bin" / "python", remove)
-        steps = _first_that_resolves(venv / "bin" / "python", plans, backend, force=force)
-        for number, step in enumerate(steps):
-            _install(venv / "bin" / "python", step)
-            if number == 0:
-                _check_torch(venv / "bin" / "python", TARGETS[backend].build)
-        if broken := import_problems(venv / "bin" / "python", _required(args.rollout)):
+        made = {
+            "backend": backend,
+            "rollout": args.rollout,
+            "asked": choice.asked,
+            "place": str(venv),
+            "python": _python(stamp, keep),
+        }
+        complete = made | inputs
+        python = venv / "bin" / "python"
+        if state.lacks_tools_only:
+            for step in plans[0][1:]:
+                _install(python, step)
+        else:
+            _make(venv, made, keep=keep)
+            _install_all(venv, plans, backend, state.broken, force=force)
+        with _progress("checking that packages import"):
+            broken = import_problems(python, _required(complete, tools=args.dev))
+        if broken:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
             raise SetupError(
                 f"packages do not import after their installation ({reasons}). --fresh removes {venv} and starts over."
             )
-        _write_stamp(venv, {**wanted, "inputs": inputs}, args.rollout)
+        _write_stamp(venv, complete, tools=args.dev)
     print(f"hwgrpo set-up: done, {venv.name} is ready")
     return 0
+
+
+def _install_all(venv: Path, plans: list[list[Step]], backend: str, broken: Mapping[str, str], *, force: bool) -> None:
+    """Install the first plan that resolves, after the removal of broken packages."""
+    python = venv / "bin" / "python"
+    if broken:  # to pip a package with a RECORD is installed: remove it first
+        _install(python, Step("damaged packages", ("uninstall", "-y", *sorted({*broken, *damaged(venv)}))))
+    with _progress("asking the index for torch"):
+        torch, *others = _first_that_resolves(python, plans, backend, force=force)
+    _install(python, torch)
+    with _progress("checking torch"):
+        _check_torch(python, TARGETS[backend].build)
+    for step in others:
+        _install(python, step)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -145,7 +178,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--backend", metavar="|".join(TARGETS), help="install for this hardware instead of the detected one"
     )
-    parser.add_argument("--rollout", choices=ROLLOUTS, help="make a rollout environment instead of .venv")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rollout", choices=ROLLOUTS, help="make a rollout environment instead of .venv")
+    which.add_argument(
+        "--dev", action="store_true", help="also install the developers' tools: pytest, ruff, pyright, ..."
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands without running them; needs no device"
     )
@@ -154,42 +191,103 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _inputs(backend: str, rollout: str | None) -> str:
-    """Hash the inputs of the installation: requirements, packaging and pins."""
-    project = tomllib.loads((REPO / "pyproject.toml").read_text())
-    relevant = {"project": project["project"], "build": project["build-system"], "hatch": project["tool"]["hatch"]}
+def _project() -> dict:
+    return tomllib.loads((REPO / "pyproject.toml").read_text())
+
+
+def _inputs(backend: str, rollout: str | None, *, dev: bool) -> dict[str, str]:
+    """Return what a complete installation's stamp has: of which inputs it is, and of which developers' tools.
+
+    Args:
+        backend: a key of TARGETS.
+        rollout: the rollout environment, or None for .venv.
+        dev: with developers' tools.
+    """
+    file = _project()
+    extras = dict(file["project"]["optional-dependencies"])
+    tools = extras.pop("dev")
+    project = file["project"] | {"optional-dependencies": extras}
+    relevant = {"project": project, "build": file["build-system"], "hatch": file["tool"]["hatch"]}
     parts = [json.dumps(relevant, sort_keys=True), backend, rollout or ""]
     parts += [path.read_text() for path in sorted((REPO / "scripts" / "constraints").glob("*.txt"))]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    hashed = {"inputs": hashlib.sha256("\0".join(parts).encode()).hexdigest()}
+    content = json.dumps([hashed, tools])  # of changed pins the tools are installed again
+    return hashed | ({"dev": hashlib.sha256(content.encode()).hexdigest()} if dev else {})
 
 
-def _required(rollout: str | None) -> list[str]:
-    """Return the names of the distributions that an environment requires."""
-    if rollout == "vllm-ascend":  # it lacks hwgrpo, and the other packages do not import without CANN
-        return ["torch", "transformers"]
-    requirements = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["dependencies"]
+def _tools() -> list[str]:
+    """Return the names of the distributions of the developers' tools."""
+    return _names(_project()["project"]["optional-dependencies"]["dev"])
+
+
+def _names(requirements: Iterable[str]) -> list[str]:
     return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
 
 
-def _broken(venv: Path, stamp: dict, rollout: str | None, *, record: bool = True) -> dict[str, str]:
-    """Return the distributions that no longer import, with the reason; imports them only when files have changed.
+def _required(stamp: Mapping[str, Any], *, tools: bool) -> list[str]:
+    """Return the names of the distributions that an environment of this stamp requires."""
+    if stamp["rollout"] == "vllm-ascend":  # it lacks hwgrpo, and the other packages do not import without CANN
+        return ["torch", "transformers"]
+    triton = _names([TRITON]) if stamp["backend"] == "cpu" else []
+    return [*_names(_project()["project"]["dependencies"]), *([*_tools(), *triton] if tools else [])]
+
+
+@dataclass(frozen=True)
+class State:
+    """What an environment has of what is wanted."""
+
+    is_current: bool
+    """Its packages, apart from the developers' tools, are of these inputs."""
+    has_tools: bool
+    """It has the developers' tools, or none are wanted."""
+    broken: Mapping[str, str]
+    """Distributions that no longer import, with the reason."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_current and self.has_tools and not self.broken
+
+    @property
+    def lacks_tools_only(self) -> bool:
+        return self.is_current and not self.has_tools and not self.broken
+
+
+def _state(venv: Path, stamp: dict, backend: str, inputs: Mapping[str, str], *, record: bool = True) -> State:
+    """Compare an environment with what is wanted; imports its packages only when files have changed.
 
     Args:
+        venv: the environment.
+        stamp: its stamp.
+        backend: the backend that is wanted.
+        inputs: from `_inputs`.
         record: write to the stamp that all import, so that the next call need not import them.
     """
-    required = _required(rollout)
-    if stamp.get("files") == fingerprint(venv, required):
-        return {}
-    broken = import_problems(venv / "bin" / "python", required)
+    current = _can_keep(venv, stamp, backend) and stamp["inputs"] == inputs["inputs"]
+    has_tools = "dev" not in inputs or stamp.get("dev") == inputs["dev"]
+    tools = "dev" in inputs and has_tools
+    if not current or stamp.get(TOOLS_FILES if tools else FILES) == _files(venv, stamp):
+        return State(current, has_tools, {})
+    with _progress("checking that packages import"):
+        broken = import_problems(venv / "bin" / "python", _required(stamp, tools=tools))
     if record and not broken:
-        _write_stamp(venv, stamp, rollout)
-    return broken
+        _write_stamp(venv, stamp, tools=tools)
+    return State(current, has_tools, broken)
 
 
-def _write_stamp(venv: Path, stamp: dict, rollout: str | None) -> None:
-    """Write atomically that the environment is complete, with the fingerprint of its files."""
+def _files(venv: Path, stamp: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the environment; of developers' tools it has the entries of site-packages alone."""
+    return fingerprint(venv, _required(stamp, tools=False))
+
+
+def _write_stamp(venv: Path, stamp: dict, *, tools: bool) -> None:
+    """Write atomically that the environment is complete, with the fingerprint of its files.
+
+    Args:
+        tools: the developers' tools are complete, too.
+    """
+    files = _files(venv, stamp)
     new = venv / f"{STAMP}.new"
-    new.write_text(json.dumps({**stamp, "files": fingerprint(venv, _required(rollout))}))
+    new.write_text(json.dumps({**stamp, FILES: files, **({TOOLS_FILES: files} if tools else {})}))
     new.replace(venv / STAMP)
 
 
@@ -291,6 +389,8 @@ def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *,
 
 def _unreachable(index: str) -> str | None:
     """Return why `index` is unreachable within a few seconds, or None; the time limit includes the name lookup."""
+    import urllib.request  # here: an environment that is up to date asks no index, and its import takes long
+
     outcome = [f"no response within {INDEX_TIMEOUT_S} s"]
 
     def request() -> None:
@@ -345,7 +445,8 @@ def _make(venv: Path, wanted: dict, *, keep: bool) -> None:
     if not keep:
         if venv.exists():
             print("  removing the old environment (incomplete, or for another backend or Python)", flush=True)
-            shutil.rmtree(venv)
+            with _progress("removing"):
+                shutil.rmtree(venv)
         venv.mkdir()
     (venv / STAMP).write_text(json.dumps(wanted))
     if not keep:
@@ -366,6 +467,33 @@ def _install(python: Path, step: Step) -> None:
     _run(action, step.title, command, step.env, show=interactive)
 
 
+@contextlib.contextmanager
+def _progress(title: str, *, lines: Sequence[str] = (), inline: bool = False) -> Iterator[None]:
+    """Print a line every PROGRESS_S seconds, so that no long step is silent.
+
+    Args:
+        title: what is done.
+        lines: output of a command, which may grow; the last one is printed in place of the title.
+        inline: the line of the step is not ended.
+    """
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(PROGRESS_S):
+            doing = textwrap.shorten(lines[-1] if lines else title, 90, placeholder=" ...")
+            start, end = ("\n", "") if inline else ("", "\n")
+            print(f"{start}    after {time.monotonic() - began:.0f} s: {doing}", end=end, flush=True)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, str], *, show: bool = False) -> None:
     """Run a command; if it fails, print its full output.
 
@@ -379,19 +507,23 @@ def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, st
     print(f"  {action} {title} ...", end="\n" if show else "", flush=True)
     began = time.monotonic()
     lines = []
-    with subprocess.Popen(
-        command,
-        cwd=REPO,
-        env=_pip_environment({"PYTHONUNBUFFERED": "1", **extra_env}),
-        stdin=subprocess.DEVNULL,
-        stdout=None if show else subprocess.PIPE,
-        stderr=None if show else subprocess.STDOUT,
-        text=True,
-    ) as process:
+    with (
+        subprocess.Popen(
+            command,
+            cwd=REPO,
+            env=_pip_environment({"PYTHONUNBUFFERED": "1", **extra_env}),
+            stdin=subprocess.DEVNULL,
+            stdout=None if show else subprocess.PIPE,
+            stderr=None if show else subprocess.STDOUT,
+            text=True,
+        ) as process,
+        _progress(f"{action} {title}", lines=lines, inline=not show),
+    ):
         for line in process.stdout or ():
             lines.append(line)
             if large := LARGE_DOWNLOAD.search(line):
                 print(f"\n    downloading {large[1].rpartition('/')[2]} ({large[2]}) ...", end="", flush=True)
+        process.wait()
     if process.returncode:
         print("" if show else " failed", flush=True)
         sys.stderr.write(f"$ {shlex.join(command)}\n{''.join(lines)}\n")

@@ -47,6 +47,8 @@ CUDA_TAGS = {
 """Oldest driver -> builds of torch that run on it, best first; "" is PyPI's own, for CUDA 13."""
 JETSON_RELEASE = 38
 """Release of Jetson Linux (JetPack 7) from which on a Jetson runs the builds for other aarch64 machines."""
+TRITON = "triton; platform_system == 'Linux'"
+"""For tests on a CPU: builds of torch for GPUs depend on triton, that for CPUs does not."""
 ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # Huawei's own index; untested
 
 
@@ -203,7 +205,16 @@ def choose(
     return Choice(requested, "asked for", asked=True)
 
 
-def plan(backend: str, rollout: str | None, index: str, torch_tag: str, constraints: str, python: tuple) -> list[Step]:
+def plan(
+    backend: str,
+    rollout: str | None,
+    index: str,
+    torch_tag: str,
+    constraints: str,
+    python: tuple[int, int],
+    *,
+    dev: bool = False,
+) -> list[Step]:
     """Return the pip commands in order; torch first, so that no later one installs another build of it.
 
     Args:
@@ -213,6 +224,7 @@ def plan(backend: str, rollout: str | None, index: str, torch_tag: str, constrai
         torch_tag: required local version, e.g. "+rocm7.2", or "".
         constraints: path of the constraints file.
         python: (major, minor) of the interpreter.
+        dev: with the developers' tools, which the steps after torch install.
 
     Raises:
         SetupError: this rollout environment does not exist for this backend or Python.
@@ -232,11 +244,11 @@ def plan(backend: str, rollout: str | None, index: str, torch_tag: str, constrai
         return _plan_vllm_ascend(extra_index, pinned)
     torch = Step(f"{TORCH}{torch_tag}", (*extra_index, *pinned, f"{TORCH}{torch_tag}"))
     if rollout is None:
-        steps = [torch, Step(f"hwgrpo[{backend},dev]", (*pinned, "-e", f".[{backend},dev]"))]
-        if backend == "cpu":
-            # Builds of torch for GPUs depend on triton. --no-deps: nothing may install another build of torch.
-            triton = ("--no-deps", "triton; platform_system == 'Linux'")
-            steps.append(Step("triton, whose interpreter runs the GPU kernels in tests", (*pinned, *triton)))
+        extras = f"{backend},dev" if dev else backend
+        steps = [torch, Step(f"hwgrpo[{extras}]", (*pinned, "-e", f".[{extras}]"))]
+        if dev and backend == "cpu":  # --no-deps: nothing may install another build of torch
+            title = "triton, whose interpreter runs the GPU kernels in tests"
+            steps.append(Step(title, (*pinned, "--no-deps", TRITON)))
         return steps
     if backend == "cuda":
         return [torch, Step("hwgrpo and vllm", (*pinned, "-e", ".[cuda,vllm]"))]

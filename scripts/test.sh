@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up when needed, then run tests by group.
+# Set up when needed, with the developers' tools, then run tests by group.
 #   bash scripts/test.sh                     every group but slow
 #   bash scripts/test.sh unit learning       these groups
 #   bash scripts/test.sh --all               every group, slow too
@@ -48,7 +48,7 @@ if [ ${#wanted[@]} -eq 0 ]; then
 fi
 is_wanted() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
 
-bash scripts/setup.sh || exit 1
+bash scripts/setup.sh --dev || exit 1
 export PATH="$repo/.venv/bin:$PATH" # tests call tools by name: torchrun, ninja
 unset PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE # without its bytecode each of some hundred processes compiles it
 

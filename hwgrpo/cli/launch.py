@@ -104,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
 
     config = getattr(module, "launched_config", _recipe_config)(args)
     plans = args.dry_run or args.print_config
-    if args.chip and (name != COMMANDS[0] or not args.dry_run):
-        raise ConfigError(f"--chip {args.chip} is for `hwgrpo launch RECIPE --dry-run`, which plans a GRPO run")
+    if args.chip and not args.dry_run:
+        raise ConfigError(f"--chip {args.chip} is for `hwgrpo launch RECIPE --dry-run`, which plans a run")
     backend, found = _backend(config), 1
     if not args.slurm and (args.started or not (args.devices or visible)):
         backend, found = _select(config, backend, needed=args.started and not plans)

@@ -23,10 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from-run", metavar="RUN", help="train on the responses in RUN/completions.jsonl and their rewards"
     )
     train_command.add_flags(parser)
+    train_command.add_plan_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code."""
+    train_command.plan_devices(args, "torchrun --nproc-per-node N -m hwgrpo reward-model RECIPE")
     own = ["data.keep=null", "reward_model.score_key=reward"]
     return sft.train_on_examples(args, sft.load_settings(args, "reward-model", SUFFIX, own), _parts)
 

@@ -12,9 +12,6 @@ from hwgrpo.cli import train as train_command
 from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hwgrpo_backends.device import Device
-
-    from hwgrpo.cli.backend_selection import Host
     from hwgrpo.config import Config
     from hwgrpo.training.supervised.supervised_setup import Training
 
@@ -28,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser, SUFFIX)
     add_flags(parser)
     train_command.add_flags(parser)
+    train_command.add_plan_options(parser)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
         return SFT
 
+    train_command.plan_devices(args, "hwgrpo launch sft RECIPE --devices N --run")
     return train_on_examples(args, _config(args), parts)
 
 
@@ -98,6 +97,10 @@ def train_on_examples(args: argparse.Namespace, config: Config, parts: Callable[
         print(to_yaml(config, shown=True), end="")
         return 0
     planned = supervised_settings(config)
+    if args.dry_run:
+        from hwgrpo.cli.run_plan import print_supervised_plan
+
+        return print_supervised_plan(planned, parts, chip=args.chip)
 
     from hwgrpo.cli.backend_selection import prepare_host
 
@@ -116,8 +119,6 @@ def train_on_examples(args: argparse.Namespace, config: Config, parts: Callable[
     device = Device(host.backend, host.local_rank)
     notes = resolve_strategy(planned, host.backend, host.world_size, device, supervised=True)
     config.trainer = dataclasses.replace(planned.trainer, epochs_per_batch=config.trainer.epochs_per_batch)
-    if args.dry_run:
-        return _print_plan(planned, training, host, device, notes)
     try:
         ranks = host.local_rank, host.local_world_size
         run = build_supervised(
@@ -169,7 +170,7 @@ def load_settings(
     config = load_config(
         recipe,
         overrides,
-        data_may_be_missing=not is_here,
+        data_may_be_missing=args.dry_run or not is_here,
         variables_may_be_missing=args.print_config or not is_here,
         imported=("data", "trainer") if args.from_run else (),
         used=supervised_settings,
@@ -177,28 +178,3 @@ def load_settings(
     if not any(each.startswith("trainer.output_dir=") for each in overrides):
         config.trainer.output_dir += suffix
     return config
-
-
-def _print_plan(config: Config, training: Training, host: Host, device: Device, notes: list[str]) -> int:
-    """Print what the run would train on and, where it is estimated, its memory; the model is not loaded. Return 0."""
-    from hwgrpo.config.derived import planned_steps
-    from hwgrpo.data.prompts import dataset_notes
-    from hwgrpo.planning.dry_run import supervised_memory
-
-    data = training.open_examples(config)
-    memory = supervised_memory(config, host.backend, host.world_size, device, data) if training.trains_head else []
-    longest, what = max(len(each) for each in data.training.token_ids), "prompt" if training.trains_head else "text"
-    lines = [
-        f"model      {config.model.path}, strategy {config.trainer.strategy}",
-        f"data       {data.training.name}: {len(data.training):,} examples, longest {what} {longest} tokens",
-        f"validation {f'{len(data.validation):,} examples' if data.validation is not None else 'none'}",
-        *(f"{'' if number else 'memory':<11}{line}" for number, line in enumerate(memory)),
-        f"output     {config.trainer.output_dir}",
-        *notes,
-        *dataset_notes("training", data.training),
-        *dataset_notes("validation", data.validation),
-        *training.example_notes(config, data, planned_steps(config, len(data.training))),
-    ]
-    if host.rank == 0:
-        print("\n".join(lines))
-    return 0

@@ -20,10 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
     add_flags(parser)
-    parser.add_argument(
-        "--devices", type=int, metavar="N", help="with --dry-run: plan N devices, one process each (default 1)"
-    )
-    parser.add_argument("--chip", metavar="NAME", help=CHIP_HELP)
+    add_plan_options(parser)
     add_import_options(parser)
 
 
@@ -40,13 +37,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a dry run, which other training commands have too."""
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="with --dry-run: plan N devices, one process each (default 1)"
+    )
+    parser.add_argument("--chip", metavar="NAME", help=CHIP_HELP)
+
+
 def run(args: argparse.Namespace) -> int:
     """Train; return the exit code."""
     from hwgrpo.config import load_config
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.validate import check_resume
 
-    _plan_devices(args)
+    plan_devices(args)
     _name_other_processes(args)
     config = load_config(
         args.recipe,
@@ -100,18 +105,19 @@ def _name_other_processes(args: argparse.Namespace) -> None:
         )
 
 
-def _plan_devices(args: argparse.Namespace) -> None:
+def plan_devices(args: argparse.Namespace, start: str = "hwgrpo launch RECIPE --devices N --run") -> None:
     """Set the variables of a launcher for the number of devices that a dry run names.
+
+    Args:
+        args: with the options of `add_plan_options`.
+        start: the command that trains on N devices.
 
     Raises:
         ConfigError: an option of a dry run without one, or a number of devices below 1.
     """
     for option in ("devices", "chip"):
         if getattr(args, option) is not None and not args.dry_run:
-            raise ConfigError(
-                f"--{option} {getattr(args, option)} needs --dry-run; to train on N devices use "
-                "hwgrpo launch RECIPE --devices N --run"
-            )
+            raise ConfigError(f"--{option} {getattr(args, option)} needs --dry-run; to train on N devices use {start}")
     if args.devices is None:
         return
     if args.devices < 1:

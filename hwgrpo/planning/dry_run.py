@@ -1,4 +1,4 @@
-"""The plan of a run, made without loading weights: `hwgrpo train --dry-run`.
+"""The plan of a run, made without loading weights: `--dry-run` of the training commands.
 
 A device, data or tokenizer that this machine lacks is reported next to the plan, which is made without it. A mistake in
 the settings, in existing data or in a reward function is an error.
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
@@ -49,6 +50,9 @@ from hwgrpo.training.resume import (
 )
 from hwgrpo.training.run_folder import reason_against_folder
 from hwgrpo.training.startup_checks import Data, Prompts, check_start, missing_requirements, open_data
+
+if TYPE_CHECKING:
+    from hwgrpo.training.supervised.supervised_setup import Training
 from hwgrpo.training.text_notes import text_notes
 
 
@@ -119,8 +123,6 @@ def make_plan(
     sharding = config_sharding(config, world_size)
     memory = estimate(config, shape, work, sharding)
     padding = sharding.padding_note(shape.sharded_units)
-    assumed = "" if no_device is None else "; not on this machine, so dtype and attention are assumed"
-    assumed += f", and the memory of {chip} (--chip names another)" if chip else ""
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     finished = None
     if training is not None or (t.max_steps and not missing_data(config)):
@@ -128,7 +130,7 @@ def make_plan(
     if device is not None and finished is None:
         problems += filter(None, (reason_against_saving(config, Path(t.output_dir)),))
     lines = [
-        ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"),
+        ("backend", _backend_line(backend, world_size, no_device, chip)),
         *_item("strategy", [t.strategy if t.strategy != "auto" else replicated_strategy(world_size), *strategy_notes]),
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
@@ -144,7 +146,7 @@ def make_plan(
         *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
         *_item("output", _output_lines(config, checkpoint, notes, finished)),
     ]
-    return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(problems))
+    return Plan(_text(lines), tuple(problems))
 
 
 def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
@@ -154,17 +156,9 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
         The data, its rewards closed; and the lines of the rewards' test.
     """
     problems += missing_loggers(config)
-    missing = missing_data(config)
-    if missing:
-        problems += missing
-        return None, ("not tried: that needs the data",)
-    try:
-        tokenizer = load_tokenizer(config.model, ask_hub=not from_hub)
-    except ConfigError as error:
-        if not from_hub:
-            raise
-        problems.append(str(error))
-        return None, ("not tried: that needs the tokenizer",)
+    tokenizer = _data_tokenizer(config, problems, from_hub=from_hub)
+    if tokenizer is None:
+        return None, (f"not tried: that needs the {'data' if missing_data(config) else 'tokenizer'}",)
     with chdir("."):  # a reward may change the directory, its file when it is loaded
         data = open_data(with_absolute_paths(config), tokenizer)
         with data.rewards as rewards:
@@ -172,25 +166,74 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
         return data, (*tried, *text_notes(config, tokenizer, data.training.texts))
 
 
-def supervised_memory(config: Config, backend: Backend, world_size: int, device: Device, data: Prompts) -> list[str]:
-    """Return the lines on the memory of a supervised run, which `hwgrpo sft --dry-run` prints.
+def _data_tokenizer(config: Config, problems: list[str], *, from_hub: bool) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer for the data; None where either is missing here, which is added to the problems."""
+    if missing := missing_data(config):
+        problems += missing
+        return None
+    try:
+        return load_tokenizer(config.model, ask_hub=not from_hub)
+    except ConfigError as error:
+        if not from_hub:
+            raise
+        problems.append(str(error))
+        return None
+
+
+def make_supervised_plan(
+    config: Config,
+    training: Training,
+    backend: Backend,
+    world_size: int,
+    *,
+    no_device: str | None = None,
+    chip: str | None = None,
+    strategy_notes: Sequence[str] = (),
+) -> Plan:
+    """Check and describe a run on given examples, without loading the model.
 
     Args:
-        config: from `supervised_settings`.
-        backend: the device family.
-        world_size: processes of the run.
-        device: this process's device.
-        data: the examples.
+        config: from `supervised_settings`; the data may be missing.
+        training: the command's own parts.
 
-    Raises:
-        ConfigError: as `check_start` does.
+    The other args and the errors are those of `make_plan`.
     """
-    settings, _ = planned_settings(config.model)
-    start = check_start(config, backend, settings, device=device, data=data)
-    longest = data.training.longest
-    work = planned_work(config, backend, world_size, start.dtype, start.layout, prompt_tokens=longest, supervised=True)
-    sharding = config_sharding(config, world_size)
-    return _memory_lines(estimate(config, model_shape(config.model, settings), work, sharding))
+    problems = [no_device] if no_device else []
+    settings, shipped = planned_settings(config.model)
+    tokenizer = _data_tokenizer(config, problems, from_hub=shipped is not None)
+    data = None if tokenizer is None else training.open_examples(config)
+    memory = ["not estimated: the head is not that of a language model, which `hwgrpo plan --for sft` assumes"]
+    if training.trains_head:
+        device = Device(backend) if no_device is None else None
+        start = check_start(config, backend, settings, device=device, data=data)
+        longest = data.training.longest if data else config.data.max_prompt_tokens
+        work = planned_work(
+            config, backend, world_size, start.dtype, start.layout, prompt_tokens=longest, supervised=True
+        )
+        shape, sharding = model_shape(config.model, settings), config_sharding(config, world_size)
+        memory = _memory_lines(estimate(config, shape, work, sharding))
+    lines = [
+        ("backend", _backend_line(backend, world_size, no_device, chip)),
+        *_item("model", [f"{config.model.path}, strategy {config.trainer.strategy}", *strategy_notes]),
+        *_example_lines(config, training, data),
+        *_item("memory", memory),
+        ("output", config.trainer.output_dir),
+    ]
+    return Plan(_text(lines), tuple(problems))
+
+
+def _example_lines(config: Config, training: Training, data: Prompts | None) -> list[tuple[str, str]]:
+    if data is None:
+        return [("data", f"{', '.join(sources_of(config.data.train))}: not opened")]
+    longest = max(len(each) for each in data.training.token_ids)
+    what = "prompt" if training.trains_head else "text"
+    return [
+        ("data", f"{data.training.name}: {len(data.training):,} examples, longest {what} {longest} tokens"),
+        *_item("", list(dataset_notes("training", data.training))),
+        ("validation", f"{len(data.validation):,} examples" if data.validation is not None else "none"),
+        *_item("", list(dataset_notes("validation", data.validation))),
+        *_item("schedule", training.example_notes(config, data, planned_steps(config, len(data.training)))),
+    ]
 
 
 def planned_work(
@@ -297,6 +340,16 @@ def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | N
     reason = predict_fallback(settings, longest) if engine_kind(config).samples_with_policy else None
     lines = (layout_note, describe_fallback(reason) if reason else None)
     return [line for line in lines if line]
+
+
+def _backend_line(backend: Backend, world_size: int, no_device: str | None, chip: str | None) -> str:
+    assumed = "" if no_device is None else "; not on this machine, so dtype and attention are assumed"
+    assumed += f", and the memory of {chip} (--chip names another)" if chip else ""
+    return f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"
+
+
+def _text(lines: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines)
 
 
 def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:

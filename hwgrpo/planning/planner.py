@@ -116,6 +116,7 @@ class Planner:
         is_separate: bool,
         sizes: Sequence[int] = (),
         select: Callable[[Planner, int], Planner] | None = None,
+        used: str | None = None,
     ) -> str:
         """Return the nearest alternative that fits into `room` bytes per device, as text.
 
@@ -128,7 +129,9 @@ class Planner:
             sizes: tensor-parallel sizes of an engine that shares the devices, in ascending order.
             select: planner, devices -> the planner with the engine that a run on them selects; None: the one that is
                 set.
+            used: the engine that does not fit; an alternative with another one names it. None: none is named.
         """
+        engines: dict[str, str] = {}
 
         def fits(each: Alternative) -> bool:
             planner = self.with_config(each.config)
@@ -141,9 +144,10 @@ class Planner:
                 if not has_room(separate=True):  # whichever engine samples
                     return False
                 planner = select(planner, each.devices)
+                engines[each.text] = planner.config.rollout.engine
             return has_room(each.separate)
 
-        return first_alternative(
+        text = first_alternative(
             changed_settings(self.config, {"trainer": trainer}),
             devices,
             fits,
@@ -151,6 +155,8 @@ class Planner:
             separate=is_separate or self.supervised,
             sizes=sizes,
         )
+        engine = engines.get(text, used)
+        return text if used is None or engine == used else f"{text}, then with rollout.engine={engine}"
 
     def with_config(self, config: Config) -> Planner:
         """Return a planner of the same model with other settings."""

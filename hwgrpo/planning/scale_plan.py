@@ -20,7 +20,7 @@ from hwgrpo.planning.engine_choice import resolve_engine, rollout_sizes
 from hwgrpo.planning.engine_share import engine_room
 from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.planning.planned_device import USABLE, PlannedDevice
+from hwgrpo.planning.planned_device import USABLE, PlannedDevice, RunDevice
 from hwgrpo.planning.planned_sharding import (
     changed_settings,
     sharding_of,
@@ -215,7 +215,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
     )
 
 
-def with_engine(planner: Planner, backend: Backend, devices: int, device: PlannedDevice) -> tuple[Planner, list[str]]:
+def with_engine(planner: Planner, backend: Backend, devices: int, device: RunDevice) -> tuple[Planner, list[str]]:
     """Return a planner with the engine that `rollout.engine=auto` selects for a new run, and why it does.
 
     Args:
@@ -233,23 +233,46 @@ def with_engine(planner: Planner, backend: Backend, devices: int, device: Planne
     return planner.with_config(config), notes
 
 
-def _instead(planner: Planner, backend: Backend, cluster: Cluster, room: float) -> str:
-    """Return the nearest alternative that fits into `room` bytes of a device, each with the engine it would use."""
-    config, of_a_host = planner.config, cluster.devices // cluster.nodes
+def nearest_alternative(
+    planner: Planner,
+    backend: Backend,
+    devices: int,
+    of_a_host: int,
+    room: float,
+    *,
+    separate: bool,
+    here: RunDevice | None = None,
+    used: str | None = None,
+) -> str:
+    """Return the nearest alternative that fits into `room` bytes of a device, each with the engine it would use.
 
-    def select(each: Planner, devices: int) -> Planner:
-        most = max(of_a_host, DEVICES_OF_A_HOST) if devices > cluster.devices else of_a_host
-        return with_engine(each, backend, devices, PlannedDevice(int(room), min(devices, most), usable=1.0))[0]
+    Args:
+        planner: of settings that do not fit, as they are written.
+        backend: the device family.
+        devices: number of devices.
+        of_a_host: number of them on a host.
+        room: usable bytes of a device.
+        separate: rollout runs on separate devices already.
+        here: the device of this machine; None: one with such room, on whose host nothing is asked.
+        used: the engine that does not fit; an alternative with another one names it. None: none is named.
+    """
+    config = planner.config
 
-    divides = engine_kind(config).runs_vllm and shares_device(config) and not cluster.separate
+    def select(each: Planner, count: int) -> Planner:
+        most = max(of_a_host, DEVICES_OF_A_HOST) if count > devices else of_a_host
+        device = here or PlannedDevice(int(room), min(count, most), usable=1.0)
+        return with_engine(each, backend, count, device)[0]
+
+    divides = engine_kind(config).runs_vllm and shares_device(config) and not separate
     return planner.instead(
         config.trainer,
         backend,
-        cluster.devices,
+        devices,
         room,
-        is_separate=cluster.separate,
+        is_separate=separate,
         sizes=rollout_sizes(config, of_a_host) if divides else (),
         select=select,
+        used=used,
     )
 
 
@@ -273,7 +296,8 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
         share = beside.share if beside is not None and beside.why_too_little is None else None
     instead = ""
     if room is not None and memory.peak > room:
-        instead = _instead(written, backend, cluster, room)
+        of_a_host = cluster.devices // cluster.nodes
+        instead = nearest_alternative(written, backend, cluster.devices, of_a_host, room, separate=cluster.separate)
     return ChipPlan(
         name=chip.title,
         config=config,

@@ -18,7 +18,7 @@ from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.update.token_budget import read_saved_budget
 
-LOADING, SAVING = "load", "save"
+LOADING, SAVING = "load", "final save"
 """Stages outside a step."""
 
 STAGES = {
@@ -30,6 +30,7 @@ STAGES = {
     "ref": "scoring with the reference model",
     "update_actor": "updating the policy",
     "sync": "handing new weights to the rollout engine",
+    "save": "saving a checkpoint",
 }
 """Stage -> its description in messages, for stages that use the device."""
 
@@ -94,7 +95,7 @@ def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
         ]
     elif stage == "sync" and r.engine == "vllm":
         remedies.append("the engine's share, by rollout.gpu_memory_utilization or rollout.kv_cache_gb")
-    elif stage not in (LOADING, SAVING, "sync"):
+    elif stage not in (LOADING, SAVING, "save", "sync"):
         tokens = micro_batch_tokens(config, device.torch_device)
         remedies.append(f"trainer.tokens_per_micro_batch (now {tokens}), which changes only the speed")
         if config.trainer.strategy == "fsdp2" and config.trainer.fsdp2.sync_every == "update":

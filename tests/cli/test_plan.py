@@ -367,6 +367,17 @@ def test_what_would_fit_instead_has_the_engine_that_a_run_would_select_then():
     assert (better["engine"], better["fits"]) == ("vllm", True)
 
 
+def test_a_dry_run_proposes_what_the_plan_proposes_and_names_another_engine(capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    words = (RECIPE, "model.lora.rank=0", "--devices", "4", "--chip", "small=989,3350,24")
+    for more, instead in (
+        ((), "fsdp2+offload, then with rollout.engine=vllm"),
+        (("rollout.engine=local",), planned(*words, "rollout.engine=local")["chips"][0]["instead"]),
+    ):
+        main(["train", *words, *more, "--dry-run"])
+        assert f"; what would fit: {instead} (" in capsys.readouterr().out
+
+
 def test_an_engine_that_cannot_sleep_with_the_model_is_proposed_awake():
     """On Ascend vLLM cannot sleep with a mixture of experts; sharded over two devices it fits beside the trainer."""
     words = ("qwen3_30b_a3b_math_lora", "--devices", "8", "--chip", "910B3")
@@ -399,18 +410,36 @@ def test_plans_and_dry_runs_give_one_figure_for_one_run(capsys, recipe, backend,
     assert other == f"{planned(recipe, '--devices', '8', '--chip', 'MI300X')['chips'][0]['peak'] / 2**30:.2f}"
 
 
+@pytest.mark.parametrize("name", ["910B3", "MI300X"])
+def test_plans_and_dry_runs_of_sft_give_one_figure(capsys, name):
+    given = ("qwen2_5_7b_gsm8k_full", "--devices", "8", "--chip", name)
+    [one] = planned(*given, "--for", "sft")["chips"]
+    capsys.readouterr()
+    for command in (("sft",), ("launch", "sft")):
+        assert memory_of(capsys, *command, *given) == f"{one['peak'] / 2**30:.2f}"
+
+
+def test_a_dry_run_of_a_reward_model_needs_no_device(capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    words = (RECIPE, "model.lora.rank=0", "--devices", "8", "--chip", "H100", "--dry-run")
+    assert main(["reward-model", *words]) == 1
+    printed = capsys.readouterr()
+    assert "cuda, 8 processes" in printed.out
+    assert "strategy fsdp2" in printed.out
+    assert "the plan is for H100 SXM (--chip)" in printed.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("train", RECIPE, "--devices", "2"), "--devices 2 needs --dry-run"),
+        (("sft", RECIPE, "--devices", "2"), "use hwgrpo launch sft RECIPE --devices N --run"),
+        (("reward-model", RECIPE, "--devices", "2"), "torchrun --nproc-per-node N -m hwgrpo reward-model"),
         (("train", RECIPE, "--chip", "H100"), "--chip H100 needs --dry-run"),
         (("train", RECIPE, "--dry-run", "--devices", "0"), "--devices 0: use 1 or more"),
         (("train", RECIPE, "--dry-run", "--chip", "H1000"), "H100 SXM"),
         (("launch", RECIPE, "--chip", "H100", "--devices", "2"), "--chip H100 is for `hwgrpo launch RECIPE --dry-run`"),
-        (
-            ("launch", "sft", RECIPE, "--chip", "H100", "--dry-run"),
-            "--chip H100 is for `hwgrpo launch RECIPE --dry-run`",
-        ),
+        (("launch", "sft", RECIPE, "--chip", "H100"), "--chip H100 is for `hwgrpo launch RECIPE --dry-run`"),
     ],
 )
 def test_devices_and_chip_are_options_of_a_dry_run(capsys, words, message):

@@ -196,6 +196,25 @@ def test_seconds_beside_published_steps_are_the_commands_and_within_half_as_much
     assert words in " ".join(section(title).split())
 
 
+def test_engines_beside_those_of_verls_scripts_are_the_commands():
+    found = chips("Beside verl's scripts")
+    cells = [
+        [
+            chip["name"],
+            chip["engine"],
+            str(chip["rollout_tensor_parallel_size"]),
+            f"{chip['gpu_memory_utilization'] or '-'}",
+            f"{chip['peak'] / GIB:.1f}",
+            "yes" if chip["fits"] else "no",
+        ]
+        for chip in found
+    ]
+    assert [row[1:7] for row in rows("Beside verl's scripts") if len(row) == 9] == cells
+    [misfit] = [chip for chip in found if not chip["fits"]]
+    assert f"The plan proposes `{misfit['instead']}`" in section("Beside verl's scripts")
+    assert {chip["strategy"] for chip in found if chip["name"] == "MI300X"} == {"ddp"}
+
+
 def test_the_page_names_what_this_project_does_not_do():
     for words in ("No pipeline parallelism", "No expert parallelism", "no run of this size has been done"):
         assert words in PAGE

@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +12,19 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hwgrpo.observe.completions import Sample
-from hwgrpo.observe.console.panel import LivePanel, PanelView, condense, shorten, sparkline, trend
+from hwgrpo.observe.console.panel import NOT_EVERY_STEP, LivePanel, PanelView, condense, shorten, sparkline, trend
 from hwgrpo.observe.console.progress import Pace
 from hwgrpo.observe.shown_fields import decimals
+from hwgrpo.training.out_of_memory import LOADING, SAVING, STAGES
 from tests.observe.values import METRICS
 
+PACKAGE = Path(__file__).parents[2] / "hwgrpo"
+TIMED = {
+    one or other
+    for file in (PACKAGE / "training").rglob("*.py")
+    for one, other in re.findall(r'watch\("(\w+)"\)|"timing_s/(\w+)":', file.read_text(encoding="utf-8"))
+}
+"""Stages that training times."""
 LONG = Sample("<|im_start|>user\n" + "How many? " * 400, "<think>\n" + "计算 " * 5000 + "\\boxed{72}", 0.5, "72" * 200)
 
 
@@ -64,6 +74,29 @@ def test_the_panel_shows_the_numbers_the_stages_and_a_sample():
         "▁█ 0.100 to 0.900",
     ):
         assert shown in text
+
+
+def test_stages_that_are_not_in_every_step_have_no_bar():
+    text = "\n".join(drawn(a_view(values=METRICS | dict.fromkeys(("timing_s/save", "timing_s/probe"), 0.1)), 80))
+    assert "gen" in text
+    assert "save" not in text
+    assert "probe" not in text
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        NOT_EVERY_STEP,
+        set(STAGES) - {LOADING, SAVING},
+        re.findall(
+            r"(\w+): \d", re.findall(r"const STAGES = .*", (PACKAGE / "report/assets/curves.js").read_text())[0]
+        ),
+    ],
+    ids=["panel", "out of memory", "report"],
+)
+def test_a_stage_that_is_named_is_one_that_training_times(named):
+    assert len(named) > 2
+    assert set(named) - TIMED == set()
 
 
 def test_kl_is_shown_only_where_there_is_one_and_other_missing_numbers_are_dashes():

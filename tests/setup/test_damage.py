@@ -28,12 +28,13 @@ with open(LOG, "a") as log:
     print(verb, words[-1], file=log)
 records = {path.name.split("-")[0]: path for path in site.glob("*.dist-info")}
 if verb == "uninstall":
-    for record in (records[name] for name in map(lambda w: w.replace("-", "_"), words) if name in records):
+    for record in (records[name] for name in {word.replace("-", "_") for word in words} if name in records):
         for line in (record / "RECORD").read_text().splitlines():
             (site / line.split(",")[0]).unlink(missing_ok=True)
         shutil.rmtree(record)
 for name in [] if verb == "uninstall" else ["torch", "sympy"] if "torch==" in words[-1] else ALL:
-    module = {"pyyaml": "yaml"}.get(name, name)
+    module = {"pyyaml": "yaml", "pytest_xdist": "xdist", "import_linter": "importlinter",
+              "mkdocs_material": "material"}.get(name, name)
     if name not in records and not (name == "torch" and "torch==" not in words[-1]):
         needs = "import sympy\\n" if name == "torch" else ""
         says = {f"{module}/__init__.py": f"{needs}from . import version\\n__version__ = '2.13.0'\\n",
@@ -47,6 +48,9 @@ for name in [] if verb == "uninstall" else ["torch", "sympy"] if "torch==" in wo
 """
 
 
+TOOLS = (*tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"], "triton")
+
+
 class Environment:
     """A repository with an environment that set-up has just made."""
 
@@ -54,7 +58,7 @@ class Environment:
         self.log, self.root = folder / "log", folder / "root"
         self.root.mkdir()
         requirements = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["dependencies"]
-        names = [requirement.split(">")[0].replace("-", "_") for requirement in requirements]
+        names = [requirement.split(">")[0].replace("-", "_") for requirement in (*requirements, *TOOLS)]
         (folder / "pip.py").write_text(f"LOG, ALL = {str(self.log)!r}, {names!r}\n{PIP}")
         repo = folder / "repo"
         shutil.copytree(REPO / "scripts" / "constraints", repo / "scripts" / "constraints")
@@ -75,10 +79,10 @@ class Environment:
     def site(self):
         return next(self.venv.glob("lib/python*/site-packages"))
 
-    def setup(self):
+    def setup(self, *options):
         """Run set-up; return what pip was asked to do."""
         self.log.write_text("")
-        assert setup_env.main(["--root", str(self.root)]) == 0
+        assert setup_env.main(["--root", str(self.root), *options]) == 0
         return self.log.read_text().splitlines()
 
     def imports(self, module):
@@ -132,6 +136,15 @@ def test_set_up_repairs_an_environment_in_which(environment, name, capsys):
     assert done[0].startswith("uninstall "), "pip takes what has a record for installed"
     assert "install torch==2.13.0" in done
     assert environment.setup() == []
+
+
+def test_tools_that_do_not_import_are_repaired_for_developers_alone(environment):
+    assert environment.setup("--dev")[-1].startswith("install triton")
+    assert environment.setup("--dev") == environment.setup() == []
+    shutil.rmtree(environment.site / "xdist")
+    assert environment.setup() == []
+    assert environment.setup("--dev")[0].startswith("uninstall pytest")
+    assert environment.setup("--dev") == environment.setup() == []
 
 
 def test_files_that_changed_and_still_import_are_left_alone(environment, monkeypatch):

@@ -3,9 +3,11 @@
 The stand-in logs each pip command instead of running it and passes everything else to the real interpreter.
 """
 
+import io
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[2]
+sys.path.insert(0, str(REPO / "scripts"))
+import setup_env  # noqa: E402
 
 STAND_IN = """\
 #!/bin/bash
@@ -37,9 +41,9 @@ esac
 TORCH_CPU = {"version": "2.13.0+cpu", "cuda": None, "hip": None}
 TORCH_CUDA = {"version": "2.13.0", "cuda": "13.0", "hip": None}
 TORCH_STEP = "pip install --progress-bar off -c scripts/constraints/{0}.txt torch==2.13.0"
-REST_STEP = "pip install --progress-bar off -c scripts/constraints/{0}.txt -e .[{0},dev]"
+REST_STEP = "pip install --progress-bar off -c scripts/constraints/{0}.txt -e .[{0}]"
 PINNED = "pip install --progress-bar off -c scripts/constraints/cpu.txt"
-TRITON_STEP = f"{PINNED} --no-deps triton; platform_system == 'Linux'"
+TOOLS_STEPS = [f"{PINNED} -e .[cpu,dev]", f"{PINNED} --no-deps triton; platform_system == 'Linux'"]
 
 
 class Machine:
@@ -90,8 +94,7 @@ def machine(tmp_path):
 
 
 def steps(backend):
-    last = [TRITON_STEP] if backend == "cpu" else []
-    return ["venv", TORCH_STEP.format(backend), REST_STEP.format(backend), *last]
+    return ["venv", TORCH_STEP.format(backend), REST_STEP.format(backend)]
 
 
 def test_torch_is_installed_before_everything_else(machine):
@@ -106,6 +109,59 @@ def test_running_it_again_does_nothing(machine):
     assert result.returncode == 0
     assert done == []
     assert result.stdout == "hwgrpo set-up: .venv is up to date (backend cpu: no device node of an accelerator found)\n"
+
+
+def test_developers_tools_are_installed_at_once_added_or_left(machine):
+    assert machine.setup("--dev")[1] == ["venv", TORCH_STEP.format("cpu"), *TOOLS_STEPS]
+    assert machine.setup()[1] == []
+    assert machine.setup("--fresh")[1] == steps("cpu")
+    result, done = machine.setup("--dev", PIP_FAILS="dev")
+    assert (result.returncode, done) == (1, TOOLS_STEPS[:1])
+    assert machine.setup()[1] == [], "the user's packages are complete"
+    assert TOOLS_STEPS[0].replace("'", "") in machine.setup("--dev", "--dry-run")[0].stdout.replace("'", "")
+    result, done = machine.setup("--dev")
+    assert done == TOOLS_STEPS
+    assert "tools        pytest, hypothesis, " in result.stdout
+    assert machine.setup("--dev")[1] == machine.setup()[1] == []
+    project = machine.repo / "pyproject.toml"
+    project.write_text(project.read_text().replace('"pytest>=8"', '"pytest>=9"'))
+    assert machine.setup()[1] == [], "what a user needs is there"
+    assert machine.setup("--dev")[1] == TOOLS_STEPS
+    with (machine.repo / "scripts" / "constraints" / "common.txt").open("a") as file:
+        file.write("einops==0.8.1\n")
+    assert machine.setup()[1] == steps("cpu")[1:]
+    assert machine.setup("--dev")[1] == TOOLS_STEPS
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_a_long_step_prints_lines_of_progress(monkeypatch, tmp_path, show):
+    printed = tmp_path / "printed"
+
+    class Output(io.StringIO):
+        def write(self, text: str) -> int:
+            if " after " in text:
+                printed.touch()  # ends the command
+            return super().write(text)
+
+    monkeypatch.setattr(setup_env, "PROGRESS_S", 0.1)
+    monkeypatch.setattr(sys, "stdout", output := Output())
+    code = (
+        "import pathlib, time\nprint('Installing collected packages: numpy', flush=True)\n"
+        f"for _ in range(1000):\n    time.sleep(0.01)\n    if pathlib.Path({str(printed)!r}).exists(): break"
+    )
+    setup_env._run("installing", "the rest", [sys.executable, "-c", code], {}, show=show)
+    doing = "installing the rest" if show else "(Installing collected packages: numpy|installing the rest)"
+    assert re.search(rf"  installing the rest \.\.\.\n    after \d+ s: {doing}", output.getvalue())
+
+
+def test_the_interpreter_of_a_complete_environment_is_asked_first(machine):
+    machine.setup()
+    other = machine.bin / "other"
+    shutil.copy(machine.bin / "python3.12", other)
+    (machine.venv / "pyvenv.cfg").write_text(f"home = {machine.bin}\nexecutable = {other}\n")
+    machine.script("python3.13", '#!/bin/sh\necho "asked python3.13" >>"$LOG"\nexit 1\n')
+    assert machine.setup()[1] == []
+    assert machine.setup("--fresh")[1] == ["asked python3.13", *steps("cpu")]
 
 
 def test_an_active_environment_and_python_path_do_not_leak_in(machine):
@@ -135,9 +191,9 @@ def test_a_change_that_needs_no_install_causes_none(machine):
 def test_a_failed_step_shows_all_of_pips_output_and_is_done_again_from_the_start(machine):
     result, done = machine.setup(PIP_FAILS="-e .[")
     assert result.returncode == 1
-    assert done == steps("cpu")[:-1]
+    assert done == steps("cpu")
     assert "first line of trouble\nlast line of trouble\n" in result.stderr
-    assert "installing hwgrpo[cpu,dev] failed" in result.stderr
+    assert "installing hwgrpo[cpu] failed" in result.stderr
     result, done = machine.setup()
     assert result.returncode == 0
     assert done == steps("cpu")
@@ -211,7 +267,7 @@ def test_pip_options_that_install_elsewhere_are_undone(machine):
     machine.script(
         "python3.12", STAND_IN.replace("REAL", sys.executable).replace('"pip $*"', '"$PIP_USER,$PIP_TARGET"')
     )
-    assert machine.setup(PIP_USER="1", PIP_TARGET="/nowhere")[1] == ["venv", "0,", "0,", "0,"]
+    assert machine.setup(PIP_USER="1", PIP_TARGET="/nowhere")[1] == ["venv", "0,", "0,"]
 
 
 def test_a_python_that_is_too_old_or_broken_is_passed_over(machine):

@@ -62,6 +62,9 @@ def test_the_hardware_found_is_installed_for_torch_first(machine, backend):
     pins = f"scripts/constraints/{backend}.txt"
     assert commands(result) == [
         f"install --progress-bar off -c {pins} torch==2.13.0",
+        f"install --progress-bar off -c {pins} -e '.[{backend}]'",
+    ]
+    assert commands(setup("--dev", root=root))[1:] == [
         f"install --progress-bar off -c {pins} -e '.[{backend},dev]'",
     ]
 
@@ -161,9 +164,12 @@ def test_under_wsl_a_healthy_machine_gets_the_build_for_its_gpu(tmp_path):
 
 
 def test_a_machine_without_accelerator_gets_the_cpu_environment(machine):
-    result = setup(root=machine())
+    root = machine()
+    result = setup(root=root)
     assert "backend cpu: no device node of an accelerator found" in result.stdout
-    _, rest, triton = commands(result)
+    _, rest = commands(result)
+    assert rest.endswith("'.[cpu]'")
+    _, rest, triton = commands(setup("--dev", root=root))
     assert rest.endswith("'.[cpu,dev]'")
     pins = ["-c", "scripts/constraints/cpu.txt"]
     wanted = ["install", "--progress-bar", "off", *pins, "--no-deps", "triton; platform_system == 'Linux'"]

@@ -43,7 +43,7 @@ METRICS = (
 )
 OF_ROLLOUTS = (*(shown_fields.REWARD, shown_fields.TRUNCATED, shown_fields.ZERO_STD_GROUPS, shown_fields.CLIPPED),)
 """Metrics that supervised training does not have."""
-NOT_EVERY_STEP = ("step", "testing", "save_checkpoint")
+NOT_EVERY_STEP = ("step", "testing", "save", "probe")
 """Timings without a bar: the total, and stages that are not in every step, so that the panel does not jump."""
 WIDE = 110
 """Columns from which metrics and stages stand side by side."""

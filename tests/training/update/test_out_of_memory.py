@@ -114,9 +114,16 @@ def test_a_model_that_does_not_fit_is_told_before_the_first_step(tmp_path, monke
     assert not list((tmp_path / "run").glob("*.yaml")), "a first start that fails leaves nothing"
 
 
-def test_a_final_model_that_cannot_be_saved_for_memory_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("hwgrpo.training.finish.save_model", too_much)
-    with pytest.raises(RunError, match=r"while saving the final model(?s:.*)resumes after step 3"):
+@pytest.mark.parametrize(
+    ("function", "saved", "then"),
+    [
+        ("hwgrpo.training.finish.save_model", "the final model", "resumes after step 3"),
+        ("hwgrpo.training.checkpoint.saver.Saver.save", "a checkpoint", "restarts from step 0"),
+    ],
+)
+def test_what_cannot_be_saved_for_memory_is_named(tmp_path, monkeypatch, function, saved, then):
+    monkeypatch.setattr(function, too_much)
+    with pytest.raises(RunError, match=rf"while saving {saved}(?s:.*){then}"):
         run(tmp_path / "run", *SHORT)
 
 
