@@ -28,12 +28,7 @@ def import_openrlhf(v: PeerSettings) -> Imported:
     Raises:
         ConfigError: batch sizes without a counterpart.
     """
-    notices = []
-    if not v.is_given("actor.lr_warmup_ratio"):
-        notices.append(
-            "OpenRLHF warms up over 0.03 of the updates, whose number follows from the data: set optim.warmup_steps"
-        )
-    return import_peer(v, CONVERSIONS, devices_key="actor.num_gpus_per_node", notices=notices)
+    return import_peer(v, CONVERSIONS, devices_key="actor.num_gpus_per_node")
 
 
 def _data(v: PeerSettings) -> Iterator[Converted]:
@@ -219,11 +214,10 @@ def _optimizer(v: PeerSettings) -> Iterator[Converted]:
     ends = v[schedule] == "cosine_with_min_lr"
     yield Assignment("optim.min_lr_ratio", v[least] if ends else 0.0, (least, schedule) if ends else (schedule,))
     yield Remark((least,), f"without effect beside {schedule}={v[schedule]}")
-    if v.is_given(share) and v[share]:
-        yield Refusal(
-            share, v[share], "the number of updates follows from the data", f"{share}=0, and optim.warmup_steps"
-        )
-    yield Remark((share,), "no warm-up")
+    if v[schedule] == "constant":
+        yield Remark((share,), f"without effect beside {schedule}=constant, as in OpenRLHF")
+    else:
+        yield Assignment("optim.warmup_ratio", v[share], (share,))
 
 
 def _engine(v: PeerSettings) -> Iterator[Converted]:

@@ -59,7 +59,9 @@ def length(v: TrlSettings) -> Iterator[Converted]:
         yield Assignment("trainer.epochs", int(epochs), ("num_train_epochs",))
     yield Remark((key,), "as long as num_train_epochs says")
     warmup = v.count_of_updates("warmup_steps", v["warmup_steps"])
-    if warmup is None:
+    if v["lr_scheduler_type"] == "constant":
+        yield Remark(("warmup_steps",), "without effect beside lr_scheduler_type=constant, as in transformers")
+    elif warmup is None:
         yield Assignment("optim.warmup_ratio", v["warmup_steps"], ("warmup_steps",))
     else:
         yield Assignment("optim.warmup_steps", warmup, ("warmup_steps",))

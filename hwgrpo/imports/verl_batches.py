@@ -190,10 +190,7 @@ def _warmup(v: VerlSettings) -> Iterator[Converted]:
     if counted <= 0:  # as in verl's engine
         origins = (share, steps)
         if v[share] and not v[total]:
-            why = "the number of steps follows from the data"
-            yield Refusal(
-                share, v[share], why, "actor_rollout_ref.actor.optim.lr_warmup_steps, or trainer.total_training_steps"
-            )
+            yield Assignment("optim.warmup_ratio", v[share], origins, "verl rounds it down to whole steps")
             return
         counted = int(v[share] * (v[total] or 0))
     else:

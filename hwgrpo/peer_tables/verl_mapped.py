@@ -96,7 +96,10 @@ _ACTOR = section(
     same("optim.weight_decay", "optim.weight_decay", 0.01, "norms and biases are exempt here"),
     joint("optim.lr_warmup_steps", "optim.warmup_steps", -1, "it counts updates, verl's counts steps"),
     joint(
-        "optim.lr_warmup_steps_ratio", "optim.warmup_steps", 0.0, "it counts updates, verl's is a share of the steps"
+        "optim.lr_warmup_steps_ratio",
+        "optim.warmup_ratio, optim.warmup_steps",
+        0.0,
+        "their number with trainer.total_training_steps",
     ),
     same(
         "optim.lr_scheduler_type",

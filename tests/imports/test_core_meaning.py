@@ -17,6 +17,7 @@ from hwgrpo.peer_tables.nemo_rl_mapped import NEMO_RL
 from tests.imports.core_runs import BASES, entry, imported
 
 IS_OPENRLHF = "algo.advantage.is_correction_enable"
+ROLL = "actor_train.training_args."
 SCRIPT = """
 set -x
 export WANDB_MODE=offline
@@ -136,6 +137,21 @@ def test_flags():
                 "algorithm.correction.low": 0.5,
                 "algorithm.correction.high": 5.0,
             },
+        ),
+        ("openrlhf", "actor.lr_warmup_ratio=0.1", {"optim.warmup_ratio": 0.1}),
+        ("openrlhf", "actor.lr_warmup_ratio=0.1 actor.lr_scheduler=constant", {"optim.warmup_ratio": None}),
+        ("roll", f"{ROLL}warmup_ratio=0.1", {"optim.warmup_ratio": 0.1}),
+        ("roll", f"{ROLL}warmup_ratio=0.1 {ROLL}warmup_steps=5", {"optim.warmup_ratio": None, "optim.warmup_steps": 5}),
+        (
+            "roll",
+            f"{ROLL}warmup_steps=5 {ROLL}lr_scheduler_type=constant",  # of Megatron, ROLL's default
+            {"optim.schedule": None, "optim.warmup_steps": 5},
+        ),
+        (
+            "roll",
+            f"{ROLL}warmup_steps=5 {ROLL}lr_scheduler_type=constant "
+            "actor_train.strategy_args.strategy_name=fsdp2_train",
+            {"optim.warmup_steps": None},
         ),
         ("openrlhf", "ds.tensor_parallel_size=2", {"trainer.strategy": "fsdp2", "trainer.tensor_parallel_size": 2}),
         (
@@ -281,6 +297,7 @@ def test_what_a_default_would_add_is_left_out():
     assert "optim.warmup_steps" not in given("nemo-rl", "policy.scheduler=[{name: x.ConstantLR}]")
     assert given("nemo-rl")["optim.warmup_steps"] == 50
     assert "optim.schedule" not in given("openrlhf", "actor.lr_scheduler=constant")
+    assert given("openrlhf")["optim.warmup_ratio"] == 0.03
     assert "trainer.max_steps" not in given("nemo-rl")
 
 
@@ -290,7 +307,6 @@ def test_what_a_default_would_add_is_left_out():
         ("openrlhf", "algo.kl.init_coef=0.01", "algo.kl.use_loss"),
         ("openrlhf", "algo.advantage.estimator=gae", "algo.advantage.estimator"),
         ("openrlhf", "reward.remote_url=reward.py", "reward.remote_url"),
-        ("openrlhf", "actor.lr_warmup_ratio=0.1", "actor.lr_warmup_ratio"),
         ("openrlhf", "train.async_enable=true", "train.async_enable"),
         ("roll", "add_token_level_kl=true", "add_token_level_kl"),
         ("roll", "loss_agg_mode=seq-mean-token-sum-norm", "loss_agg_mode"),

@@ -82,7 +82,6 @@ def test_a_key_without_counterpart_is_refused_by_name(row: PeerRow):
         ("actor_rollout_ref.rollout.name=trtllm", "TensorRT-LLM"),
         ("reward.reward_manager.name=remote", "manager"),
         ("trainer.logger=[console,mlflow]", "no logger mlflow"),
-        (f"{ACTOR}optim.lr_warmup_steps_ratio=0.1", "number of steps"),
         ("actor_rollout_ref.rollout.max_model_len=100", "1024 tokens"),
         (f"{ACTOR}lora.enable=True", "rank"),
         ("data.gen_batch_size=2048", "data.train_batch_size"),

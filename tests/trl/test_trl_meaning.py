@@ -104,6 +104,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("use_adaptive_entropy=true entropy_target=0.3", {"algorithm.entropy_target": 0.3}),
     ("learning_rate=2e-6 weight_decay=0.1", {"optim.lr": 2e-6, "optim.weight_decay": 0.1}),
     ("lr_scheduler_type=constant_with_warmup warmup_steps=5", {"optim.schedule": "constant", "optim.warmup_steps": 5}),
+    ("lr_scheduler_type=constant warmup_steps=5", {"optim.schedule": "constant", "optim.warmup_steps": 0}),
     ("warmup_ratio=0.1 max_steps=25", {"optim.warmup_steps": 3, "trainer.max_steps": 25}),
     ("warmup_ratio=0.1", {"optim.warmup_ratio": 0.1}),
     ("system_prompt=Think.", {"data.system_prompt": "Think.", "data.chat": "always"}),
