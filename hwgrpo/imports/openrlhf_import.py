@@ -7,8 +7,9 @@ from typing import Any
 
 from hwgrpo.config.backend_choices import attention_choices
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.import_result import Imported
+from hwgrpo.imports.openrlhf_reader import DEVICES
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
 from hwgrpo.imports.variable_text import known
@@ -28,7 +29,7 @@ def import_openrlhf(v: PeerSettings) -> Imported:
     Raises:
         ConfigError: batch sizes without a counterpart.
     """
-    return import_peer(v, CONVERSIONS, devices_key="actor.num_gpus_per_node")
+    return import_peer(v, CONVERSIONS)
 
 
 def _data(v: PeerSettings) -> Iterator[Converted]:
@@ -267,8 +268,7 @@ def _training(v: PeerSettings) -> Iterator[Converted]:
         yield Assignment("model.attention", known(v[attention]), (attention,))
     elif v[attention] is not None:
         yield Refusal(attention, v[attention], "it is not one of those here", ", ".join(attention_choices()))
-    nodes, per_node = "actor.num_nodes", "actor.num_gpus_per_node"
-    yield Remark((per_node, nodes), f"hwgrpo launch RECIPE --devices {v[nodes] * v[per_node]}")
+    yield Launch(DEVICES, *map(v.count, DEVICES))
 
 
 def _adapters(v: PeerSettings) -> Iterator[Converted]:

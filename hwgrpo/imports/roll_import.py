@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
@@ -34,7 +34,7 @@ def import_roll(v: PeerSettings) -> Imported:
     Raises:
         ConfigError: batch sizes without a counterpart, or lengths that are not stated.
     """
-    return import_peer(v, CONVERSIONS, devices_key=_DEVICES)
+    return import_peer(v, CONVERSIONS)
 
 
 def device_list(key: str, value: Any) -> list[int]:
@@ -86,7 +86,7 @@ def _batches(v: PeerSettings) -> Iterator[Converted]:
     yield Assignment("rollout.n", n, (_N,))
     devices = len(device_list(_DEVICES, v[_DEVICES]))
     sequence, tensor = _parallel(v)
-    yield Remark((_DEVICES,), f"hwgrpo launch RECIPE --devices {devices}")
+    yield Launch((_DEVICES,), devices)
     ranks = max(1, devices // (sequence * tensor * (v[_PIPELINE] or 1)))
     update = v[_PER] * v[_ACCUMULATION] * ranks
     if update % n or (step * n) % update:

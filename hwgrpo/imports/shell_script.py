@@ -177,7 +177,7 @@ class _Script:
 
     def _summary(self) -> list[str]:
         notices = [
-            f"{each}, which decides the script's test for it; the other way is hwgrpo import --set NAME=VALUE"
+            f"{each}, which decides the script's test for it; the other way is --set NAME=VALUE"
             for each in self._known.asked
         ]
         if self._setters.exported:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hwgrpo.config.backend_choices import attention_choices
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.trl_settings import TrlSettings, trl_value
 
 _MASTERS = "parameters are fp32 masters; bf16 sets the dtype that they are computed in"
@@ -34,7 +34,7 @@ def batches(v: TrlSettings) -> Iterator[Converted]:
     one = sizes.prompts_per_update == sizes.prompts_per_step
     yield Assignment("trainer.prompts_per_update", None if one else sizes.prompts_per_update, origins)
     yield Assignment("trainer.epochs_per_batch", v["num_iterations"], ("num_iterations",))
-    yield Remark(("num_processes",), f"hwgrpo launch RECIPE --devices {processes}")
+    yield Launch(("num_processes",), processes)
     yield Remark(("generation_batch_size", *origins), "they make one update per batch; micro-batches are cut by tokens")
 
 

@@ -54,7 +54,8 @@ def test_a_script_of_openrlhf_with_names_before_0_10(tmp_path: Path):
     file.write_text(SCRIPT)
     result, notices = import_core("openrlhf", str(file), ["rollout_batch_size=64"], {})
     assert not result.refused()
-    assert result.devices == "hwgrpo launch RECIPE --devices 8"
+    assert result.launch is not None
+    assert (result.launch.devices, result.launch.nodes) == (4, 2)
     config = config_of(result, tmp_path)
     assert (config.model.path, config.data.train, config.data.ground_truth_key) == (
         "Qwen/Qwen2.5-7B",
@@ -80,6 +81,15 @@ def test_a_script_of_openrlhf_with_names_before_0_10(tmp_path: Path):
     assert any("ckpt_path" in notice for notice in notices)
     assert any("reward.functions does not follow" in notice for notice in notices)
     assert not any("data.train" in notice for notice in notices)
+
+
+def test_a_number_of_devices_that_a_program_prints_is_not_openrlhfs_default(tmp_path: Path):
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT.replace("GPUS=4", "GPUS=$(nvidia-smi -L | wc -l)"))
+    result, notices = import_core("openrlhf", str(file), [], {})
+    assert result.launch is not None
+    assert (result.launch.devices, result.launch.nodes) == (None, 2)
+    assert any("actor_num_gpus_per_node: run.sh, line 4: $(nvidia-smi" in notice for notice in notices)
 
 
 @pytest.mark.parametrize(

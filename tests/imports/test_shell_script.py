@@ -175,7 +175,7 @@ def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_an
     assert command.arguments == ["a.b=npu", "a.c=gpu"]
     assert [each for each in command.notices if "installed here" in each] == [
         f"line 1: the package {package} installed here, which decides the script's test for it; the other way is "
-        "hwgrpo import --set NAME=VALUE"
+        "--set NAME=VALUE"
         for package in ("json is", "not_a_package is not")
     ]
     for source in (

@@ -274,7 +274,8 @@ def test_processes_divide_the_batch():
         == 8
     )
     result = imported("num_processes=4")
-    assert result.devices == "hwgrpo launch RECIPE --devices 4"
+    assert result.launch is not None
+    assert (result.launch.devices, result.launch.nodes) == (4, 1)
 
 
 def test_rewards_of_the_script_are_rewards_here():
