@@ -153,7 +153,8 @@ def import_settings(
     from hwgrpo.imports.import_table import table_text
     from hwgrpo.imports.recipe_text import compact, recipe_text
 
-    has_file = "=" not in arguments[0] and not arguments[0].startswith("--")
+    deletes = arguments[0].startswith("~") and "/" not in arguments[0]
+    has_file = "=" not in arguments[0] and not arguments[0].startswith("--") and not deletes
     file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
     imported, notices = _imported(system, file, rest, variables or {}, any_entry)
     if prints:

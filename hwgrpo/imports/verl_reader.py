@@ -38,6 +38,7 @@ _GROUPS = {
     "model": "models are those of the hub",
 }
 """Groups of verl's config that decide nothing here."""
+_ACTORS = tuple(f"{engine}_actor" for engine in ROWS["model_engine"].values)
 _ENGINES = {
     "ppo_trainer": None,
     "dapo_trainer": None,
@@ -95,7 +96,7 @@ def read_verl(
     values = {**base, **_values([*_without_groups(overrides, command.notices)])}
     _refuse_passed_settings(values, arguments)
     values, notices = _without_unknown(values, command)
-    deleted = {each.key for each in overrides if each.deletes}
+    deleted = {each.key for each in overrides if each.deletes and "@" not in each.key}
     defaults = {key: None if row.default is UNSET else row.default for key, row in ROWS.items()}
     values = {key: value for key, value in values.items() if key not in deleted}
     resolved = resolve(values, defaults, dict.fromkeys(command.unset.values(), "") | dict(environment))
@@ -115,14 +116,18 @@ def _without_groups(overrides: Sequence[Override], notices: list[str]) -> Iterat
         group, at, _ = each.key.partition("@")
         if not at:
             yield each
-        elif group == "actor" and str(each.value).endswith("_actor"):
-            yield Override("model_engine", str(each.value).removesuffix("_actor"))
         elif group in _GROUPS:
-            notices.append(f"left out: {each.key}={each.value}, {_GROUPS[group]}")
+            written = f"~{each.key}" if each.deletes else f"{each.key}={each.value}"
+            notices.append(f"left out: {written}, {_GROUPS[group]}")
+        elif each.deletes:
+            raise ConfigError(f"~{each.key} deletes a part of verl's config, which a run needs; leave it out")
+        elif group == "actor" and str(each.value) in _ACTORS:
+            yield Override("model_engine", str(each.value).removesuffix("_actor"))
         else:
+            known = f" (verl's are {', '.join(_ACTORS)})" if group == "actor" else ""
             raise ConfigError(
-                f"{each.key}={shown(each.value)} chooses a part of verl's config by its name; run the script with "
-                "--cfg job --resolve under verl, and name the file that has the output"
+                f"{each.key}={shown(each.value)} chooses a part of verl's config by its name{known}; run the script "
+                "with --cfg job --resolve under verl, and name the file that has the output"
             )
 
 

@@ -367,7 +367,12 @@ _REST = (
         joint("n_gpus_per_node", "", 8, "hwgrpo launch --devices"),
         joint("nnodes", "", 1, "hwgrpo launch --nodes"),
     ),
-    joint("model_engine", "trainer.strategy", note="sharding is by fsdp2", type="text"),
+    joint(
+        "model_engine",
+        "trainer.strategy",
+        note="sharding is by fsdp2",
+        values=dict.fromkeys(("dp", "megatron", "mindspeed", "mlite", "torchtitan", "veomni"), "fsdp2"),
+    ),
 )
 
 MAPPED = (*_DATA, *_MODEL, *_ACTOR, *_ROLLOUT, *_ALGORITHM, *_REST)

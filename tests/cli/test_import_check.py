@@ -65,9 +65,11 @@ def test_a_variable_of_a_script_is_what_set_says(capsys):
         (["trl", "a=1", "--set", "D=1"], "is for the variables of a run script, which trl has none of"),
         (["verl", "a.b=1", "--set", "D=1"], "is for the variables of a run script, and none is named"),
         (["roll", "a=1", "--set", "D=1"], "which roll has none of"),
+        (["verl", "~trainer.total_epochs", "data.seed=1"], "~trainer.total_epochs deletes a setting of verl"),
+        (["verl", "~/run.sh"], "/run.sh."),
     ],
 )
-def test_what_set_cannot_say_is_an_error(arguments: list[str], message: str, capsys):
+def test_arguments_that_cannot_be_read_are_an_error(arguments: list[str], message: str, capsys):
     assert main(["import", *arguments]) == 2
     assert message in capsys.readouterr().err
 

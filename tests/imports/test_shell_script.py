@@ -187,6 +187,14 @@ def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_an
         assert MARK.search(read(f"{COMMAND} a.b={source}").marked[0]), source
 
 
+@pytest.mark.parametrize("word", ["data/*.parquet", "data/part-[0-9].parquet", "?"])
+def test_a_word_that_names_of_files_replace_is_not_known(word: str):
+    command = read(f'F=({word}) G={word}\n{COMMAND} a.b=$F a.c={word} a.d=$G a.e="$G" [*] {word}')
+    assert "is replaced by the names of files that match it" in command.reasons(command.marked[0])[0]
+    assert command.marked[1:4] == [f"a.c={word}", f"a.d={word}", f"a.e={word}"]
+    assert all(MARK.fullmatch(each) for each in command.marked[4:])
+
+
 def test_a_variable_that_is_fixed_is_never_set():
     lines = "D=1\nexport E=2 D=3\nfor D in a b; do :; done\nunset D\nD+=4\n((D = 5))\nif [ -f f ]; then D=6; fi"
     command = read_script(f"{lines}\n{COMMAND} a.b=$D a.c=$E", "run.sh", [], {"D": "0"}, fixed={"D": "npu"})

@@ -348,6 +348,7 @@ def test_keys_that_are_added_are_listed_and_others_refused(tmp_path: Path):
         ("actor@actor_rollout_ref.actor=mlite_actor", {"model_engine": "mlite"}, ""),
         ("ref@actor_rollout_ref.ref=mlite_ref", {}, "the reference has the engine of the actor"),
         ("+critic@critic=dp_critic", {}, "there is no critic here"),
+        ("~critic@critic", {}, "left out: ~critic@critic, there is no critic here"),
     ],
 )
 def test_a_group_of_hydra_is_read_by_what_it_decides(override: str, given: dict, notice: str):
@@ -356,6 +357,12 @@ def test_a_group_of_hydra_is_read_by_what_it_decides(override: str, given: dict,
     assert notice in "".join(notices)
     with pytest.raises(ConfigError, match=r"data@data='other' chooses a part of verl's config"):
         read_verl(None, ["data@data=other"], {})
+    with pytest.raises(ConfigError, match=r"actor='foo_actor' chooses .* \(verl's are dp_actor, megatron_actor, "):
+        read_verl(None, ["actor@actor_rollout_ref.actor=foo_actor"], {})
+    with pytest.raises(ConfigError, match=r"~actor@actor_rollout_ref.actor deletes a part of verl's config"):
+        read_verl(None, ["~actor@actor_rollout_ref.actor"], {})
+    with pytest.raises(ConfigError, match="model_engine='foo' is not known; choose one of: dp, "):
+        read_verl(None, ["model_engine=foo"], {})
 
 
 @pytest.mark.parametrize("entry", [*MODULES, "recipe/entropy/main_entropy.py"])
