@@ -288,11 +288,11 @@ def test_a_long_completion_is_scrolled_to_the_words_that_were_searched_for(brows
 
 def test_the_environment_is_shown_without_json(browser: Browser, make_run):
     folder = make_run([{"step": 1, "reward": 1.0}])
-    record = {"torch": "2.13.0", "attention": {"taken": "sdpa", "passed_over": {}}}
+    record = {"torch": "2.13.0", "attention": {"selected": "sdpa", "skipped": {}}}
     (folder / "environment.json").write_text(json.dumps(record))
     browser.open(report(folder), tab="settings")
     cells = browser.texts(".columns td")
-    assert cells[:6] == ["torch", "2.13.0", "attention.taken", "sdpa", "attention.passed_over", "–"]
+    assert cells[:6] == ["torch", "2.13.0", "attention.selected", "sdpa", "attention.skipped", "–"]
 
 
 def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser: Browser, page: Path):
