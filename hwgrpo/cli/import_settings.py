@@ -38,22 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that override it. Settings alone are accepted, too; write -- before flags",
     )
     parser.add_argument("--output", metavar="FILE", help="write the recipe to this file (default: standard output)")
-    parser.add_argument(
-        "--set",
-        dest="variables",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="a variable of the run script, whatever the script sets it to",
-    )
-    parser.add_argument(
-        "--entry",
-        choices=("main_ppo",),
-        help="verl: read the settings of another entry point as those of main_ppo",
-    )
-    parser.add_argument(
-        "--drop-refused", action="store_true", help="write a recipe without the settings that have no counterpart"
-    )
+    _add_reading_options(parser)
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -64,47 +49,71 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
         choices=SYSTEMS,
         help="the arguments are another project's: a run script and settings, or settings alone (hwgrpo import)",
     )
+    _add_reading_options(parser, "with --from: ")
+
+
+def _add_reading_options(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Declare the options of all commands that read another project's settings."""
     parser.add_argument(
         "--set",
         dest="settings",
-        metavar="key=value",
+        metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="with --from: a setting of ours",
+        help=f"{when}a variable of the run script, whatever the script sets it to"
+        + (", or a setting of hwgrpo, section.key=VALUE" if when else ""),
     )
-    parser.add_argument("--drop-refused", action="store_true", help="with --from: leave out what has no counterpart")
+    parser.add_argument(
+        "--entry", choices=("main_ppo",), help=f"{when}read another entry point of verl as if it were main_ppo"
+    )
+    parser.add_argument(
+        "--drop-refused", action="store_true", help=f"{when}leave out the settings that have no counterpart"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and the recipe; return the exit code."""
+    variables, own = _set_values(args.system, args.settings)
+    if own:
+        raise ConfigError(
+            f"--set {own[0]!r}: write NAME=VALUE, with the name of a variable of the run script; settings of hwgrpo "
+            "follow the recipe: hwgrpo launch RECIPE key=value"
+        )
     imported, recipe = import_settings(
         args.system,
         args.overrides,
         drop_refused=args.drop_refused,
         prints=True,
-        variables=_variables(args.system, args.variables),
+        variables=variables,
         any_entry=args.entry is not None,
     )
     if args.output is None:
         print(recipe, end="")
         return 0
     write_output(args.output, recipe)
-    command = (imported.devices or "hwgrpo launch RECIPE").replace("RECIPE", shlex.quote(args.output))
-    print(f"wrote {args.output}: {command}", file=sys.stderr)
+    from hwgrpo.imports.conversion import Launch
+
+    launch = imported.launch or Launch((), None)
+    print(f"wrote {args.output}: {launch.command(shlex.quote(args.output))}", file=sys.stderr)
     return 0
 
 
-def _variables(system: str, given: Sequence[str]) -> dict[str, str]:
-    """Return the variables of `--set`."""
-    found = {}
+def _set_values(system: str, given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables of a run script that `--set` sets, and the settings of hwgrpo, which have a dot."""
+    settings = [each for each in given if "." in each.partition("=")[0]]
+    variables = {}
     for each in given:
         name, equals, value = each.partition("=")
+        if each in settings:
+            continue
         if not equals or not _NAME.fullmatch(name):
             raise ConfigError(f"--set {shown(each)}: write NAME=VALUE, with the name of a variable of the run script")
-        found[name] = value
-    if found and system not in ("verl", "openrlhf"):
-        raise ConfigError(f"--set is for the variables of a run script, which {system} has none of; write key=value")
-    return found
+        if system not in ("verl", "openrlhf"):
+            raise ConfigError(
+                f"--set {shown(each)} is for the variables of a run script, which {system} has none of; write key=value"
+            )
+        variables[name] = value
+    return variables, settings
 
 
 def write_output(output: str, text: str) -> None:
@@ -144,7 +153,8 @@ def import_settings(
     from hwgrpo.imports.import_table import table_text
     from hwgrpo.imports.recipe_text import compact, recipe_text
 
-    has_file = "=" not in arguments[0] and not arguments[0].startswith("--")
+    deletes = arguments[0].startswith("~") and "/" not in arguments[0]
+    has_file = "=" not in arguments[0] and not arguments[0].startswith("--") and not deletes
     file, rest = (arguments[0], arguments[1:]) if has_file else (None, arguments)
     imported, notices = _imported(system, file, rest, variables or {}, any_entry)
     if prints:
@@ -220,20 +230,29 @@ def use_imported(args: argparse.Namespace) -> Imported | None:
         ConfigError: an option that is for --from is given without it; or as `import_settings` does.
     """
     if getattr(args, "source", None) is None:
-        if getattr(args, "settings", []) or getattr(args, "drop_refused", False):
-            option = "--set" if args.settings else "--drop-refused"
+        options = {"--set": "settings", "--entry": "entry", "--drop-refused": "drop_refused"}
+        option = next((option for option, name in options.items() if getattr(args, name, None)), None)
+        if option is not None:
             raise ConfigError(
                 f"{option} is for --from {'|'.join(SYSTEMS)}; settings of a recipe follow it as key=value"
             )
         return None
     first = launched_rank().rank == 0
     arguments = [args.recipe, *args.overrides]
-    imported, recipe = import_settings(args.source, arguments, drop_refused=args.drop_refused, prints=first)
+    variables, own = _set_values(args.source, args.settings)
+    imported, recipe = import_settings(
+        args.source,
+        arguments,
+        drop_refused=args.drop_refused,
+        prints=first,
+        variables=variables,
+        any_entry=args.entry is not None,
+    )
     folder = Path(tempfile.mkdtemp(prefix="hwgrpo-import-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "imported.yaml").write_text(recipe, encoding="utf-8")
-    args.recipe, args.overrides = str(folder / "imported.yaml"), args.settings
-    args.source, args.settings, args.drop_refused = None, [], False
+    args.recipe, args.overrides = str(folder / "imported.yaml"), own
+    args.source, args.settings, args.entry, args.drop_refused = None, [], None, False
     return imported
 
 
@@ -242,10 +261,5 @@ def import_options(args: argparse.Namespace) -> list[str]:
     if args.source is None:
         return []
     settings = [word for each in args.settings for word in ("--set", each)]
-    return ["--from", args.source, *settings, *(["--drop-refused"] if args.drop_refused else [])]
-
-
-def started_by(imported: Imported) -> tuple[int | None, int]:
-    """Return how many processes per node, None where the settings do not say, and nodes an import's command starts."""
-    found = re.search(r"--devices (\d+)(?: --nodes (\d+))?", imported.devices)
-    return (int(found[1]), int(found[2] or 1)) if found else (None, 1)
+    entry = ["--entry", args.entry] if args.entry is not None else []
+    return ["--from", args.source, *settings, *entry, *(["--drop-refused"] if args.drop_refused else [])]

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.cli.import_settings import add_import_options, import_options, started_by, use_imported
+from hwgrpo.cli.import_settings import add_import_options, import_options, use_imported
 from hwgrpo.cli.train import CHIP_HELP
 from hwgrpo.errors import ConfigError
 from hwgrpo.launched_ranks import launcher_variables
@@ -148,10 +148,9 @@ def _import(args: argparse.Namespace, name: str, visible: Sequence[str]) -> None
             "--from with -: each process that is started reads the script; write it to a file, and name it"
         )
     imported = use_imported(args)
-    if imported is not None:
-        devices, nodes = started_by(imported)
-        args.devices = args.devices if args.devices is not None or visible else devices
-        args.nodes = nodes if args.nodes == 1 else args.nodes
+    if imported is not None and imported.launch is not None:
+        args.devices = args.devices if args.devices is not None or visible else imported.launch.devices
+        args.nodes = imported.launch.nodes or 1 if args.nodes == 1 else args.nodes
 
 
 def _module(name: str) -> Any:

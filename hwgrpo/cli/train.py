@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 
-from hwgrpo.cli.import_settings import add_import_options, import_options, started_by, use_imported
+from hwgrpo.cli.import_settings import add_import_options, import_options, use_imported
 from hwgrpo.errors import ConfigError
 from hwgrpo.launched_ranks import launched_rank, launcher_variables
 
@@ -95,8 +95,8 @@ def _name_other_processes(args: argparse.Namespace) -> None:
     """Use imported settings, and say where their script starts more processes than this one."""
     given = shlex.join([args.recipe, *args.overrides, *import_options(args)])
     imported = use_imported(args)
-    devices, nodes = started_by(imported) if imported is not None else (1, 1)
-    processes = (devices or 1) * nodes
+    launch = imported.launch if imported is not None else None
+    processes = (launch.processes or 1) if launch is not None else 1
     if processes > 1 and launched_rank().world_size == 1:
         print(
             f"hwgrpo: note: the settings are those of {processes} processes, and this is one; "

@@ -20,6 +20,27 @@ from hwgrpo.paths import with_home
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
+_MEANT = {
+    "model": ("path",),
+    "model.lora": ("rank", "adapter"),
+    "data": ("train", "max_rows"),
+    "rollout": ("engine", "n"),
+    "rollout.server": ("url",),
+    "reward": ("functions",),
+    "algorithm": ("preset",),
+    "algorithm.advantage": ("name",),
+    "algorithm.loss": ("name",),
+    "algorithm.kl": ("estimator", "coef"),
+    "algorithm.aggregation": ("name",),
+    "algorithm.correction": ("name",),
+    "algorithm.filter_groups": ("enable", "metric"),
+    "optim": ("name", "lr"),
+    "trainer": ("strategy", "max_steps"),
+    "trainer.deepspeed": ("stage",),
+    "backend": ("name",),
+    "observe": ("loggers",),
+}
+"""Section -> the settings of it that a single value in its place may be meant for; the first one of its type is."""
 
 
 hints_of = functools.cache(typing.get_type_hints)
@@ -111,7 +132,9 @@ def _build_section(section: type, values: Any, key: str) -> Any:
     prefix = f"{key}." if key else ""
     if not isinstance(values, Mapping):
         names = ", ".join(field.name for field in dataclasses.fields(section))
-        raise ConfigError(f"{key}={shown(values)} must be a mapping with the keys: {names}")
+        meant = _meant_setting(section, values, key)
+        hint = f"; did you mean {meant}? Its keys are" if meant else " with the keys"
+        raise ConfigError(f"{key}={shown(values)} must be a mapping{hint}: {names}")
     hints = hints_of(section)
     arguments = {}
     for field in dataclasses.fields(section):
@@ -127,6 +150,20 @@ def _build_section(section: type, values: Any, key: str) -> Any:
         elif dataclasses.is_dataclass(hints[field.name]):  # a required setting below it is missing
             arguments[field.name] = build(hints[field.name], {}, prefix + field.name)
     return section(**arguments)
+
+
+def _meant_setting(section: type, value: Any, key: str) -> str | None:
+    """Return the override that a single value in place of a section may be meant for; None: there is none."""
+    hints = hints_of(section)
+    text = value if isinstance(value, str) else shown(value)
+    for name in _MEANT.get(key, ()) if value not in (None, "") else ():
+        listed = is_list(hints[name]) and str not in alternatives(hints[name])
+        try:
+            build(str if listed else hints[name], value, key)
+        except ConfigError:
+            continue
+        return f"{key}.{name}={f'[{text}]' if listed else text}"
+    return None
 
 
 def _plain_default(field: dataclasses.Field[Any]) -> Any:

@@ -18,7 +18,9 @@ from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.values import Prompt
 
 COMPARING = ("exact_match", "gsm8k", "math", "multiple_choice", "numeric", "question_exact_match", "question_f1")
-"""Rewards that compare with the ground truth: they must give a row's own more than an empty response."""
+"""Rewards that compare with the ground truth."""
+_SCORES_OWN = (*COMPARING, "by_source")
+"""Rewards that must give a row's own ground truth more than an empty response."""
 FORMS = ("\\boxed{{{}}}", "#### {}", "{}", "<think></think><answer>{}</answer>", "```\n{}\n```")
 """Formats of a response with only the answer."""
 
@@ -64,7 +66,7 @@ def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
         judged.append(Judged(reward.name, len(verdicts), scored, len(raised)))
         for number, error in raised.items():
             unscored[number] = f"reward {reward.name} fails: {error_text(error) or type(error).__name__}"
-        if reward.name in COMPARING:
+        if reward.name in _SCORES_OWN:
             missed = [number for number, verdict in verdicts.items() if verdict is False]
             why = f"reward {reward.name} gives the row's own ground truth no more than an empty response"
             unscored |= dict.fromkeys(missed, why)

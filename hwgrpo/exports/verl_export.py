@@ -99,6 +99,8 @@ def _batches(config: Config) -> Iterator[tuple[str, Any]]:
     yield ACTOR + "grad_clip", o.grad_clip
     if o.warmup_steps and o.warmup_steps % updates == 0:
         yield ACTOR + "optim.lr_warmup_steps", o.warmup_steps // updates
+    elif o.warmup_ratio:
+        yield ACTOR + "optim.lr_warmup_steps_ratio", o.warmup_ratio
     yield ACTOR + "optim.min_lr_ratio", o.min_lr_ratio
     if o.name == "adamw_8bit":
         yield ACTOR + "optim.optimizer_impl", "bitsandbytes.optim"

@@ -23,6 +23,12 @@ _SET_BY_BASH = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
+_WILD = "\ud804"
+"""What stands before a character that is not quoted, and by which bash may replace a word by names of files."""
+_FILES = re.compile(rf"{_WILD}[*?]|(?<=.){_WILD}\[.+?\]", re.DOTALL)
+"""What makes a word a pattern of names of files; one that begins with a bracket is a list of Hydra."""
+_SETTING = re.compile(r"[-+~]{0,2}[A-Za-z_][\w.@/-]*=")
+"""How a word begins that is the name of no file."""
 _NUMBER = re.compile(r"\s*[-+]?[0-9]{1,40}\s*")
 _LONGEST_SOURCE = 80
 """Characters of a piece of a script that a reason shows."""
@@ -193,11 +199,11 @@ class BashVariables:
             if not part.expands:
                 opens = part.quoted and not part.text and i + 1 < len(parts) and parts[i + 1].expands
                 if not (opens and _ALL.match(parts[i + 1].text)):  # "$@" without arguments is no field
-                    now = (now or "") + part.text
+                    now = (now or "") + (part.text if part.quoted or not split else _with_wild(part.text))
                 continue
             values = self._values_of_part(part, unset)
             if split and not part.quoted:
-                values = [*map(self._separable, values)]
+                values = [_with_wild(self._separable(value)) for value in values]
             if self._depends_on_separators(part, values, split):
                 values = [self.mark("IFS is set, by which bash joins and splits values")]
             if not split or (part.quoted and not _ALL.match(part.text)):
@@ -215,7 +221,14 @@ class BashVariables:
                 if not part.quoted and value[-1:].isspace():
                     fields.append(now)
                     now = None
-        return fields if now is None else [*fields, now]
+        return [self._without_wild(each) for each in (fields if now is None else [*fields, now])]
+
+    def _without_wild(self, field: str) -> str:
+        """Return a field as it is where it is no pattern; else a mark, since the names of files are not known."""
+        text = field.replace(_WILD, "")
+        if _FILES.search(field) and not _SETTING.match(text):
+            return self.mark(f"{text[:_LONGEST_SOURCE]} is replaced by the names of files that match it")
+        return text
 
     def _separable(self, text: str) -> str:
         """Return a text with the values of variables that separators make several fields of."""
@@ -429,6 +442,11 @@ class BashVariables:
             self.assign(name, [str(value)])
         else:
             self.assign_element(name, str(index), str(value), adds=False)
+
+
+def _with_wild(text: str) -> str:
+    """Return a text that is not quoted with its wild characters marked."""
+    return re.sub(r"[*?\[]", lambda found: _WILD + found[0], text)
 
 
 def _is_unknown(values: list[str]) -> bool:

@@ -69,6 +69,8 @@ class Statement:
     """Whether it is within `[[ ... ]]`; None: it has not begun."""
     redirects_output: bool = False
     """Whether its standard output goes elsewhere, `> FILE`."""
+    ends: str = ""
+    """The operator behind it."""
 
     def add(self, word: Word) -> None:
         """Append a word."""
@@ -109,6 +111,8 @@ class BashReader:
             if operator is not None and not self._text.startswith("&>", self._at):
                 self._at += len(operator)
                 found += [now] if now.words else []
+                if found and not found[-1].ends:
+                    found[-1].ends = operator
                 now = Statement(self._line(), after=operator if now.words or operator != "\n" else now.after)
                 continue
             if not now.words:

@@ -1,4 +1,4 @@
-"""What a setting of another project becomes: assignments of settings here, remarks, refusals."""
+"""What a setting of another project becomes: assignments of settings here, remarks, refusals, processes."""
 
 from __future__ import annotations
 
@@ -35,4 +35,31 @@ class Refusal:
     instead: str
 
 
-Converted = Assignment | Remark | Refusal
+@dataclass(frozen=True)
+class Launch:
+    """How many processes, one per device, start a run.
+
+    Example:
+        >>> Launch(("trainer.n_gpus_per_node", "trainer.nnodes"), devices=8, nodes=2).command("recipe.yaml")
+        'hwgrpo launch recipe.yaml --devices 8 --nodes 2'
+    """
+
+    origins: tuple[str, ...]
+    devices: int | None
+    """Devices per node; None: not known."""
+    nodes: int | None = 1
+    """None: not known."""
+
+    @property
+    def processes(self) -> int | None:
+        """The number of all processes; None: not known."""
+        return None if self.devices is None or self.nodes is None else self.devices * self.nodes
+
+    def command(self, recipe: str = "RECIPE") -> str:
+        """Return the command that starts a recipe so."""
+        devices = "" if self.devices is None else f" --devices {self.devices}"
+        nodes = "" if self.nodes in (None, 1) else f" --nodes {self.nodes}"
+        return f"hwgrpo launch {recipe}{devices}{nodes}"
+
+
+Converted = Assignment | Remark | Refusal | Launch

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hwgrpo.imports.conversion import Launch
+
 Group = Literal["mapped", "default", "ignored", "unread", "refused"]
 TITLES: dict[Group, str] = {
     "mapped": "Mapped",
@@ -39,8 +41,8 @@ class Imported:
     origins: dict[str, str]
     """Dotted setting here -> the comment that names where it is from."""
     notices: list[str] = field(default_factory=list)
-    devices: str = ""
-    """The command that starts it on as many devices."""
+    launch: Launch | None = None
+    """The processes that the other project starts; None: its settings do not say."""
 
     def refused(self) -> list[Entry]:
         """Return the entries without a counterpart."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
@@ -31,7 +31,7 @@ def import_nemo_rl(v: PeerSettings) -> Imported:
     Raises:
         ConfigError: batch sizes without a counterpart.
     """
-    return import_peer(v, CONVERSIONS, devices_key="cluster.gpus_per_node")
+    return import_peer(v, CONVERSIONS)
 
 
 def _data(v: PeerSettings) -> Iterator[Converted]:
@@ -247,15 +247,15 @@ def _training(v: PeerSettings) -> Iterator[Converted]:
         yield Assignment(here, v[used + keys[used]], (used + keys[used],))
         yield Remark((other + keys[other],), f"without effect beside {used}enabled=true")
     offload, nodes, per_node = _DTENSOR + "cpu_offload", "cluster.num_nodes", "cluster.gpus_per_node"
-    devices = v[nodes] * v[per_node]
+    launch = Launch((per_node, nodes), v.count(per_node), v.count(nodes))
     origins = (_DTENSOR + "enabled", _MEGATRON + "enabled")
-    if devices > 1 or v[offload]:
+    if launch.processes != 1 or v[offload]:
         yield Assignment(
             "trainer.strategy", "fsdp2", origins, "trained by fsdp2 instead of Megatron" if megatron else ""
         )
     yield Remark(origins, "one device: there is nothing to shard")
     yield Assignment("trainer.fsdp2.offload", v[offload] and not megatron, (offload,))
-    yield Remark((per_node, nodes), f"hwgrpo launch RECIPE --devices {devices}")
+    yield launch
     if value_here(v, "policy.precision"):
         yield Assignment("model.dtype", value_here(v, "policy.precision"), ("policy.precision",))
     else:

@@ -7,8 +7,9 @@ from typing import Any
 
 from hwgrpo.config.backend_choices import attention_choices
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.import_result import Imported
+from hwgrpo.imports.openrlhf_reader import DEVICES
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
 from hwgrpo.imports.variable_text import known
@@ -28,12 +29,7 @@ def import_openrlhf(v: PeerSettings) -> Imported:
     Raises:
         ConfigError: batch sizes without a counterpart.
     """
-    notices = []
-    if not v.is_given("actor.lr_warmup_ratio"):
-        notices.append(
-            "OpenRLHF warms up over 0.03 of the updates, whose number follows from the data: set optim.warmup_steps"
-        )
-    return import_peer(v, CONVERSIONS, devices_key="actor.num_gpus_per_node", notices=notices)
+    return import_peer(v, CONVERSIONS)
 
 
 def _data(v: PeerSettings) -> Iterator[Converted]:
@@ -219,11 +215,10 @@ def _optimizer(v: PeerSettings) -> Iterator[Converted]:
     ends = v[schedule] == "cosine_with_min_lr"
     yield Assignment("optim.min_lr_ratio", v[least] if ends else 0.0, (least, schedule) if ends else (schedule,))
     yield Remark((least,), f"without effect beside {schedule}={v[schedule]}")
-    if v.is_given(share) and v[share]:
-        yield Refusal(
-            share, v[share], "the number of updates follows from the data", f"{share}=0, and optim.warmup_steps"
-        )
-    yield Remark((share,), "no warm-up")
+    if v[schedule] == "constant":
+        yield Remark((share,), f"without effect beside {schedule}=constant, as in OpenRLHF")
+    else:
+        yield Assignment("optim.warmup_ratio", v[share], (share,))
 
 
 def _engine(v: PeerSettings) -> Iterator[Converted]:
@@ -273,8 +268,7 @@ def _training(v: PeerSettings) -> Iterator[Converted]:
         yield Assignment("model.attention", known(v[attention]), (attention,))
     elif v[attention] is not None:
         yield Refusal(attention, v[attention], "it is not one of those here", ", ".join(attention_choices()))
-    nodes, per_node = "actor.num_nodes", "actor.num_gpus_per_node"
-    yield Remark((per_node, nodes), f"hwgrpo launch RECIPE --devices {v[nodes] * v[per_node]}")
+    yield Launch(DEVICES, *map(v.count, DEVICES))
 
 
 def _adapters(v: PeerSettings) -> Iterator[Converted]:

@@ -17,6 +17,7 @@ from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
 
 PROGRAM = "openrlhf.cli.train_ppo_ray"
 _MODULE = re.compile(r"(?:.*/)?openrlhf[./]cli[./]train_ppo_ray(?:\.py)?")
+DEVICES = ("actor.num_gpus_per_node", "actor.num_nodes")
 _NAMES = ("observe.run_name", "observe.project", "observe.loggers", "trainer.output_dir")
 """Settings whose unknown pieces are left out with a notice: they name a run."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -47,12 +48,16 @@ def read_openrlhf(
     path = None if file == "-" else file
     command = read_script(text, name, [], environment, program=PROGRAM, module=_MODULE, path=path, fixed=variables)
     overridden = {OPENRLHF.current_name(key)[0] for key in given}
-    values, notices = {}, list(command.notices)
+    values, notices, unknown = {}, list(command.notices), set[str]()
     for key, value in _without_key(flag_values(command.marked, command)).items():
         current = OPENRLHF.current_name(key)[0]
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         reasons = command.reasons(f"{key} {text}")
         if current in overridden:
+            continue
+        if reasons and current in DEVICES:
+            unknown.add(current)
+            notices.append(f"{key}: {reasons[0]}; left out, since the command that starts the recipe says it")
             continue
         if reasons and OPENRLHF.rows.get(current, OPENRLHF.rows["*"]).here not in ("", *_NAMES):
             known = shown(without_marks(text) or "?")
@@ -62,7 +67,9 @@ def read_openrlhf(
             )
         values[key] = "(unknown)" if reasons else value
         notices += [f"{key}: {reasons[0]}"] if reasons else []
-    return settings_of(OPENRLHF, {**values, **given}), notices
+    settings = settings_of(OPENRLHF, {**values, **given})
+    settings.unknown = frozenset(unknown)
+    return settings, notices
 
 
 def flag_values(arguments: Sequence[str], command: VerlCommand | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import check_used, unused_settings
 from hwgrpo.errors import ConfigError, error_text, shown
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.hydra_values import primitive
 from hwgrpo.imports.import_result import Entry, Imported
 from hwgrpo.imports.peer_settings import PeerSettings
@@ -24,15 +24,12 @@ Conversion = Callable[[Any], Iterator[Converted]]
 """What reads the settings of a project, a kind of `PeerSettings`, and yields what becomes of some of them."""
 
 
-def import_peer(
-    v: PeerSettings, conversions: Sequence[Conversion], *, devices_key: str = "", notices: Sequence[str] = ()
-) -> Imported:
+def import_peer(v: PeerSettings, conversions: Sequence[Conversion], *, notices: Sequence[str] = ()) -> Imported:
     """Return the recipe of another project's run.
 
     Args:
         v: its settings.
         conversions: of the keys that are converted together.
-        devices_key: the key whose remark is the command that starts the recipe on as many devices.
         notices: for the user, beside the table.
 
     Raises:
@@ -44,7 +41,9 @@ def import_peer(
         raise error if isinstance(error, ConfigError) else _impossible(v, error) from error
     assignments = {each.key: each for each in converted if isinstance(each, Assignment)}
     refusals = [each for each in converted if isinstance(each, Refusal)]
+    launch = next((each for each in converted if isinstance(each, Launch)), None)
     remarks = [each for each in converted if isinstance(each, Remark)]
+    remarks += [Remark(launch.origins, launch.command())] if launch is not None else []
     refusals += _refused(v)
     defaults = {each.key: _default(each.key) for each in assignments.values()}
     settings = {key: each.value for key, each in assignments.items() if each.value != defaults[key]}
@@ -69,8 +68,7 @@ def import_peer(
         if key in settings and not any(origin in v.given for origin in each.origins)
     ]
     origins = {key: _origin(v, assignments[key]) for key in settings}
-    devices = next((each.note for each in remarks if devices_key and each.origins[0] == devices_key), "")
-    return Imported(v.names.project, entries, settings, origins, list(notices), devices)
+    return Imported(v.names.project, entries, settings, origins, list(notices), launch)
 
 
 def _impossible(v: PeerSettings, error: Exception) -> ConfigError:

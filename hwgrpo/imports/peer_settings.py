@@ -51,6 +51,8 @@ class PeerSettings:
     """A key that is no setting of the project, and written with `+` -> the value, and a known key that is near."""
     overridden: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """A name, as it was written, whose value the project does not read -> the value, and the name that it reads."""
+    unknown: frozenset[str] = frozenset()
+    """Names of the tables that are given a value that is not known: the project's default is not that of the run."""
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key, the project's default where it is not given, None where it has none.
@@ -76,6 +78,18 @@ class PeerSettings:
     def is_given(self, key: str) -> bool:
         """Return whether a key is given a value."""
         return self.given.get(key) is not None
+
+    def count(self, key: str) -> int | None:
+        """Return a number of devices or nodes; None: it is not known.
+
+        Raises:
+            ConfigError: it is below 1.
+        """
+        if key in self.unknown:
+            return None
+        if self[key] < 1:
+            raise ConfigError(f"{key}={self[key]} must be at least 1")
+        return self[key]
 
     def below(self, prefix: str) -> dict[str, Any]:
         """Return the given settings below a prefix, their names without it."""

@@ -27,8 +27,8 @@ def recipe_text(imported: Imported, source: str) -> str:
         source: its name, for the first line.
     """
     lines = [f"# Imported from {source}. What is not stated here has hwgrpo's default."]
-    if imported.devices:
-        lines.append(f"# On the same number of devices: {imported.devices}")
+    if imported.launch is not None and imported.launch.processes is not None:
+        lines.append(f"# On the same number of devices: {imported.launch.command()}")
     lines += [f"# Left out, refused: {each.key}={compact(each.value)}: {each.note}" for each in imported.refused()]
     lines += _lines(nested(imported.settings), imported.origins, ())
     return "\n".join(one_line(" ".join(line.splitlines())) for line in lines) + "\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
@@ -17,7 +17,7 @@ _N, _STEP = "num_return_sequences_in_group", "rollout_batch_size"
 _ARGUMENTS, _MODEL = "actor_train.training_args.", "actor_train.model_args."
 _PER, _ACCUMULATION = _ARGUMENTS + "per_device_train_batch_size", _ARGUMENTS + "gradient_accumulation_steps"
 _DEVICES, _ENGINES = "actor_train.device_mapping", "actor_infer.device_mapping"
-_STRATEGY = "actor_train.strategy_args.strategy_config"
+_STRATEGY_NAME, _STRATEGY = (f"actor_train.strategy_args.strategy_{each}" for each in ("name", "config"))
 _SEQUENCE = (_STRATEGY + ".context_parallel_size", _MODEL + "ulysses_size")
 _OFFLOAD = _STRATEGY + ".zero_optimization.offload_optimizer.device"
 _PIPELINE = _STRATEGY + ".pipeline_model_parallel_size"
@@ -34,7 +34,7 @@ def import_roll(v: PeerSettings) -> Imported:
     Raises:
         ConfigError: batch sizes without a counterpart, or lengths that are not stated.
     """
-    return import_peer(v, CONVERSIONS, devices_key=_DEVICES)
+    return import_peer(v, CONVERSIONS)
 
 
 def device_list(key: str, value: Any) -> list[int]:
@@ -86,7 +86,7 @@ def _batches(v: PeerSettings) -> Iterator[Converted]:
     yield Assignment("rollout.n", n, (_N,))
     devices = len(device_list(_DEVICES, v[_DEVICES]))
     sequence, tensor = _parallel(v)
-    yield Remark((_DEVICES,), f"hwgrpo launch RECIPE --devices {devices}")
+    yield Launch((_DEVICES,), devices)
     ranks = max(1, devices // (sequence * tensor * (v[_PIPELINE] or 1)))
     update = v[_PER] * v[_ACCUMULATION] * ranks
     if update % n or (step * n) % update:
@@ -211,12 +211,17 @@ def _rewards(v: PeerSettings) -> Iterator[Converted]:
 
 
 def _optimizer(v: PeerSettings) -> Iterator[Converted]:
-    schedule, share = _ARGUMENTS + "lr_scheduler_type", _ARGUMENTS + "warmup_ratio"
+    schedule = _ARGUMENTS + "lr_scheduler_type"
+    steps, share = _ARGUMENTS + "warmup_steps", _ARGUMENTS + "warmup_ratio"
     betas = (_ARGUMENTS + "adam_beta1", _ARGUMENTS + "adam_beta2")
     yield Assignment("optim.schedule", value_here(v, schedule), (schedule,))
-    if v[share]:
-        why = "the number of updates is that of the steps times those of a step"
-        yield Refusal(share, v[share], why, f"{_ARGUMENTS}warmup_steps")
+    if v[schedule] == "constant" and v[_STRATEGY_NAME] != "megatron_train":
+        yield Remark((steps, share), f"without effect beside {schedule}=constant, as in ROLL")
+    elif v[steps] > 0:
+        yield Assignment("optim.warmup_steps", v[steps], (steps,))
+        yield Remark((share,), f"without effect beside {steps}={v[steps]}")
+    else:
+        yield Assignment("optim.warmup_ratio", v[share], (share, steps))
     yield Assignment("optim.betas", [v[key] for key in betas], betas)
 
 
@@ -246,7 +251,7 @@ def _sampling(v: PeerSettings) -> Iterator[Converted]:
 
 
 def _training(v: PeerSettings) -> Iterator[Converted]:
-    name, stage = "actor_train.strategy_args.strategy_name", _STRATEGY + ".zero_optimization.stage"
+    name, stage = _STRATEGY_NAME, _STRATEGY + ".zero_optimization.stage"
     sequence, tensor = _parallel(v)
     devices = len(device_list(_DEVICES, v[_DEVICES]))
     yield Assignment("trainer.sequence_parallel_size", sequence, tuple(key for key in _SEQUENCE if v[key] == sequence))

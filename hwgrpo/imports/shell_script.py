@@ -37,6 +37,8 @@ ANY_ENTRY = re.compile(r"(?:.*/)?(?:verl|recipe)[./][\w./]*main\w*")
 _OPENS = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSES = ("fi", "done", "esac", "}", ")")
 _PIPES = ("|", "|&")
+_IN_SUBSHELLS = (*_PIPES, "&")
+"""What ends a command that runs in a shell of its own."""
 _GO_ON = (";&", ";;&")
 """What ends a branch of `case` and lets others run."""
 _WILD = re.compile(r"[*?\[\\]")
@@ -108,6 +110,26 @@ class _Group:
     inverted: bool
 
 
+@dataclass(frozen=True)
+class _State:
+    """What a shell of its own cannot change for the script."""
+
+    values: dict[str, list[str]]
+    arguments: list[str]
+
+
+@dataclass
+class _Starts:
+    """Where the commands that are read at a level of compound commands began; None: where nothing is forgotten."""
+
+    listed: _State | None = None
+    """Before the list of commands that `&&` and `||` join."""
+    command: _State | None = None
+    """Before the command of a pipeline."""
+    is_piped: bool = False
+    """Whether the command is behind `|`."""
+
+
 class _Script:
     def __init__(
         self,
@@ -132,7 +154,9 @@ class _Script:
         self._blocks: list[Block] = []
         self._groups: list[_Group] = []
         self._defines = False
-        self._subshells: list[tuple[Block, dict[str, list[str]], list[str]]] = []
+        self._subshells: list[tuple[Block, _State]] = []
+        self._starts: list[_Starts] = [_Starts()]
+        """One for each open block, and one for the script."""
         self._last: Truth = True
         """The status of the last command."""
         self._likely: Truth = True
@@ -141,20 +165,32 @@ class _Script:
         """Whether a status that is not known is of a program that seldom fails."""
         self._runs: Truth = True
         """Whether the pipeline that is read is run."""
+        self._why_ends = ""
+        self._stops_at_failure = False
+        """Whether a command that fails ends the script, `set -e`."""
+        self._ends_in = ""
+        """The operator behind the command that is read."""
         self._ends: int | None = None
         self._found: list[tuple[int, VerlCommand]] = []
 
     def read(self) -> VerlCommand:
         """Interpret the statements."""
-        for each in self._reader.statements():
+        statements = self._reader.statements()
+        may_be_in_subshell = _may_be_in_subshell(statements)
+        for each, isolated in zip(statements, may_be_in_subshell, strict=True):
             self._known.line = each.line
             if not self._is_pattern(each):
+                self._begin(each, isolated)
                 self._run(each)
+                self._finish(each)
             if self._ends is not None:
                 break
         if not self._found:
             if self._ends is not None:
-                raise ConfigError(f"{self._name}, line {self._ends}: the script ends here, before the verl command")
+                raise ConfigError(
+                    f"{self._name}, line {self._ends}: the script ends here{self._why_ends}, before the "
+                    f"{self._project} command"
+                )
             raise ConfigError(
                 f"{self._name} has no command `python3 -m {self._program}`: name a run script that has one, or give "
                 "its settings as key=value"
@@ -177,7 +213,7 @@ class _Script:
 
     def _summary(self) -> list[str]:
         notices = [
-            f"{each}, which decides the script's test for it; the other way is hwgrpo import --set NAME=VALUE"
+            f"{each}, which decides the script's test for it; the other way is --set NAME=VALUE"
             for each in self._known.asked
         ]
         if self._setters.exported:
@@ -186,6 +222,29 @@ class _Script:
         if self._left_out:
             notices.append(f"left out: {', '.join(dict.fromkeys(self._left_out))}")
         return notices
+
+    def _begin(self, statement: Statement, isolated: bool) -> None:
+        """Keep the state before a command that may run in a shell of its own."""
+        starts, self._ends_in = self._starts[-1], statement.ends
+        state = self._state() if isolated else None
+        if statement.after not in (*_PIPES, "&&", "||"):
+            starts.listed = state
+        starts.command, starts.is_piped = state, statement.after in _PIPES
+
+    def _finish(self, statement: Statement) -> None:
+        """Forget what a command set in a shell of its own: behind or before `|`, or before `&`."""
+        starts = self._starts[-1]
+        if starts.command is not None and (starts.is_piped or statement.ends in _PIPES):
+            self._restore(starts.command)
+        if starts.listed is not None and statement.ends == "&":
+            self._restore(starts.listed)
+
+    def _state(self) -> _State:
+        self._known.budget.spend(len(self._known.values), self._known.place())
+        return _State(dict(self._known.values), self._known.arguments)
+
+    def _restore(self, state: _State) -> None:
+        self._known.values, self._known.arguments = dict(state.values), state.arguments
 
     def _run(self, statement: Statement) -> None:
         """Interpret a statement, which is run or not by the status of the one before it."""
@@ -253,8 +312,20 @@ class _Script:
                 break
         is_command = bool(words)
         status = self._status(words, statement.line, runs)
+        if is_command and status is False and not inverted and after not in _PIPES:
+            self._end_by_failure(statement)
         likely = True if status is None and self._succeeds else status
         self._end(status, likely, (self._last, self._likely), after, inverted, begins=begins, tested=is_command)
+
+    def _end_by_failure(self, statement: Statement) -> None:
+        """End the script after `set -e` where a command fails that no condition or `&&` asks for."""
+        asked = statement.ends in ("&&", "||", *_IN_SUBSHELLS) or any(block.testing for block in self._blocks)
+        if not self._stops_at_failure or asked or self._known.why is not None:
+            return
+        if all(block.kind in ("if", "case") for block in self._blocks):
+            self._ends, self._why_ends = statement.line, ", by a command that fails after set -e"
+        else:
+            self._reader.notices.append(f"line {statement.line}: a command fails, which may end the script by set -e")
 
     def _end(
         self,
@@ -290,9 +361,10 @@ class _Script:
         kind, self._defines = "function" if self._defines else kind, False
         block = Block(kind, line, runs, runs if is_group else None if runs else runs)
         self._blocks.append(block)
+        before = self._starts[-1]
+        self._starts.append(_Starts(before.command, before.command))
         if kind == "(":
-            self._known.budget.spend(len(self._known.values), self._known.place())
-            self._subshells.append((block, dict(self._known.values), self._known.arguments))
+            self._subshells.append((block, self._state()))
         if kind == "if":
             block.begin_condition()
         if kind == "case":
@@ -311,9 +383,10 @@ class _Script:
         if literal == ")" and self._blocks and self._blocks[-1].kind != "(":  # of an extended pattern in `case`
             return
         closed = self._blocks.pop() if self._blocks else None
+        self._starts[1:] = self._starts[1:-1]
         self._runs = closed.runs if closed is not None else True
         if self._subshells and self._subshells[-1][0] is closed:
-            _, self._known.values, self._known.arguments = self._subshells.pop()
+            self._restore(self._subshells.pop()[1])
         if self._groups and self._groups[-1].block is closed:
             group = self._groups.pop()
             before = group.before, group.likely
@@ -383,6 +456,16 @@ class _Script:
                 return f"the `{block.kind}` in line {block.line}, which {block.why}"
         return f"the condition in line {self._known.line}, which is not evaluated" if conditional else None
 
+    def _set_option(self, option: str, following: str) -> None:
+        """Read an option of `set` that begins or ends `set -e`, as far as it is known to be run."""
+        letters = option[1:] if re.fullmatch(r"[-+][A-Za-z]+", option) else ""
+        if "e" in letters or ("o" in letters and following == "errexit"):
+            self._stops_at_failure = option.startswith("-") and self._known.why is None
+
+    def _is_isolated(self) -> bool:
+        """Return whether the command that is read is known to run in a shell of its own."""
+        return self._ends_in in _IN_SUBSHELLS or any(each.is_piped for each in self._starts)
+
     def _simple(self, line: int, words: list[Word]) -> None:
         why = self._known.why
         assigned = []
@@ -403,8 +486,11 @@ class _Script:
             self._setters.unset(words[1:])
             return
         if name == "exit" and why is None:
-            self._ends = None if self._subshells else line
+            self._ends = None if self._subshells or self._is_isolated() else line
             return
+        if name == "set" and not self._setters.in_function and not self._subshells:
+            for option, following in zip(words[1:], [*words[2:], None], strict=True):
+                self._set_option(option.literal or "", (following.literal or "") if following else "")
         self._setters.mark_changed(line, name, words)
         self._setters.change_arguments(name, words)
         text = " ".join("".join(part.text for part in word.parts) for word in words[1:])
@@ -466,6 +552,18 @@ class _Script:
             else:
                 command.marked.append(each)
         return command
+
+
+def _may_be_in_subshell(statements: Sequence[Statement]) -> list[bool]:
+    """Return of each statement whether it may be, or begin, a command that runs in a shell of its own."""
+    found: list[bool] = []
+    after, isolated = "", False
+    for each in reversed(statements):
+        opens = any(word.literal in _OPENS for word in each.words)
+        joined = isolated and after in ("&&", "||")
+        after, isolated = each.after, joined or opens or each.ends in _IN_SUBSHELLS or each.after in _PIPES
+        found.append(isolated)
+    return found[::-1]
 
 
 def _is_plain_assignment(word: Word) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hwgrpo.config.backend_choices import attention_choices
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.imports.trl_settings import TrlSettings, trl_value
 
 _MASTERS = "parameters are fp32 masters; bf16 sets the dtype that they are computed in"
@@ -34,7 +34,7 @@ def batches(v: TrlSettings) -> Iterator[Converted]:
     one = sizes.prompts_per_update == sizes.prompts_per_step
     yield Assignment("trainer.prompts_per_update", None if one else sizes.prompts_per_update, origins)
     yield Assignment("trainer.epochs_per_batch", v["num_iterations"], ("num_iterations",))
-    yield Remark(("num_processes",), f"hwgrpo launch RECIPE --devices {processes}")
+    yield Launch(("num_processes",), processes)
     yield Remark(("generation_batch_size", *origins), "they make one update per batch; micro-batches are cut by tokens")
 
 
@@ -59,7 +59,9 @@ def length(v: TrlSettings) -> Iterator[Converted]:
         yield Assignment("trainer.epochs", int(epochs), ("num_train_epochs",))
     yield Remark((key,), "as long as num_train_epochs says")
     warmup = v.count_of_updates("warmup_steps", v["warmup_steps"])
-    if warmup is None:
+    if v["lr_scheduler_type"] == "constant":
+        yield Remark(("warmup_steps",), "without effect beside lr_scheduler_type=constant, as in transformers")
+    elif warmup is None:
         yield Assignment("optim.warmup_ratio", v["warmup_steps"], ("warmup_steps",))
     else:
         yield Assignment("optim.warmup_steps", warmup, ("warmup_steps",))

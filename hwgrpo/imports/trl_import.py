@@ -35,4 +35,4 @@ def import_trl(v: TrlSettings) -> Imported:
     Raises:
         ConfigError: batch sizes that TRL refuses, too, or that have no counterpart.
     """
-    return import_peer(v, CONVERSIONS, devices_key="num_processes")
+    return import_peer(v, CONVERSIONS)

@@ -160,7 +160,14 @@ def _micro_batches(v: VerlSettings) -> Iterator[Converted]:
     if given is None:
         yield Remark((dynamic, *sizes), "micro-batches are cut by tokens, here as many as the device's default")
         return
-    count = v[given] if given == sizes[0] else max(1, v[given] // v.world_size())
+    count = v[given]
+    if given == sizes[1]:  # of all ranks that have sequences of their own
+        processes = v.launch().processes
+        if processes is None:
+            why = f"{given}={count} is shared by devices whose number is not known"
+            yield Remark((dynamic, given), f"{why}; micro-batches are cut by tokens, here the device's default")
+            return
+        count = max(1, count // max(1, processes // shared))
     note = f"{count} sequences of {v[_PROMPT]} + {response} tokens" + (f" over {shared} ranks" if shared > 1 else "")
     yield Assignment("trainer.tokens_per_micro_batch", count * longest, (given, dynamic), note)
     yield Remark(sizes, "without effect beside the size per device")
@@ -190,10 +197,7 @@ def _warmup(v: VerlSettings) -> Iterator[Converted]:
     if counted <= 0:  # as in verl's engine
         origins = (share, steps)
         if v[share] and not v[total]:
-            why = "the number of steps follows from the data"
-            yield Refusal(
-                share, v[share], why, "actor_rollout_ref.actor.optim.lr_warmup_steps, or trainer.total_training_steps"
-            )
+            yield Assignment("optim.warmup_ratio", v[share], origins, "verl rounds it down to whole steps")
             return
         counted = int(v[share] * (v[total] or 0))
     else:

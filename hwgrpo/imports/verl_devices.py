@@ -80,12 +80,16 @@ def parallelism(v: VerlSettings) -> Iterator[Converted]:
             yield Refusal(above[0], v[above[0]], why, "1, or a tensor parallel size of 1")
         yield Remark(origins, "without effect beside the other key" if above else "one rank has all of a sequence")
     offload = ACTOR + "fsdp_config.offload_policy"
-    sharded = (v.world_size() > 1 and bool(engines)) or sizes["tensor"] > 1 or v[offload]
+    processes = v.launch().processes
+    sharded = ((processes or 1) > 1 and bool(engines)) or sizes["tensor"] > 1 or v[offload]
     note = f"trained by fsdp2 instead of {other}" if other else ""
     if sharded:
         origins = (strategy, chosen) if engines else (TENSOR_PARALLEL[0], offload)
         yield Assignment("trainer.strategy", "fsdp2", origins, note)
-    yield Remark((strategy, chosen), f"one device{'; ' + note if note else ''}: there is nothing to shard")
+    why = (
+        "one device: there is nothing to shard" if processes else "the number of devices is not known: the run chooses"
+    )
+    yield Remark((strategy, chosen), f"{why}{'; ' + note if note else ''}")
     yield from _offload(v)
 
 
@@ -142,9 +146,7 @@ def run(v: VerlSettings) -> Iterator[Converted]:
         yield Remark((path,), f"without effect beside resume_mode={v[mode]}")
     device = "trainer.device"
     yield Assignment("backend.name", value_of(device, v[device]), (device,))
-    devices, nodes = "trainer.n_gpus_per_node", "trainer.nnodes"
-    command = f"hwgrpo launch RECIPE --devices {v[devices]}" + (f" --nodes {v[nodes]}" if v[nodes] > 1 else "")
-    yield Remark((devices, nodes), command)
+    yield v.launch()
     yield from _loggers(v)
 
 

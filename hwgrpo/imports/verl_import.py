@@ -32,8 +32,7 @@ def import_verl(v: VerlSettings) -> Imported:
     Raises:
         ConfigError: batch sizes or bounds that verl refuses, too.
     """
-    devices_key = "" if v.devices_unknown else "trainer.n_gpus_per_node"
-    return import_peer(v, CONVERSIONS, devices_key=devices_key, notices=_notices(v))
+    return import_peer(v, CONVERSIONS, notices=_notices(v))
 
 
 def _notices(v: VerlSettings) -> list[str]:
@@ -42,7 +41,7 @@ def _notices(v: VerlSettings) -> list[str]:
         notices.append(
             "data.val_files is not given, so nothing is validated; verl would read ~/data/rlhf/gsm8k/test.parquet"
         )
-    devices = 1 if v.devices_unknown else v.world_size()
+    devices = v.launch().processes or 1
     uneven = (key for key in ("data.train_batch_size", ACTOR + "ppo_mini_batch_size") if v[key] % devices)
     remedy = f"prompts cannot be divided among {devices} devices; start fewer, or change it"
     return [*notices, *(f"{key}={v[key]} {remedy}" for key in uneven)]

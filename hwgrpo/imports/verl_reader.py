@@ -12,7 +12,7 @@ from hwgrpo.imports.core_reader import read_text, text_of
 from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
 from hwgrpo.imports.script_command import KEPT, VerlCommand, without_marks
 from hwgrpo.imports.shell_script import ANY_ENTRY, ENTRY, read_script
-from hwgrpo.imports.verl_settings import VerlSettings, verl_settings
+from hwgrpo.imports.verl_settings import DEVICES, VerlSettings, verl_settings
 from hwgrpo.paths import did_you_mean
 from hwgrpo.peer_tables.peer_row import UNSET
 from hwgrpo.peer_tables.verl_names import ROWS, current_name, row_of
@@ -22,8 +22,6 @@ _VALUE = re.compile(rf"(?:^|[\[{{,:])\s*{KEPT.pattern}")
 """A variable of the environment where a value begins."""
 _NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 """Settings whose unknown pieces are left out with a notice: they name a run."""
-_DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
-"""Settings whose unknown value is left out with a notice: the command that starts a recipe says how many devices."""
 _PATHS = (
     "data.train_files",
     "data.val_files",
@@ -40,6 +38,7 @@ _GROUPS = {
     "model": "models are those of the hub",
 }
 """Groups of verl's config that decide nothing here."""
+_ACTORS = tuple(f"{engine}_actor" for engine in ROWS["model_engine"].values)
 _ENGINES = {
     "ppo_trainer": None,
     "dapo_trainer": None,
@@ -97,13 +96,13 @@ def read_verl(
     values = {**base, **_values([*_without_groups(overrides, command.notices)])}
     _refuse_passed_settings(values, arguments)
     values, notices = _without_unknown(values, command)
-    deleted = {each.key for each in overrides if each.deletes}
+    deleted = {each.key for each in overrides if each.deletes and "@" not in each.key}
     defaults = {key: None if row.default is UNSET else row.default for key, row in ROWS.items()}
     values = {key: value for key, value in values.items() if key not in deleted}
     resolved = resolve(values, defaults, dict.fromkeys(command.unset.values(), "") | dict(environment))
     added = {key for each in overrides if each.adds for key in values if f"{key}.".startswith(f"{each.key}.")}
     settings = verl_settings(resolved, deleted=sorted(deleted), added=added)
-    settings.devices_unknown = any(each.key in _DEVICES and each.key not in values for each in overrides)
+    settings.unknown = frozenset(each.key for each in overrides if each.key in DEVICES and each.key not in values)
     return settings, [*command.notices, *notices]
 
 
@@ -117,14 +116,18 @@ def _without_groups(overrides: Sequence[Override], notices: list[str]) -> Iterat
         group, at, _ = each.key.partition("@")
         if not at:
             yield each
-        elif group == "actor" and str(each.value).endswith("_actor"):
-            yield Override("model_engine", str(each.value).removesuffix("_actor"))
         elif group in _GROUPS:
-            notices.append(f"left out: {each.key}={each.value}, {_GROUPS[group]}")
+            written = f"~{each.key}" if each.deletes else f"{each.key}={each.value}"
+            notices.append(f"left out: {written}, {_GROUPS[group]}")
+        elif each.deletes:
+            raise ConfigError(f"~{each.key} deletes a part of verl's config, which a run needs; leave it out")
+        elif group == "actor" and str(each.value) in _ACTORS:
+            yield Override("model_engine", str(each.value).removesuffix("_actor"))
         else:
+            known = f" (verl's are {', '.join(_ACTORS)})" if group == "actor" else ""
             raise ConfigError(
-                f"{each.key}={shown(each.value)} chooses a part of verl's config by its name; run the script with "
-                "--cfg job --resolve under verl, and name the file that has the output"
+                f"{each.key}={shown(each.value)} chooses a part of verl's config by its name{known}; run the script "
+                "with --cfg job --resolve under verl, and name the file that has the output"
             )
 
 
@@ -241,9 +244,9 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
         elif key in _PATHS and command.is_unset(_texts(value)):
             kept[key] = command.with_unset(value)
             notices.append(
-                f"{key}: {reasons[0]} here; the recipe reads it when it runs, or hwgrpo import --set NAME=VALUE"
+                f"{key}: {reasons[0]} here; the recipe reads it when it runs, unless --set NAME=VALUE says it"
             )
-        elif key in _DEVICES:
+        elif key in DEVICES:
             notices.append(f"{key}: {reasons[0]}; left out, since the command that starts the recipe says it")
         elif key in _NAMES or (row is not None and row.kind == "ignored"):
             rest = ", ".join(without_marks(text) for text in _texts(value))
@@ -258,8 +261,8 @@ def _without_unknown(values: dict[str, Any], command: VerlCommand) -> tuple[dict
             wrong.append(f"{without_marks(key)}={shown(rest or '?')} is not known: {reasons[0]}")
     if wrong:
         raise ConfigError(
-            "; ".join(wrong) + ". Give these settings as key=value behind the file, or hwgrpo import the variables of "
-            "the script as --set NAME=VALUE"
+            "; ".join(wrong) + ". Give these settings as key=value behind the file, or the variables of the script as "
+            "--set NAME=VALUE"
         )
     return kept, notices
 

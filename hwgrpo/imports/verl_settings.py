@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.imports.conversion import Launch
 from hwgrpo.imports.peer_settings import PeerSettings, fill
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.verl_names import VERL
@@ -14,6 +14,7 @@ from hwgrpo.peer_tables.verl_names import VERL
 ACTOR = "actor_rollout_ref.actor."
 MODEL = "actor_rollout_ref.model."
 ROLLOUT = "actor_rollout_ref.rollout."
+DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
 
 
 @dataclass
@@ -21,19 +22,14 @@ class VerlSettings(PeerSettings):
     """What a verl run is set to."""
 
     names: PeerNames = VERL
-    devices_unknown: bool = False
-    """Whether the script has a number of devices, and it is not known: verl's default is not that of the run."""
 
-    def world_size(self) -> int:
-        """Return the number of devices.
+    def launch(self) -> Launch:
+        """Return the processes that verl starts.
 
         Raises:
             ConfigError: there are none.
         """
-        for key in ("trainer.n_gpus_per_node", "trainer.nnodes"):
-            if self[key] < 1:
-                raise ConfigError(f"{key}={self[key]} must be at least 1")
-        return self["trainer.n_gpus_per_node"] * self["trainer.nnodes"]
+        return Launch(DEVICES, *map(self.count, DEVICES))
 
 
 def verl_settings(

@@ -130,7 +130,12 @@ _OPTIMIZER = (
         },
     ),
     joint("lr_scheduler_kwargs", "optim.min_lr_ratio", None, "min_lr, min_lr_rate", type="mapping"),
-    joint("warmup_steps", "optim.warmup_steps, optim.warmup_ratio", 0.0, "below 1 it is a share of the updates"),
+    joint(
+        "warmup_steps",
+        "optim.warmup_steps, optim.warmup_ratio",
+        0.0,
+        "below 1 it is a share of the updates; without effect beside constant",
+    ),
     same(
         "optim",
         "optim.name",

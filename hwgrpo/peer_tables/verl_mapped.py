@@ -96,7 +96,10 @@ _ACTOR = section(
     same("optim.weight_decay", "optim.weight_decay", 0.01, "norms and biases are exempt here"),
     joint("optim.lr_warmup_steps", "optim.warmup_steps", -1, "it counts updates, verl's counts steps"),
     joint(
-        "optim.lr_warmup_steps_ratio", "optim.warmup_steps", 0.0, "it counts updates, verl's is a share of the steps"
+        "optim.lr_warmup_steps_ratio",
+        "optim.warmup_ratio, optim.warmup_steps",
+        0.0,
+        "their number with trainer.total_training_steps",
     ),
     same(
         "optim.lr_scheduler_type",
@@ -364,7 +367,12 @@ _REST = (
         joint("n_gpus_per_node", "", 8, "hwgrpo launch --devices"),
         joint("nnodes", "", 1, "hwgrpo launch --nodes"),
     ),
-    joint("model_engine", "trainer.strategy", note="sharding is by fsdp2", type="text"),
+    joint(
+        "model_engine",
+        "trainer.strategy",
+        note="sharding is by fsdp2",
+        values=dict.fromkeys(("dp", "megatron", "mindspeed", "mlite", "torchtitan", "veomni"), "fsdp2"),
+    ),
 )
 
 MAPPED = (*_DATA, *_MODEL, *_ACTOR, *_ROLLOUT, *_ALGORITHM, *_REST)

@@ -23,7 +23,8 @@ class Fused:
     attention: AttentionSelection
     """The attention in use: the selected one, or its fallback if a fused one failed its self-test."""
     record: dict[str, Any] = field(default_factory=dict)
-    """{"taken": {module: names}, "left": {module: {name: reason}}} for environment.json; empty if none was selected."""
+    """{"replaced": {module: names}, "skipped": {module: {name: reason}}} for environment.json; empty if none was
+    selected."""
     line: str = ""
     """The same as a log line; empty if none was selected."""
 
@@ -88,7 +89,7 @@ def fuse_as_on_rank_0(fused: Fused, policy: PolicyModel, device: torch.device) -
         device: this rank's device.
     """
     if fused.record:
-        fused_modules.copy_to(policy.model, fused.record["taken"], device.type)
+        fused_modules.copy_to(policy.model, fused.record["replaced"], device.type)
 
 
 def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:
@@ -97,7 +98,7 @@ def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:
     Raises:
         RunError: they differ.
     """
-    replaced = [record.get("taken", {}) for record in strategy.gather_objects(fused.record)]
+    replaced = [record.get("replaced", {}) for record in strategy.gather_objects(fused.record)]
     for rank, modules in enumerate(replaced):
         for module, names in modules.items():
             if names != replaced[0][module]:

@@ -105,7 +105,7 @@ def write_run_record(
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
             for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
-        "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.skipped)},
+        "attention": {"selected": fused.attention.name, "skipped": dict(fused.attention.skipped)},
         "fused_modules": fused.record,
         "total_steps": total_steps,
         "template_date": template_date,

@@ -35,6 +35,7 @@ _ARGUMENTS = {
     "trainer.save_every": "save_steps",
     "trainer.validate_every": "eval_steps",
     "optim.warmup_steps": "warmup_steps",
+    "optim.warmup_ratio": "warmup_steps",
     "optim.schedule": "lr_scheduler_type",
     "backend.name=cpu": "use_cpu=True",
     "model.quantize": "quantization_config",

@@ -48,7 +48,7 @@ def test_files_and_packages_that_are_not_here_do_not_end_an_import(capsys):
 def test_a_variable_of_a_script_is_what_set_says(capsys):
     Path("run.sh").write_text(SCRIPT)
     assert main(["import", "verl", "run.sh"]) == 2
-    assert "hwgrpo import the variables of the script as --set NAME=VALUE" in capsys.readouterr().err
+    assert "or the variables of the script as --set NAME=VALUE" in capsys.readouterr().err
     assert main(["import", "verl", "run.sh", "--set", "D=/data"]) == 0
     assert "train: /data/a.parquet" in capsys.readouterr().out.replace('"', "")
 
@@ -58,12 +58,18 @@ def test_a_variable_of_a_script_is_what_set_says(capsys):
     [
         (["verl", "a.b=1", "--set", "D"], "--set 'D': write NAME=VALUE"),
         (["verl", "a.b=1", "--set", "a.b=1"], "--set 'a.b=1': write NAME=VALUE"),
-        (["trl", "a=1", "--set", "D=1"], "--set is for the variables of a run script, which trl has none of"),
+        (
+            ["verl", "a.b=1", "--set", "optim.lr=1"],
+            "settings of hwgrpo follow the recipe: hwgrpo launch RECIPE key=value",
+        ),
+        (["trl", "a=1", "--set", "D=1"], "is for the variables of a run script, which trl has none of"),
         (["verl", "a.b=1", "--set", "D=1"], "is for the variables of a run script, and none is named"),
         (["roll", "a=1", "--set", "D=1"], "which roll has none of"),
+        (["verl", "~trainer.total_epochs", "data.seed=1"], "~trainer.total_epochs deletes a setting of verl"),
+        (["verl", "~/run.sh"], "/run.sh."),
     ],
 )
-def test_what_set_cannot_say_is_an_error(arguments: list[str], message: str, capsys):
+def test_arguments_that_cannot_be_read_are_an_error(arguments: list[str], message: str, capsys):
     assert main(["import", *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -74,6 +80,28 @@ def test_another_entry_point_is_read_as_main_ppo_if_one_asks_for_it(capsys):
     assert "with --entry main_ppo they are read as its settings" in capsys.readouterr().err
     assert main(["import", "verl", "run.sh", "--entry", "main_ppo"]) == 0
     assert "epochs: 3" in capsys.readouterr().out
+
+
+DOORS = [["import", "verl"], ["train", "--print-config", "--from", "verl"], ["launch", "--print", "--from", "verl"]]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door[0])
+def test_every_command_reads_a_script_with_the_same_options(door: list[str], capsys):
+    Path("run.sh").write_text(
+        "N=$(nproc)\npython3 -m recipe.spin.main_spin algorithm.adv_estimator=grpo data.train_files=task://sort "
+        "actor_rollout_ref.model.path='builtin://tiny?task=sort' actor_rollout_ref.rollout.n=$N "
+        "trainer.n_gpus_per_node=1 data.train_batch_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=4"
+    )
+    own = [] if door[0] == "import" else ["--set", "reward.functions=[exact_match]"]
+    assert main([*door, "run.sh", *own]) == 2
+    assert "with --entry main_ppo they are read as its settings" in capsys.readouterr().err
+    assert main([*door, "run.sh", *own, "--entry", "main_ppo"]) == 2
+    assert "or the variables of the script as --set NAME=VALUE" in capsys.readouterr().err
+    options = ["--set", "N=4", *own, "--entry", "main_ppo"]
+    assert main([*door, "run.sh", *options]) == 0
+    shown = capsys.readouterr()
+    assert "rollout.n=4" in shown.err
+    assert door[0] != "launch" or "--set N=4 --set 'reward.functions=[exact_match]' --entry main_ppo" in shown.out
 
 
 def test_a_logger_that_is_not_installed_stops_a_run_and_no_dry_run(capsys, monkeypatch):
@@ -137,6 +165,8 @@ def test_a_number_of_devices_that_is_not_known_is_not_verls_default(capsys):
     assert main(["import", "verl", "run.sh", "--output", "recipe.yaml"]) == 0
     assert "wrote recipe.yaml: hwgrpo launch recipe.yaml\n" in capsys.readouterr().err
     assert "--devices" not in Path("recipe.yaml").read_text()
+    assert main(["launch", "--from", "verl", "run.sh", "trainer.nnodes=2", *own, "--rendezvous", "host"]) == 0
+    assert "--nnodes 2" in capsys.readouterr().out
 
 
 def test_set_says_which_variable_the_script_does_not_have(capsys):

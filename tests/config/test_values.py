@@ -193,6 +193,38 @@ def test_a_recipe_that_is_none_is_refused(content: bytes, parts: list[str], tmp_
         assert part in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("algorithm=dapo", "algorithm.preset=dapo"),
+        ("algorithm.kl=0.01", "algorithm.kl.coef=0.01"),
+        ("algorithm.filter_groups=true", "algorithm.filter_groups.enable=true"),
+        ("reward=gsm8k", "reward.functions=[gsm8k]"),
+        ("model=/path", "model.path=/path"),
+        ("model.lora=16", "model.lora.rank=16"),
+        ("model.lora=runs/a/final", "model.lora.adapter=runs/a/final"),
+        ("rollout=vllm", "rollout.engine=vllm"),
+        ("rollout=8", "rollout.n=8"),
+        ("data=train.jsonl", "data.train=train.jsonl"),
+        ("trainer=fsdp2", "trainer.strategy=fsdp2"),
+        ("optim=2.0e-6", "optim.lr=2e-06"),
+        ("backend=npu", "backend.name=npu"),
+        ("observe=wandb", "observe.loggers=[wandb]"),
+    ],
+)
+def test_a_value_in_place_of_a_section_is_an_error_with_the_setting_that_is_meant(
+    override: str, meant: str, tmp_path: Path
+):
+    expected = f"must be a mapping; did you mean {meant}? Its keys are: "
+    assert expected in refusal(override)
+    key, _, value = override.partition("=")
+    lines = [each.replace("=", ": ", 1) for each in BASE if each.partition(".")[0] != key]
+    (tmp_path / "r.yaml").write_text("\n".join([*lines, f"{key}: {value}"]))
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path / "r.yaml")
+    assert expected in str(error.value)
+
+
 def test_anchors_and_merge_keys_are_read(tmp_path: Path):
     (tmp_path / "r.yaml").write_text(
         "model: {path: 'builtin://tiny'}\ndata: {train: 'task://sort?digits=2'}\n"

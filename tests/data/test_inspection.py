@@ -144,6 +144,11 @@ def test_rows_that_a_reward_cannot_score_are_bad(tmp_path):
     assert [(each.reward, each.scored) for each in inspected(file, rewards=["exact_match"]).files[0].judged] == [
         ("exact_match", 4)
     ]
+    rows = [{"prompt": each, "answer": each, "data_source": "openai/gsm8k"} for each in ("18", "1,080")]
+    (report,) = inspected(write_jsonl(tmp_path / "b.jsonl", rows), rewards=["by_source"]).files
+    assert reasons(report) == {  # verl's rule removes the commas of a response, and not those of the ground truth
+        1: "reward by_source gives the row's own ground truth no more than an empty response"
+    }
     assert inspected(file).files[0].judged == []  # nothing says which reward such a source has
 
 

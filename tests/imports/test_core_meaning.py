@@ -17,6 +17,7 @@ from hwgrpo.peer_tables.nemo_rl_mapped import NEMO_RL
 from tests.imports.core_runs import BASES, entry, imported
 
 IS_OPENRLHF = "algo.advantage.is_correction_enable"
+ROLL = "actor_train.training_args."
 SCRIPT = """
 set -x
 export WANDB_MODE=offline
@@ -53,7 +54,8 @@ def test_a_script_of_openrlhf_with_names_before_0_10(tmp_path: Path):
     file.write_text(SCRIPT)
     result, notices = import_core("openrlhf", str(file), ["rollout_batch_size=64"], {})
     assert not result.refused()
-    assert result.devices == "hwgrpo launch RECIPE --devices 8"
+    assert result.launch is not None
+    assert (result.launch.devices, result.launch.nodes) == (4, 2)
     config = config_of(result, tmp_path)
     assert (config.model.path, config.data.train, config.data.ground_truth_key) == (
         "Qwen/Qwen2.5-7B",
@@ -79,6 +81,15 @@ def test_a_script_of_openrlhf_with_names_before_0_10(tmp_path: Path):
     assert any("ckpt_path" in notice for notice in notices)
     assert any("reward.functions does not follow" in notice for notice in notices)
     assert not any("data.train" in notice for notice in notices)
+
+
+def test_a_number_of_devices_that_a_program_prints_is_not_openrlhfs_default(tmp_path: Path):
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT.replace("GPUS=4", "GPUS=$(nvidia-smi -L | wc -l)"))
+    result, notices = import_core("openrlhf", str(file), [], {})
+    assert result.launch is not None
+    assert (result.launch.devices, result.launch.nodes) == (None, 2)
+    assert any("actor_num_gpus_per_node: run.sh, line 4: $(nvidia-smi" in notice for notice in notices)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +147,21 @@ def test_flags():
                 "algorithm.correction.low": 0.5,
                 "algorithm.correction.high": 5.0,
             },
+        ),
+        ("openrlhf", "actor.lr_warmup_ratio=0.1", {"optim.warmup_ratio": 0.1}),
+        ("openrlhf", "actor.lr_warmup_ratio=0.1 actor.lr_scheduler=constant", {"optim.warmup_ratio": None}),
+        ("roll", f"{ROLL}warmup_ratio=0.1", {"optim.warmup_ratio": 0.1}),
+        ("roll", f"{ROLL}warmup_ratio=0.1 {ROLL}warmup_steps=5", {"optim.warmup_ratio": None, "optim.warmup_steps": 5}),
+        (
+            "roll",
+            f"{ROLL}warmup_steps=5 {ROLL}lr_scheduler_type=constant",  # of Megatron, ROLL's default
+            {"optim.schedule": None, "optim.warmup_steps": 5},
+        ),
+        (
+            "roll",
+            f"{ROLL}warmup_steps=5 {ROLL}lr_scheduler_type=constant "
+            "actor_train.strategy_args.strategy_name=fsdp2_train",
+            {"optim.warmup_steps": None},
         ),
         ("openrlhf", "ds.tensor_parallel_size=2", {"trainer.strategy": "fsdp2", "trainer.tensor_parallel_size": 2}),
         (
@@ -281,6 +307,7 @@ def test_what_a_default_would_add_is_left_out():
     assert "optim.warmup_steps" not in given("nemo-rl", "policy.scheduler=[{name: x.ConstantLR}]")
     assert given("nemo-rl")["optim.warmup_steps"] == 50
     assert "optim.schedule" not in given("openrlhf", "actor.lr_scheduler=constant")
+    assert given("openrlhf")["optim.warmup_ratio"] == 0.03
     assert "trainer.max_steps" not in given("nemo-rl")
 
 
@@ -290,7 +317,6 @@ def test_what_a_default_would_add_is_left_out():
         ("openrlhf", "algo.kl.init_coef=0.01", "algo.kl.use_loss"),
         ("openrlhf", "algo.advantage.estimator=gae", "algo.advantage.estimator"),
         ("openrlhf", "reward.remote_url=reward.py", "reward.remote_url"),
-        ("openrlhf", "actor.lr_warmup_ratio=0.1", "actor.lr_warmup_ratio"),
         ("openrlhf", "train.async_enable=true", "train.async_enable"),
         ("roll", "add_token_level_kl=true", "add_token_level_kl"),
         ("roll", "loss_agg_mode=seq-mean-token-sum-norm", "loss_agg_mode"),

@@ -116,6 +116,10 @@ VERL: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         ("optim.warmup_steps=8", "trainer.prompts_per_step=64", "trainer.prompts_per_update=32"),
         {A + "optim.lr_warmup_steps": 4},
     ),
+    (
+        ("optim.warmup_ratio=0.1",),
+        {A + "optim.lr_warmup_steps_ratio": 0.1},
+    ),
     (("trainer.max_steps=50",), {"trainer.total_training_steps": 50, "trainer.total_epochs": 50}),
     (("algorithm.kl.coef=0.02",), {A + "use_kl_loss": True, A + "kl_loss_coef": 0.02}),
     (

@@ -175,7 +175,7 @@ def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_an
     assert command.arguments == ["a.b=npu", "a.c=gpu"]
     assert [each for each in command.notices if "installed here" in each] == [
         f"line 1: the package {package} installed here, which decides the script's test for it; the other way is "
-        "hwgrpo import --set NAME=VALUE"
+        "--set NAME=VALUE"
         for package in ("json is", "not_a_package is not")
     ]
     for source in (
@@ -185,6 +185,14 @@ def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_an
         "$(echo -n a)",
     ):
         assert MARK.search(read(f"{COMMAND} a.b={source}").marked[0]), source
+
+
+@pytest.mark.parametrize("word", ["data/*.parquet", "data/part-[0-9].parquet", "?"])
+def test_a_word_that_names_of_files_replace_is_not_known(word: str):
+    command = read(f'F=({word}) G={word}\n{COMMAND} a.b=$F a.c={word} a.d=$G a.e="$G" [*] {word}')
+    assert "is replaced by the names of files that match it" in command.reasons(command.marked[0])[0]
+    assert command.marked[1:4] == [f"a.c={word}", f"a.d={word}", f"a.e={word}"]
+    assert all(MARK.fullmatch(each) for each in command.marked[4:])
 
 
 def test_a_variable_that_is_fixed_is_never_set():

@@ -82,7 +82,6 @@ def test_a_key_without_counterpart_is_refused_by_name(row: PeerRow):
         ("actor_rollout_ref.rollout.name=trtllm", "TensorRT-LLM"),
         ("reward.reward_manager.name=remote", "manager"),
         ("trainer.logger=[console,mlflow]", "no logger mlflow"),
-        (f"{ACTOR}optim.lr_warmup_steps_ratio=0.1", "number of steps"),
         ("actor_rollout_ref.rollout.max_model_len=100", "1024 tokens"),
         (f"{ACTOR}lora.enable=True", "rank"),
         ("data.gen_batch_size=2048", "data.train_batch_size"),
@@ -305,8 +304,8 @@ def test_a_path_with_a_variable_that_is_not_set_is_read_when_the_recipe_runs(tmp
         "data.train_files": ["${oc.env:ROOT}/a.parquet", "/b.parquet"],
     }
     assert notices == [
-        f"{key}: run.sh, line 1: the variable ROOT is not set here; the recipe reads it when it runs, or hwgrpo import "
-        "--set NAME=VALUE"
+        f"{key}: run.sh, line 1: the variable ROOT is not set here; the recipe reads it when it runs, unless "
+        "--set NAME=VALUE says it"
         for key in settings.given
     ]
     assert read_verl(str(script), [], {}, {"ROOT": "/r"})[0].given["actor_rollout_ref.model.path"] == "/r/model"
@@ -314,10 +313,23 @@ def test_a_path_with_a_variable_that_is_not_set_is_read_when_the_recipe_runs(tmp
 
 def test_a_number_of_devices_that_a_program_prints_is_left_out(tmp_path: Path):
     script = tmp_path / "run.sh"
-    script.write_text("python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi -L | wc -l) data.seed=3\n")
+    arguments = ["actor_rollout_ref.actor.ppo_micro_batch_size=32", "actor_rollout_ref.actor.strategy=fsdp"]
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi -L | wc -l) trainer.nnodes=2 "
+        f"data.seed=3 {' '.join(arguments)}\n"
+    )
     settings, notices = read_verl(str(script), [], {})
-    assert settings.given == {"data.seed": 3}
+    assert settings.given.keys() == {"data.seed", "trainer.nnodes", *(each.partition("=")[0] for each in arguments)}
     assert "trainer.n_gpus_per_node: run.sh, line 1: $(nvidia-smi -L | wc -l) is the output of a program" in notices[0]
+    imported = import_verl(settings)
+    assert imported.launch is not None
+    assert (imported.launch.processes, imported.launch.command()) == (None, "hwgrpo launch RECIPE --nodes 2")
+    assert not {"trainer.tokens_per_micro_batch", "trainer.strategy"} & imported.settings.keys()
+    notes = {each.key: each.note for each in imported.entries}
+    assert all(
+        "whose number is not known" in notes[key] or "number of devices is not known" in notes[key]
+        for key in (each.partition("=")[0] for each in arguments)
+    )
 
 
 def test_keys_that_are_added_are_listed_and_others_refused(tmp_path: Path):
@@ -336,6 +348,7 @@ def test_keys_that_are_added_are_listed_and_others_refused(tmp_path: Path):
         ("actor@actor_rollout_ref.actor=mlite_actor", {"model_engine": "mlite"}, ""),
         ("ref@actor_rollout_ref.ref=mlite_ref", {}, "the reference has the engine of the actor"),
         ("+critic@critic=dp_critic", {}, "there is no critic here"),
+        ("~critic@critic", {}, "left out: ~critic@critic, there is no critic here"),
     ],
 )
 def test_a_group_of_hydra_is_read_by_what_it_decides(override: str, given: dict, notice: str):
@@ -344,6 +357,12 @@ def test_a_group_of_hydra_is_read_by_what_it_decides(override: str, given: dict,
     assert notice in "".join(notices)
     with pytest.raises(ConfigError, match=r"data@data='other' chooses a part of verl's config"):
         read_verl(None, ["data@data=other"], {})
+    with pytest.raises(ConfigError, match=r"actor='foo_actor' chooses .* \(verl's are dp_actor, megatron_actor, "):
+        read_verl(None, ["actor@actor_rollout_ref.actor=foo_actor"], {})
+    with pytest.raises(ConfigError, match=r"~actor@actor_rollout_ref.actor deletes a part of verl's config"):
+        read_verl(None, ["~actor@actor_rollout_ref.actor"], {})
+    with pytest.raises(ConfigError, match="model_engine='foo' is not known; choose one of: dp, "):
+        read_verl(None, ["model_engine=foo"], {})
 
 
 @pytest.mark.parametrize("entry", [*MODULES, "recipe/entropy/main_entropy.py"])

@@ -45,6 +45,11 @@ FURTHER: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     ((f"{MODEL}override_config.attn_implementation=eager",), {"model.attention": "eager"}),
     # over the 8 devices of the default
     ((f"{ACTOR}ppo_micro_batch_size=32",), {"trainer.tokens_per_micro_batch": 4 * 1024}),
+    # two ranks have half of a sequence each
+    (
+        (f"{ACTOR}ppo_micro_batch_size=32", f"{ACTOR}ulysses_sequence_parallel_size=2"),
+        {"trainer.tokens_per_micro_batch": 8 * 512},
+    ),
     (
         (f"{ACTOR}policy_loss.loss_mode=sapo", f"{ACTOR}tau_pos=0.9", f"{ACTOR}tau_neg=1.2"),
         {"algorithm.loss.name": "sapo", "algorithm.loss.tau_pos": 0.9, "algorithm.loss.tau_neg": 1.2},
@@ -201,5 +206,7 @@ def test_every_key_with_a_counterpart_is_changed_by_a_test():
 
 
 def test_the_number_of_devices_is_in_the_command_that_starts_it():
-    assert imported("trainer.n_gpus_per_node=4").devices == "hwgrpo launch RECIPE --devices 4"
-    assert imported("trainer.nnodes=2").devices == "hwgrpo launch RECIPE --devices 8 --nodes 2"
+    for nodes, command in ((1, "hwgrpo launch RECIPE --devices 4"), (2, "hwgrpo launch RECIPE --devices 4 --nodes 2")):
+        launch = imported("trainer.n_gpus_per_node=4", f"trainer.nnodes={nodes}").launch
+        assert launch is not None
+        assert (launch.devices, launch.nodes, launch.processes, launch.command()) == (4, nodes, 4 * nodes, command)

@@ -153,6 +153,15 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         for none in ("0", "-1", "null")
     ),
     ((f"{ACTOR}optim.lr_warmup_steps=null",), {"optim.warmup_steps": 0}),
+    ((f"{ACTOR}optim.lr_warmup_steps_ratio=0.1",), {"optim.warmup_steps": 0, "optim.warmup_ratio": 0.1}),
+    (
+        (f"{ACTOR}optim.lr_warmup_steps_ratio=0.19", "trainer.total_training_steps=10"),  # rounded down
+        {"optim.warmup_steps": 4, "optim.warmup_ratio": 0.0},
+    ),
+    (
+        (f"{ACTOR}optim.lr_warmup_steps=2", f"{ACTOR}optim.lr_warmup_steps_ratio=0.1"),
+        {"optim.warmup_steps": 8, "optim.warmup_ratio": 0.0},
+    ),
     (
         (f"{ACTOR}optim.lr_scheduler_type=cosine", f"{ACTOR}optim.min_lr=5e-7"),
         {"optim.schedule": "cosine", "optim.min_lr_ratio": 0.5},

@@ -273,7 +273,7 @@ def test_train_takes_the_settings_of_an_import_and_ours_above_them(capsys: pytes
     assert "Mapped (" in shown.err
 
 
-@pytest.mark.parametrize("option", [["--set", "optim.lr=1e-5"], ["--drop-refused"]])
+@pytest.mark.parametrize("option", [["--set", "optim.lr=1e-5"], ["--entry", "main_ppo"], ["--drop-refused"]])
 def test_train_refuses_options_of_an_import_without_an_import(option: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["train", "tiny_sort", *option]) == 2
     assert f"{option[0]} is for --from verl" in capsys.readouterr().err

@@ -297,11 +297,11 @@ def test_a_long_completion_is_scrolled_to_the_words_that_were_searched_for(brows
 def test_the_environment_is_shown_without_json(browser: Browser, make_run):
     folder = make_run([{"step": 1, "reward": 1.0}])
     variable = {"PYTORCH_CUDA_ALLOC_CONFIGURATION_OPTIONS": {"value": "expandable_segments:True", "set by": "hwgrpo"}}
-    record = {"torch": "2.13.0", "attention": {"taken": "sdpa", "passed_over": {}}, "variables": variable}
+    record = {"torch": "2.13.0", "attention": {"selected": "sdpa", "skipped": {}}, "variables": variable}
     (folder / "environment.json").write_text(json.dumps(record))
     browser.open(report(folder), tab="settings")
     cells = browser.texts(".columns td")
-    assert cells[:6] == ["torch", "2.13.0", "attention.taken", "sdpa", "attention.passed_over", "–"]
+    assert cells[:6] == ["torch", "2.13.0", "attention.selected", "sdpa", "attention.skipped", "–"]
     hidden = "[...document.querySelectorAll('.columns .scroll')].map((box) => box.scrollWidth - box.clientWidth)"
     assert max(browser.evaluate(hidden)) <= 0, "a table is wider than its card"
 

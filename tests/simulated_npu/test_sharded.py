@@ -91,7 +91,7 @@ def test_npus_that_share_sequences_attend_by_the_fused_operator_and_train_as_one
     alone = simulated_npu.train(RECIPE, *words, f"trainer.output_dir={tmp_path / 'cpu'}")
     assert alone.returncode == 0, alone.stdout[-2000:] + alone.stderr[-4000:]
     on_npus, on_cpu = read(tmp_path / "npus"), read(tmp_path / "cpu")
-    assert on_npus.environment["attention"] == {"taken": "npu_fusion_attention", "passed_over": {}}
+    assert on_npus.environment["attention"] == {"selected": "npu_fusion_attention", "skipped": {}}
     counts = [json.loads(text) for text in re.findall(r"heads (\{.*?\})", done.stdout)]  # ranks share the lines
     assert len(counts) == 2, done.stdout
     # half of the four heads while sequences are shared: two layers, for the reference and the update of each step

@@ -50,10 +50,10 @@ def test_the_recipe_trains_on_it_as_on_the_cpu(tmp_path: Path):
     metrics, completions, _ = records(tmp_path / "cpu")
     assert (host["backend"], host["device"], host["arch"]) == ("npu", "Ascend910B1", "ascend910b1")
     assert host["variables"]["PYTORCH_NPU_ALLOC_CONF"] == {"value": "expandable_segments:True", "set by": "hwgrpo"}
-    assert host["attention"]["taken"] == "npu_fusion_attention"
-    taken = host["fused_modules"]["taken"]
-    assert taken.keys() == set(MODULES)
-    assert all(taken.values()), host["fused_modules"]["left"]
+    assert host["attention"]["selected"] == "npu_fusion_attention"
+    replaced = host["fused_modules"]["replaced"]
+    assert replaced.keys() == set(MODULES)
+    assert all(replaced.values()), host["fused_modules"]["skipped"]
     for ours, theirs in zip(same, completions, strict=True):
         assert ours.pop("advantage") == pytest.approx(theirs.pop("advantage"), abs=STEP)
         assert ours == theirs

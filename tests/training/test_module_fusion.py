@@ -93,7 +93,7 @@ def test_ranks_that_took_different_modules_end_the_run():
         return SimpleNamespace(gather_objects=lambda mine: list(records))
 
     attention = AttentionSelection("sdpa")
-    mine, less = {"taken": {"swiglu": ("a", "b")}}, {"taken": {"swiglu": ("a",)}}
+    mine, less = {"replaced": {"swiglu": ("a", "b")}}, {"replaced": {"swiglu": ("a",)}}
     check_ranks_agree(Fused(attention), strategy({}, {}))
     check_ranks_agree(Fused(attention, mine), strategy(mine, mine))
     with pytest.raises(RunError, match=r"rank 1 uses the fused module swiglu in 1 places and rank 0 in 2"):

@@ -104,6 +104,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("use_adaptive_entropy=true entropy_target=0.3", {"algorithm.entropy_target": 0.3}),
     ("learning_rate=2e-6 weight_decay=0.1", {"optim.lr": 2e-6, "optim.weight_decay": 0.1}),
     ("lr_scheduler_type=constant_with_warmup warmup_steps=5", {"optim.schedule": "constant", "optim.warmup_steps": 5}),
+    ("lr_scheduler_type=constant warmup_steps=5", {"optim.schedule": "constant", "optim.warmup_steps": 0}),
     ("warmup_ratio=0.1 max_steps=25", {"optim.warmup_steps": 3, "trainer.max_steps": 25}),
     ("warmup_ratio=0.1", {"optim.warmup_ratio": 0.1}),
     ("system_prompt=Think.", {"data.system_prompt": "Think.", "data.chat": "always"}),
@@ -273,7 +274,8 @@ def test_processes_divide_the_batch():
         == 8
     )
     result = imported("num_processes=4")
-    assert result.devices == "hwgrpo launch RECIPE --devices 4"
+    assert result.launch is not None
+    assert (result.launch.devices, result.launch.nodes) == (4, 1)
 
 
 def test_rewards_of_the_script_are_rewards_here():

@@ -54,7 +54,7 @@ class AppliedModules:
 
     def as_json(self) -> dict[str, Any]:
         """Return the replaced and skipped sub-modules as plain values, as environment.json stores them."""
-        return {"taken": {name: list(of) for name, of in self.replaced.items()}, "left": self.skipped}
+        return {"replaced": {name: list(of) for name, of in self.replaced.items()}, "skipped": self.skipped}
 
 
 def in_triton(device_type: str) -> bool:

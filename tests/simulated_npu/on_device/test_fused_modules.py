@@ -38,9 +38,9 @@ def test_a_run_takes_every_module_and_has_the_losses_of_the_cpu(tmp_path: Path, 
         runs.run(tmp_path / "npu", *WORDS, *more, SHOWN, backend=NPU)
         assert set(npu_reference_ops.calls) == set(npu_reference_ops.OPS)
         assert min(npu_reference_ops.calls.values()) > 20, "the trial alone called them"
-    taken = environment(tmp_path / "npu")["fused_modules"]["taken"]
+    taken = environment(tmp_path / "npu")["fused_modules"]["replaced"]
     assert {name: len(of) for name, of in taken.items()} == TAKEN
-    assert environment(tmp_path / "npu")["attention"]["taken"] == "npu_fusion_attention"
+    assert environment(tmp_path / "npu")["attention"]["selected"] == "npu_fusion_attention"
     ours, theirs = losses(tmp_path / "npu"), losses(tmp_path / "cpu")
     assert len(ours) == len(theirs) == 3
     for (loss, norm), (expected, expected_norm) in zip(ours, theirs, strict=True):
@@ -73,11 +73,11 @@ def test_without_the_ops_auto_takes_none_and_says_why(tmp_path: Path, capsys):
     assert runs.run(tmp_path / "run", *WORDS[:1], "trainer.max_steps=1", SHOWN, backend=NPU) == "completed"
     reason = "this torch-npu has no npu_rms_norm, or is not imported"
     told = environment(tmp_path / "run")
-    assert not any(told["fused_modules"]["taken"].values())
-    assert told["fused_modules"]["left"]["rms_norm"] == {"": reason}
+    assert not any(told["fused_modules"]["replaced"].values())
+    assert told["fused_modules"]["skipped"]["rms_norm"] == {"": reason}
     assert told["attention"] == {
-        "taken": "sdpa",
-        "passed_over": dict.fromkeys(
+        "selected": "sdpa",
+        "skipped": dict.fromkeys(
             ("npu_fusion_attention", "flash_attention_2"),
             "this torch-npu has no npu_fusion_attention, or is not imported",
         ),
@@ -127,7 +127,7 @@ def test_attention_that_its_trial_left_is_not_recorded_as_taken(tmp_path: Path, 
     with npu_reference_ops.registered():
         runs.run(tmp_path / "run", *WORDS[:1], "trainer.max_steps=1", SHOWN, backend=NPU)
     told = environment(tmp_path / "run")
-    assert told["attention"] == {"taken": "sdpa", "passed_over": {"npu_fusion_attention": failing_attention}}
+    assert told["attention"] == {"selected": "sdpa", "skipped": {"npu_fusion_attention": failing_attention}}
     assert f"attention sdpa (npu_fusion_attention: {failing_attention})" in "".join(capsys.readouterr())
 
 
@@ -156,7 +156,7 @@ def test_one_module_named_is_the_only_one_taken(tmp_path: Path):
 def test_bf16_takes_every_module(tmp_path: Path):
     with npu_reference_ops.registered():
         runs.run(tmp_path / "run", "model.dtype=bfloat16", "trainer.max_steps=1", backend=NPU)
-    taken = environment(tmp_path / "run")["fused_modules"]["taken"]
+    taken = environment(tmp_path / "run")["fused_modules"]["replaced"]
     assert {name: len(of) for name, of in taken.items()} == TAKEN
 
 
@@ -171,4 +171,4 @@ def test_the_trial_computes_in_the_dtype_of_the_run(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(npu_reference_ops.OPS, "npu_swiglu", no_bf16)
     with npu_reference_ops.registered():
         runs.run(tmp_path / "run", "model.dtype=bfloat16", "trainer.max_steps=1", backend=NPU)
-    assert environment(tmp_path / "run")["fused_modules"]["taken"]["swiglu"] == []
+    assert environment(tmp_path / "run")["fused_modules"]["replaced"]["swiglu"] == []
