@@ -174,7 +174,7 @@ FAULTS = (
     Fault(
         "import: what a subshell sets lasts",
         "imports/shell_script.py",
-        "_, self._known.values, self._known.arguments = self._subshells.pop()",
+        "self._restore(self._subshells.pop()[1])",
         "self._subshells.pop()",
         "imports/test_shell_script.py",
     ),
