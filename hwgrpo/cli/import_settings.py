@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     variables, own = _set_values(args.system, args.settings)
     if own:
         raise ConfigError(
-            f"--set {own[0]!r}: write NAME=VALUE, with the name of a variable of the run script; settings of hwgrpo "
-            "follow the recipe: hwgrpo launch RECIPE key=value"
+            f"--set {shown(own[0])}: write NAME=VALUE, with the name of a variable of the run script; settings of "
+            "hwgrpo follow the recipe: hwgrpo launch RECIPE key=value"
         )
     imported, recipe = import_settings(
         args.system,

@@ -20,6 +20,8 @@ from hwgrpo.paths import with_home
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
+_LONGEST = 120
+"""Characters of a value that an error repeats as an override."""
 _MEANT = {
     "model": ("path",),
     "model.lora": ("rank", "adapter"),
@@ -156,7 +158,7 @@ def _meant_setting(section: type, value: Any, key: str) -> str | None:
     """Return the override that a single value in place of a section may be meant for; None: there is none."""
     hints = hints_of(section)
     text = value if isinstance(value, str) else shown(value)
-    for name in _MEANT.get(key, ()) if value not in (None, "") else ():
+    for name in _MEANT.get(key, ()) if value is not None and 0 < len(text) <= _LONGEST and text.isprintable() else ():
         listed = is_list(hints[name]) and str not in alternatives(hints[name])
         try:
             build(str if listed else hints[name], value, key)

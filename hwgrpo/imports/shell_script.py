@@ -410,7 +410,8 @@ class _Script:
         if name.startswith("(("):
             return self._is_number_true(name[2:-2])
         if name == "let":
-            return [None, *map(self._is_number_true, self._setters.fields(words[1:]))][-1]
+            sources = ["".join(self._known.expand(word, split=False)) for word in words[1:]]
+            return [None, *map(self._is_number_true, sources)][-1]
         if name in _TESTS:
             return self._test(words)
         asks_python = len(words) > 1 and words[1].literal == "-c"

@@ -181,7 +181,7 @@ _MAPPED = (
     joint("logger.wandb.name", "observe.run_name", None, type="text"),
     joint("env.*", "reward.functions", note="env.math is the reward math"),
     joint("cluster.gpus_per_node", "", 1, "hwgrpo launch --devices"),
-    joint("cluster.num_nodes", "", 1, "hwgrpo launch --devices"),
+    joint("cluster.num_nodes", "", 1, "hwgrpo launch --nodes"),
 )
 
 _OTHERS = (

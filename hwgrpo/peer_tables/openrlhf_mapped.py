@@ -116,7 +116,7 @@ _MAPPED = (
     ),
     joint("actor.min_lr_ratio", "optim.min_lr_ratio", 0.1),
     joint("actor.lr_warmup_ratio", "optim.warmup_ratio", 0.03, "without effect beside constant"),
-    joint("actor.num_nodes", "", 1, "hwgrpo launch --devices"),
+    joint("actor.num_nodes", "", 1, "hwgrpo launch --nodes"),
     joint("actor.num_gpus_per_node", "", 8, "hwgrpo launch --devices"),
     joint("train.colocate_all", _ENGINE, False, "vllm with it, vllm_server without it"),
     joint("vllm.num_engines", _ENGINE, None, "0 is local", type="int"),

@@ -187,6 +187,12 @@ def test_a_script_that_asks_whether_a_package_is_installed_gets_this_machines_an
         assert MARK.search(read(f"{COMMAND} a.b={source}").marked[0]), source
 
 
+def test_a_word_that_names_a_variable_or_a_product_is_no_pattern():
+    command = read(f"N=3 A=(1 2)\nlet N*=2\nunset A[1]\n{COMMAND} a.b=$N a.c=${{A[0]}}")
+    assert command.marked[0] == "a.b=6"
+    assert "an element of A is unset" in command.reasons(command.marked[1])[0]
+
+
 @pytest.mark.parametrize("word", ["data/*.parquet", "data/part-[0-9].parquet", "?"])
 def test_a_word_that_names_of_files_replace_is_not_known(word: str):
     command = read(f'F=({word}) G={word}\n{COMMAND} a.b=$F a.c={word} a.d=$G a.e="$G" [*] {word}')

@@ -6,8 +6,8 @@ FAULTS = (
     Fault(
         "an option of an import that train ignores",
         "cli/import_settings.py",
-        'if getattr(args, "settings", []) or',
-        "if",
+        '"--set": "settings", ',
+        "",
         "imports/test_verl_tutorials.py -k without_an_import",
     ),
     Fault(

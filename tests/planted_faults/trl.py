@@ -80,4 +80,11 @@ FAULTS = (
         '            raise RunError("open")\n',
         "trl/test_trl_trainer.py",
     ),
+    Fault(
+        "TRL: a trained adapter of a wrapped model starts as a new one",
+        "trl/wrapped_model.py",
+        "if _is_new(model, name):",
+        "if True:",
+        "trl/test_wrapped_models.py",
+    ),
 )
