@@ -491,7 +491,7 @@ def _progress(title: str, *, lines: Sequence[str] = (), inline: bool = False) ->
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(PROGRESS_S)
 
 
 def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, str], *, show: bool = False) -> None:
@@ -508,6 +508,7 @@ def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, st
     began = time.monotonic()
     lines = []
     with (
+        _progress(f"{action} {title}", lines=lines, inline=not show),  # until the command has ended
         subprocess.Popen(
             command,
             cwd=REPO,
@@ -517,13 +518,11 @@ def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, st
             stderr=None if show else subprocess.STDOUT,
             text=True,
         ) as process,
-        _progress(f"{action} {title}", lines=lines, inline=not show),
     ):
         for line in process.stdout or ():
             lines.append(line)
             if large := LARGE_DOWNLOAD.search(line):
                 print(f"\n    downloading {large[1].rpartition('/')[2]} ({large[2]}) ...", end="", flush=True)
-        process.wait()
     if process.returncode:
         print("" if show else " failed", flush=True)
         sys.stderr.write(f"$ {shlex.join(command)}\n{''.join(lines)}\n")

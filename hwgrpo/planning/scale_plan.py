@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -14,13 +14,14 @@ from hwgrpo_backends.peaks import Chip
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
+from hwgrpo.config.schema import RolloutConfig
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.engine_choice import resolve_engine, rollout_sizes
 from hwgrpo.planning.engine_share import engine_room
 from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.planning.planned_device import USABLE, PlannedDevice, RunDevice
+from hwgrpo.planning.planned_device import USABLE, PlannedDevice, RunDevice, ranks_of_host
 from hwgrpo.planning.planned_sharding import (
     changed_settings,
     sharding_of,
@@ -29,6 +30,7 @@ from hwgrpo.planning.planned_sharding import (
 from hwgrpo.planning.planner import Planner
 from hwgrpo.planning.reward_model_memory import uncounted_reward_models
 from hwgrpo.planning.step_time import Rates, step_seconds
+from hwgrpo.planning.strategy_choice import saved_settings
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.training.strategies.sharding import Sharding
@@ -274,6 +276,40 @@ def nearest_alternative(
         select=select,
         used=used,
     )
+
+
+def alternatives_with_engines(
+    config: Config, written: RolloutConfig, backend: Backend, devices: int, device: RunDevice
+) -> Callable[[Planner, float], str] | None:
+    """Return a function that finds what would fit instead, with the engine that a run would select then.
+
+    Args:
+        config: settings whose engine is resolved.
+        written: `rollout` before that.
+        backend: the device family.
+        devices: processes of the run.
+        device: one of their devices.
+
+    Returns:
+        planner of settings that do not fit, usable bytes of a device -> the nearest alternative, as text. None: the
+        engine is that of a checkpoint, which a run keeps.
+    """
+    if "engine" in saved_settings(config).get("rollout", {}):
+        return None
+
+    def find(planner: Planner, room: float) -> str:
+        return nearest_alternative(
+            planner.with_config(changed_settings(planner.config, {"rollout": written})),
+            backend,
+            devices,
+            ranks_of_host(devices, device),
+            room,
+            separate=not (engine_kind(config).samples_with_policy or shares_device(config)),
+            here=None if isinstance(device, PlannedDevice) else device,
+            used=config.rollout.engine,
+        )
+
+    return find
 
 
 def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend) -> ChipPlan:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends import Backend
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
-from hwgrpo.config.schema import RolloutConfig, TrainerConfig
+from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.errors import CheckpointError, ConfigError
-from hwgrpo.planning.planned_device import PlannedDevice, RunDevice, ranks_of_host, usable_share
+from hwgrpo.planning.planned_device import RunDevice, usable_share
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
+
+if TYPE_CHECKING:
+    from hwgrpo.planning.planner import Planner
 
 
 def resolve_strategy(
@@ -30,7 +33,7 @@ def resolve_strategy(
     device: RunDevice | None,
     *,
     supervised: bool = False,
-    written: RolloutConfig | None = None,
+    instead: Callable[[Planner, float], str] | None = None,
 ) -> list[str]:
     """Replace `trainer.strategy=auto`, and `auto` of the strategy's own settings, by values that checkpoints keep.
 
@@ -40,7 +43,8 @@ def resolve_strategy(
         world_size: processes of the run.
         device: this process's device; None: it is not here.
         supervised: the run samples nothing.
-        written: `rollout` before `resolve_engine`: what would fit instead may have another engine. None: it has this one.
+        instead: planner of settings that do not fit, usable bytes of a device -> what would fit, from
+            `alternatives_with_engines`; None: only what fits with the settings' engine.
 
     Returns:
         Notes for the user on the memory that it needs, where a device has its own.
@@ -57,9 +61,7 @@ def resolve_strategy(
     else:
         room = int(usable_share(device) * total)
         try:
-            trainer, note = _by_plan(
-                config, trainer, backend, world_size, room, device=device, supervised=supervised, written=written
-            )
+            trainer, note = _by_plan(config, trainer, backend, world_size, room, supervised=supervised, instead=instead)
         except Exception as error:  # a model of unknown sizes may still train
             note = (
                 f"warning: {_named(trainer, fastest)} (auto), whose memory cannot be estimated: "
@@ -117,9 +119,8 @@ def _by_plan(
     devices: int,
     room: int,
     *,
-    device: RunDevice | None,
     supervised: bool,
-    written: RolloutConfig | None,
+    instead: Callable[[Planner, float], str] | None,
 ) -> tuple[TrainerConfig, str]:
     """Return the settings whose plan fits into `room` bytes of a device, and a note."""
     from hwgrpo.planning.planner import Planner
@@ -135,23 +136,12 @@ def _by_plan(
     named, needed = _named(trainer, chosen), format_bytes(peak(chosen))
     usable = f"of the {format_bytes(room)} usable on a device"
     if peak(chosen) > room:
-        if written is None or supervised or "engine" in saved_settings(config).get("rollout", {}):
-            instead = planner.instead(trainer, backend, devices, room, is_separate=separate)
+        if instead is None:
+            text = planner.instead(trainer, backend, devices, room, is_separate=separate)
         else:
-            from hwgrpo.planning.scale_plan import nearest_alternative
-
-            instead = nearest_alternative(
-                planner.with_config(changed_settings(config, {"trainer": trainer, "rollout": written})),
-                backend,
-                devices,
-                ranks_of_host(devices, device),
-                room,
-                separate=separate,
-                here=None if isinstance(device, PlannedDevice) else device,
-                used=config.rollout.engine,
-            )
+            text = instead(planner.with_config(changed_settings(config, {"trainer": trainer})), room)
         return chosen, (
-            f"warning: {named} (auto) needs about {needed} {usable}; what would fit: {instead}"
+            f"warning: {named} (auto) needs about {needed} {usable}; what would fit: {text}"
             " (`hwgrpo plan` shows the parts)"
         )
     more = "" if chosen == fastest else f"; {_named(trainer, fastest)} would need {format_bytes(peak(fastest))}"

@@ -412,8 +412,8 @@ FAULTS = (
     Fault(
         "a dry run without the memory of a chip",
         "cli/run_plan.py",
-        "absent = PlannedDevice(memory, host.local_world_size)",
-        "absent = PlannedDevice(None, host.local_world_size)",
+        "return PlannedDevice(memory, host.local_world_size)",
+        "return PlannedDevice(None, host.local_world_size)",
         "cli/test_plan.py -k one_figure",
     ),
     Fault(

@@ -2,7 +2,9 @@
 
 import contextlib
 import http.server
+import itertools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from hwgrpo.doctor.checks import LEAST_PYTHON
 
 REPO = Path(__file__).parents[2]
 sys.path.insert(0, str(REPO / "scripts"))
+from setup_check import IMPORT_NAMES  # noqa: E402
 from setup_plan import SetupError, choose, cuda_tags, detect, gather, refuse_jetson, resolved_build  # noqa: E402
 
 from tests.support.devices.fake_hosts import FakeHost  # noqa: E402
@@ -356,3 +359,16 @@ def test_every_direct_requirement_of_a_backend_is_pinned_within_the_range_the_pa
         [pin] = found[requirement.name].specifier
         assert pin.operator == "=="
         assert requirement.specifier.contains(pin.version), f"{line} is pinned to {pin.version}"
+
+
+def test_the_packages_import_nothing_that_developers_alone_have():
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    extras = dict(project["optional-dependencies"])
+    tools = {Requirement(line).name for line in extras.pop("dev")}
+    tools -= {Requirement(line).name for line in (*project["dependencies"], *itertools.chain(*extras.values()))}
+    folders = ("hwgrpo", "backends", "kernels")
+    texts = [path.read_text(encoding="utf-8") for name in folders for path in (REPO / name).rglob("*.py")]
+    imported = {name for text in texts for name in re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)}
+    assert {"torch", "gguf"} <= imported, "the search finds imports"
+    assert "pytest" in tools
+    assert {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in tools} & imported == set()
