@@ -5,6 +5,7 @@ The times of the tests are then those of the tests.
 
 from tests.lowering.ascend_environment import ascend_python
 from tests.peers.peers_figures import PACKAGES
+from tests.real import reasoning_gym_package
 from tests.support.devices import simulated_npu
 from tests.support.processes import deepspeed_package
 from tests.support.processes.wheels import fetched
@@ -19,6 +20,7 @@ def main() -> None:
     print(vllm_python())
     print(ascend_python())
     print(deepspeed_package.compiled())
+    print(*reasoning_gym_package.folders())
     print(fetched("peers", PACKAGES))
     for name in ("bitsandbytes", "torchao", "trl"):
         print(fetched(name, (name,)))
