@@ -11,6 +11,7 @@ chat template of their model. A folder that exists already is kept.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tarfile
 import tempfile
@@ -29,6 +30,8 @@ SHA256 = {
     "llama3_1": "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
     "qwen3": "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4",
 }
+MODEL_TYPES = {"deepseek_v3": "deepseek_v3"}
+"""Tokenizers whose class transformers selects by the model's type, in config.json: that of the file loses spaces."""
 FILES = ("tokenizer.json", "tokenizer_config.json")
 MOST_MIB = 200
 SECONDS = 300
@@ -51,6 +54,8 @@ def fetch(name: str, folder: Path) -> None:
             (made / file).write_bytes(content)
         if missing := [file for file in FILES if not (made / file).is_file()]:
             raise DownloadError(f"{package} has no {', '.join(missing)}")
+        if name in MODEL_TYPES:
+            (made / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES[name]}))
         made.rename(folder)
 
 

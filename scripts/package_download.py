@@ -55,7 +55,8 @@ def download_npm_package(package: str, sha256: str, folder: Path, *, most_mib: i
     npm = shutil.which("npm")
     if npm is None:
         raise UnreachableError(f"{package} comes from npm, which is not installed: install Node.js with npm")
-    options = ["--silent", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+    options = ["--loglevel=error", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+    options += ["--fetch-retries=1", "--fetch-retry-mintimeout=2000"]
     command = [npm, "pack", *options, "--pack-destination", str(folder), package]
     remedy = "let npm reach a registry that has it (npm config set registry ADDRESS)"
     return _download(command, package, ".tgz", sha256, folder, most_mib, seconds, remedy)
@@ -116,7 +117,8 @@ def _run_limited(
                 process.wait()
     if process.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = lines[-1][:300] if lines else f"exit code {process.returncode}"
+        errors = [line for line in lines if "error" in line.lower()]
+        said = [*errors[:1], *lines[-1:], f"exit code {process.returncode}"][0][:300]
         raise UnreachableError(f"{package} cannot be downloaded: {said}; {remedy}")
 
 
