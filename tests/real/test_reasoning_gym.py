@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from hwgrpo.catalog import REWARDS
-from hwgrpo.config.schema import RewardFunctionConfig
+from hwgrpo.config.schema import DataConfig, RewardFunctionConfig
 from hwgrpo.data import reasoning_gym_rows
+from hwgrpo.data.examples import build_examples
 from hwgrpo.data.reasoning_gym_rows import rows_of, split_of_question, task_rows
 from hwgrpo.data.sources import open_all
 from hwgrpo.errors import ConfigError, DataError
@@ -18,6 +19,7 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.rewards.verifiers.reasoning_gym_score import check_prompt, reasoning_gym
 from hwgrpo.values import Prompt
+from tests.data.conftest import make_tokenizer
 
 SUMS = (
     "reasoning_gym://basic_arithmetic?size=30&seed=1&operators=+&allow_parentheses=false"
@@ -74,6 +76,19 @@ def test_no_question_is_in_both_splits():
     validation = open_all(SUMS, "any", "validation")
     assert {row["prompt"] for row in validation} == splits["validation"]
     assert {split_of_question(prompt) for prompt in splits["train"]} == {"train"}
+
+
+def test_the_tasks_own_answers_are_responses_for_supervised_training():
+    address = "reasoning_gym://chain_sum?size=3"
+    config = DataConfig(train=address, validation=address, response_key="ground_truth", max_prompt_tokens=200)
+    for which in ("train", "validation"):
+        examples = build_examples(config, make_tokenizer(), [], 20, which)
+        assert examples is not None
+        rows = rows_of(parse_address(address), which)
+        texts = [row["prompt"] + row["ground_truth"] for row in rows]
+        assert [examples.prompt(row, 0).text for row in range(3)] == texts
+        lengths = [len(row["ground_truth"]) + 1 for row in rows]  # and the end of sequence
+        assert [len(examples.prompt(row, 0).response_ids) for row in range(3)] == lengths
 
 
 def test_another_version_of_the_package_is_another_data_set(monkeypatch):
