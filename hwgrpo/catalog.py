@@ -120,6 +120,7 @@ REWARDS = Registry(
         "repetition": "hwgrpo.rewards.verifiers.repetition:repetition",
         "by_source": "hwgrpo.rewards.verifiers.by_source:by_source",
         "language": "hwgrpo.rewards.verifiers.language:language",
+        "reasoning_gym": "hwgrpo.rewards.verifiers.reasoning_gym_score:reasoning_gym",
         "reward_model": "hwgrpo.rewards.models.reward_model:RewardModel",
         "process_reward_model": "hwgrpo.rewards.models.process_reward_model:ProcessRewardModel",
         "online_reward_model": "hwgrpo.rewards.models.online_reward_model:OnlineRewardModel",

@@ -12,6 +12,9 @@ from pathlib import Path
 
 RECIPES = {
     "tiny_sort": "a small model to sort digits",
+    "smollm2_135m_arithmetic": "LoRA adapters of SmolLM2-135M on sums",
+    "smollm2_135m_gsm8k": "SmolLM2-135M on GSM8K",
+    "smollm2_135m_gsm8k_lora": "LoRA adapters of SmolLM2-135M on GSM8K",
     "qwen2_5_0_5b_gsm8k": "Qwen2.5-0.5B on GSM8K",
     "qwen2_5_3b_gsm8k_lora": "LoRA adapters of Qwen2.5-3B on GSM8K",
     "qwen2_5_7b_gsm8k": "Qwen2.5-7B on GSM8K",

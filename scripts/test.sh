@@ -122,7 +122,7 @@ selected=$(($# > 0)) NO_GPU=$no_gpu .venv/bin/python - "$reports" "${wanted[@]}"
 import os
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 
@@ -150,6 +150,7 @@ for report in sorted(Path(folder).glob("*.xml")):
 cases = [case for suite in suites for case in suite.iter("testcase")]
 seconds = lambda case: float(case.get("time") or 0)
 wrong = lambda case: [*case.iter("failure"), *case.iter("error")]
+reasons = lambda case: [each.get("message") or "no reason given" for each in case.iter("skipped")]
 
 print()
 empty, why = [], os.environ["NO_GPU"]
@@ -158,9 +159,13 @@ for name in wanted:
     if not groups[name]:
         outcome = "nothing here" if name == "gpu" and why else "no test ran"
         empty += [name] if outcome == "no test ran" else []
+    elif all(map(reasons, groups[name])):
+        outcome = "not run"
     print(f"{name:<12} {outcome:<12} {sum(map(seconds, groups[name])):5.0f} s of tests")
 if why and not groups["gpu"]:
     print(f"nothing here for the group gpu: {why}")
+for reason, count in Counter(reason for case in cases for reason in reasons(case)).items():
+    print(f"not run: {count} tests: {reason}" if count > 1 else f"not run: 1 test: {reason}")
 # A group that ran nothing has proven nothing. Only a selection given after -- may leave some groups empty.
 unproven = empty and (os.environ["selected"] == "0" or len(empty) == len(wanted))
 if unproven:

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([dataclasses.asdict(each) for each in recipes], indent=1))
         return 0
     rows = [("recipe", "model", "method", "data", "planned for")]
-    rows += [(each.name, each.model, each.method, each.data, planned_for(each)) for each in recipes]
+    rows += [(each.name, each.model, each.method, each.data.partition("?")[0], planned_for(each)) for each in recipes]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -74,7 +74,8 @@ def _names_with_splits(spec: Any) -> bool:
     """Return whether a data source can have splits; a task has its own, and a file is one split."""
     listed = [spec] if isinstance(spec, str) else spec or []
     return any(
-        not name.startswith("task://") and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
+        not name.startswith(("task://", "reasoning_gym://"))
+        and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
         for name in listed
     )
 
@@ -122,8 +123,8 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     train: str | list[str] = setting(MISSING, path=True)
-    """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, or `task://sort`;
-    or a list of those, e.g. [a.jsonl,b.parquet], which are concatenated."""
+    """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, `task://sort`, or
+    `reasoning_gym://chain_sum?size=2000`; or a list of those, e.g. [a.jsonl,b.parquet], which are concatenated."""
     validation: str | list[str] | None = setting(None, path=True)
     """Validation prompts, as `train`; null: a task's validation split, otherwise no validation."""
     split: str = setting("train", used_by=[_splits("data.train")])
@@ -149,6 +150,8 @@ class DataConfig:
     """Apply the chat template: to conversations only (auto), to plain text too (as one user message), or never."""
     system_prompt: str | None = None
     """System message put before every conversation that has none."""
+    instruction: str | None = None
+    """Text put after every prompt: plain text, or the last message of the user, e.g. Answer with the number only."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the chat template, e.g. {enable_thinking: false}."""
     template_date: str | None = None

@@ -270,19 +270,27 @@ def missing_loggers(config: Config) -> list[str]:
 
 
 def missing_data(config: Config) -> list[str]:
-    """Return problems with the files and folders of `data.train` and `data.validation`; hub names pass.
+    """Return problems with the files, folders and packages of `data.train` and `data.validation`; hub names pass.
 
     Raises:
         ConfigError: a task is unknown.
     """
     from hwgrpo.data.sources import find_data, sources_of
     from hwgrpo.data.tasks import PREFIX, parse_task
+    from hwgrpo.reasoning_gym_tasks import PREFIX as REASONING_GYM
+    from hwgrpo.reasoning_gym_tasks import PackageMissing, parse_address
 
     missing = []
     for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
         for spec in sources_of(named):
             if spec.startswith(PREFIX):
                 parse_task(spec)
+                continue
+            if spec.startswith(REASONING_GYM):
+                try:
+                    parse_address(spec)
+                except PackageMissing as error:
+                    missing.append(f"{key}={error}")
                 continue
             try:
                 (find_object if is_object(spec) else find_data)(spec, key)

@@ -1,6 +1,7 @@
 """Prompts: file formats, synthetic tasks, chat templates, the resumable sampler.
 
 tasks.py           task://sort, add, copy: synthetic prompts with disjoint splits, and warm-start demonstrations
+reasoning_gym_rows.py   reasoning_gym://...: rows of tasks of the package reasoning-gym
 expansion.py       compressed files that expand to far more than their size
 formats.py         one data file -> rows; every error names the file and line
 sources.py         what `data.train` names (task, file, folder, hub dataset) -> rows

@@ -122,8 +122,8 @@ def apply_template(
 
 
 def conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:
-    """Return a row's prompt with the settings `chat` and `system_prompt` applied."""
-    prompt = read_prompt(row, config.prompt_key, place)
+    """Return a row's prompt with the settings `chat`, `system_prompt` and `instruction` applied."""
+    prompt = _instructed(read_prompt(row, config.prompt_key, place), config.instruction, place)
     if isinstance(prompt, str):
         if config.chat != "always":
             if config.system_prompt:
@@ -136,6 +136,23 @@ def conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple
     if config.system_prompt and prompt[0]["role"] not in ("system", "developer"):
         prompt = ({"role": "system", "content": config.system_prompt}, *prompt)
     return prompt
+
+
+def _instructed(prompt: str | tuple[Message, ...], instruction: str | None, place: str) -> str | tuple[Message, ...]:
+    """Return a prompt with the instruction at its end, after a space unless it begins with white space itself."""
+    if not instruction:
+        return prompt
+    added = instruction if instruction[0].isspace() else f" {instruction}"
+    if isinstance(prompt, str):
+        return prompt + added
+    last = max((number for number, message in enumerate(prompt) if message["role"] == "user"), default=None)
+    if last is None:
+        raise DataError(
+            f"{place}: the conversation has no message of the user, to which data.instruction could be added; remove "
+            "the instruction, or the row"
+        )
+    message = {**prompt[last], "content": _plain(prompt[last]) + added}
+    return (*prompt[:last], message, *prompt[last + 1 :])
 
 
 def _plain(message: Message) -> str:

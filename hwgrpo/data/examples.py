@@ -17,7 +17,7 @@ from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
 from hwgrpo.data.row_schema import missing_column, read_prompt
-from hwgrpo.data.sources import Rows, open_rows, sources_of
+from hwgrpo.data.sources import Rows, is_generated, open_rows, sources_of
 from hwgrpo.data.tasks import PREFIX
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.values import Prompt
@@ -98,7 +98,8 @@ def build_examples(
     tasks = {"train": "warm", "validation": "validation"}
     parts = []
     for source in sources_of(spec):
-        parts += open_rows(source, tasks[which] if source.startswith(PREFIX) else split, f"data.{which}").parts
+        own = tasks[which] if source.startswith(PREFIX) else which
+        parts += open_rows(source, own if is_generated(source) else split, f"data.{which}").parts
     rows, name = Rows(parts), ", ".join(sources_of(spec))
     if which == "validation" and not _has_responses(rows, config):
         return None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.data import reasoning_gym_rows
 from hwgrpo.data.formats import READERS, TABLES, Part, Row, read_file
 from hwgrpo.data.given_rows import rows_of_object
 from hwgrpo.data.media import without_decoding
@@ -82,7 +83,7 @@ def open_all(spec: str | Sequence[str], split: str, which: str) -> Rows:
 
     Args:
         spec: value of `data.train` or `data.validation`.
-        split: the split of sources that have several; a task has its own.
+        split: the split of sources that have several; tasks have their own.
         which: "train" or "validation".
 
     Raises:
@@ -90,21 +91,26 @@ def open_all(spec: str | Sequence[str], split: str, which: str) -> Rows:
     """
     parts: list[Part] = []
     for source in sources_of(spec):
-        parts += open_rows(source, which if source.startswith(PREFIX) else split, f"data.{which}").parts
+        parts += open_rows(source, which if is_generated(source) else split, f"data.{which}").parts
     return Rows(parts)
+
+
+def is_generated(spec: str) -> bool:
+    """Return whether a source is a task, whose rows are made here, with splits of its own."""
+    return spec.startswith((PREFIX, reasoning_gym_rows.PREFIX))
 
 
 def open_rows(spec: str, split: str, key: str) -> Rows:
     """Find and read the rows of one source.
 
     Args:
-        spec: `task://...`, `object://...`, a file, a folder (of data files, or made by `save_to_disk`), or a hub name
-            (`owner/name`, or `owner/name:subset`).
+        spec: `task://...`, `reasoning_gym://...`, `object://...`, a file, a folder (of data files, or made by
+            `save_to_disk`), or a hub name (`owner/name`, or `owner/name:subset`).
         split: the split of a task, a folder with several, or a hub dataset.
         key: the setting, for messages ("data.train").
 
     Raises:
-        ConfigError: an unknown task or task option.
+        ConfigError: an unknown task or task option, or the package of a task is missing.
         DataError: the source does not exist or is broken.
     """
     if spec.startswith(PREFIX):
@@ -112,6 +118,9 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
         if split not in splits:
             raise choice_error(f"{key}={spec}: split", split, splits)
         return Rows([Part(spec, splits[split], tuple(splits[split][0]), spec)])
+    if spec.startswith(reasoning_gym_rows.PREFIX):
+        rows = reasoning_gym_rows.task_rows(spec, split)
+        return Rows([Part(spec, rows, tuple(rows[0]), spec)])
     if is_object(spec):
         return Rows([rows_of_object(spec, key)])
     path = find_data(spec, key)

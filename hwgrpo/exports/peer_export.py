@@ -132,6 +132,8 @@ def _value(config: Config, key: str) -> Any:
 
 def synthetic(config: Config, project: str) -> dict[str, str]:
     """Return the settings that name models or data that only hwgrpo makes, with the reason."""
-    schemes = {"data.train": "task://", "data.validation": "task://", "model.path": "builtin://"}
-    made = {key: scheme for key, scheme in schemes.items() if scheme in str(known(_value(config, key)))}
+    tasks = ("task://", "reasoning_gym://")
+    schemes = {"data.train": tasks, "data.validation": tasks, "model.path": ("builtin://",)}
+    named = ((key, scheme) for key, each in schemes.items() for scheme in each)
+    made = {key: scheme for key, scheme in named if scheme in str(known(_value(config, key)))}
     return {key: f"{project} has no {scheme}: give it a path" for key, scheme in made.items()}

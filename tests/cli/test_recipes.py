@@ -21,6 +21,7 @@ def test_every_recipe_that_ships_has_one_line(capsys: pytest.CaptureFixture[str]
     lora = ["Qwen/Qwen3-8B", "grpo, LoRA of rank 32 over nf4", "data/math/train.parquet", "1 x 15 GiB"]
     assert cells["qwen3_8b_math_qlora"] == lora
     assert cells["qwen2_5_7b_gsm8k_full"][1:] == ["grpo, all parameters", "data/gsm8k/train.parquet", "8 x 26 GiB"]
+    assert cells["smollm2_135m_arithmetic"][2] == "reasoning_gym://basic_arithmetic"
     assert cells["tiny_sort"][-1] == "any device, or a CPU"
 
 

@@ -60,6 +60,7 @@ def data_config():
             "overlong": "filter",
             "chat": "auto",
             "system_prompt": None,
+            "instruction": None,
             "chat_template_kwargs": {},
             "template_date": None,
             "max_rows": 0,

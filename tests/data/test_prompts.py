@@ -74,6 +74,13 @@ def test_plain_and_chat_rows_of_one_file_keep_their_order(jsonl, data_config, to
             [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}],
             "<system>own\n<user>hi\n<assistant>",
         ),
+        ({"instruction": "be"}, "hi", "hi be"),
+        ({"instruction": "\nbe"}, [{"role": "user", "content": "hi"}], "<user>hi\nbe\n<assistant>"),
+        (
+            {"instruction": "be"},
+            [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "content": "so"}],
+            "<user>hi be\n<assistant>so",
+        ),
         ({"chat": "never"}, [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}], "own\nhi"),
         ({"chat_template_kwargs": {"mood": "sad"}}, [{"role": "user", "content": "hi"}], "sad;<user>hi\n<assistant>"),
         (
@@ -340,6 +347,12 @@ def test_a_conversation_needs_a_chat_template(jsonl, data_config, tokenizer_with
 def test_settings_that_contradict_the_data_are_refused(settings, words, jsonl, data_config, tokenizer):
     with pytest.raises(ConfigError, match=words):
         build_dataset(data_config(jsonl([{"prompt": "x"}]), **settings), tokenizer, "train")
+
+
+def test_an_instruction_needs_a_message_of_the_user(jsonl, data_config, tokenizer):
+    path = jsonl([{"prompt": [{"role": "system", "content": "be"}]}])
+    with pytest.raises(DataError, match=r"line 1.*no message of the user.*data.instruction"):
+        build_dataset(data_config(path, instruction="Shortly."), tokenizer, "train")
 
 
 def test_the_fingerprint_counts_the_rows_read_and_changes_with_any_column(jsonl, data_config, tokenizer):

@@ -1,10 +1,12 @@
 import json
+import sys
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from hwgrpo.config import load_config
 from hwgrpo.data.sources import find_data, open_all, open_rows
 from hwgrpo.errors import ConfigError, DataError
 
@@ -268,3 +270,15 @@ def test_a_hub_name_is_left_alone_beside_files_and_folders(tmp_path, monkeypatch
     write_json(tmp_path / "openai/other.jsonl", ROWS)
     for name in ("gsm8k", "openai/gsm8k:main", "nobody/train", "bigcode/the-stack-v1.2"):
         assert find_data(name, "data.train") is None
+
+
+def test_a_task_of_a_package_that_is_missing_is_refused_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    monkeypatch.delitem(sys.modules, "reasoning_gym.factory", raising=False)
+    address = "reasoning_gym://chain_sum?size=3&seed=12345"
+    with pytest.raises(ConfigError, match=r'seed=12345 needs the package reasoning-gym .*pip install "hwgrpo\[reason'):
+        read(address)
+    recipe = ["model.path=builtin://tiny", f"data.train={address}", "reward.functions=[reasoning_gym]"]
+    with pytest.raises(ConfigError, match=r"data.train=reasoning_gym://chain_sum.* needs the package reasoning-gym"):
+        load_config(None, recipe)
+    load_config(None, recipe, data_may_be_missing=True)

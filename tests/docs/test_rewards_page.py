@@ -25,7 +25,7 @@ from tests.docs.pages import blocks, code, page, section, table
 
 PAGE = page("rewards.md")
 MOST_TOKENS = 10
-ELSEWHERE = {"code": "sandbox.md"}
+ELSEWHERE = {"code": "sandbox.md", "reasoning_gym": "own-data.md"}
 FUNCTIONS = sorted(n for n in REWARDS.names() if n not in ELSEWHERE and not inspect.isclass(REWARDS.load(n)))
 """Those that are classes are on reward-models.md."""
 

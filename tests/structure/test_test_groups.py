@@ -222,6 +222,22 @@ def test_numeric_tests_run_once_more_as_on_an_older_processor_when_asked_for(run
     assert f"{len(numeric_files())} passed, 0 failed, 0 skipped" in done.stdout
 
 
+def test_tests_that_could_not_run_are_named_with_their_reason(runner, tmp_path):
+    (tmp_path / "tests" / "real").mkdir()
+    file = tmp_path / "tests" / "real" / "test_some.py"
+    skipped = "import pytest\n@pytest.mark.parametrize('n', (1, 2))\ndef test_far(n): pytest.skip('no registry')\n"
+    file.write_text(skipped)
+    done = runner("", "real")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^real +not run ", done.stdout, re.MULTILINE)
+    assert "\nnot run: 2 tests: no registry\n" in done.stdout
+    assert "0 passed, 0 failed, 2 skipped" in done.stdout
+    file.write_text(skipped + "def test_near(): pass\n")
+    done = runner("", "real")
+    assert re.search(r"^real +passed ", done.stdout, re.MULTILINE)
+    assert "\nnot run: 2 tests: no registry\n" in done.stdout
+
+
 def test_the_slowest_tests_are_listed_before_what_failed(runner, tmp_path):
     (tmp_path / "tests" / "perf").mkdir()
     (tmp_path / "tests" / "perf" / "test_some.py").write_text(

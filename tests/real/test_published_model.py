@@ -1,0 +1,47 @@
+"""SmolLM2-135M-Instruct, a published chat model: it answers, trains a step with adapters, and its export answers."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hwgrpo.cli.main import main
+
+QUESTION = "What is 7 + 5? Answer with the number only."
+
+
+def answer(folder: Path) -> str:
+    """Return the greedy response of plain transformers to QUESTION."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    chat = [{"role": "user", "content": QUESTION}]
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    tokens = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    return tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_it_answers_a_question(smollm2, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(json.dumps({"prompt": QUESTION, "answer": "12"}) + "\n")
+    words = ["data.validation=rows.jsonl", "data.instruction=null", "reward.functions=[numeric]", "backend.name=cpu"]
+    assert main(["eval", "smollm2_135m_arithmetic", "--model", str(smollm2), "--n", "2", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["greedy_reward"] == 1
+    assert "12" in answer(smollm2)
+
+
+def test_a_step_of_its_recipe_trains_adapters_and_the_export_answers(smollm2, reasoning_gym_path, tmp_path, capfd):
+    words = [
+        *("smollm2_135m_arithmetic", f"model.path={smollm2}", f"trainer.output_dir={tmp_path / 'run'}"),
+        *("trainer.max_steps=1", "trainer.prompts_per_step=4", "rollout.n=4", "data.validation_max_rows=2"),
+        *("backend.name=cpu", "trainer.threads=1", "observe.progress=none", "observe.loggers=[jsonl]"),
+    ]
+    assert main(["train", *words]) == 0, capfd.readouterr()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    [step] = [line for line in lines if "actor/grad_norm" in line]
+    assert step["actor/grad_norm"] > 0
+    assert 0 < step["reward"] < 1, "of 16 responses some are right and some are wrong"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
+    assert all(row["prompt"].count("Answer with the number only.<|im_end|>") == 1 for row in rows)
+    assert (tmp_path / "run" / "final-adapter").is_dir()
+    assert "12" in answer(tmp_path / "run" / "final")
