@@ -152,7 +152,8 @@ class RewardCallables:
             if "as" not in entry:
                 continue
             parameters = inspect.signature(entry["name"]).parameters.values()
-            needed = [each.name for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD]
+            named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+            needed = [each.name for each in named if each.default is each.empty]
             known = {*columns, *TRL_ARGUMENTS, *TRL_SERVICES, "ground_truth"}
             missing = [name for name in needed if name not in known]
             if _ONE in needed or "batch" in needed or not missing:

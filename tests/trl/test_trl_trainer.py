@@ -182,7 +182,12 @@ def test_a_parsed_default_is_not_given():
         ({"lr_scheduler_type": "curved"}, "cosine"),
         ({"num_generations": 3}, "num_generations=4"),
         ({"loss_type": "ppo"}, "dapo"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
+        *(
+            ({name: 0}, f"{name}=0 must be at least 1")
+            for name in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+        ),
+        ({"num_iterations": 0}, "num_iterations=0 must be at least 1"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size=0 must be at least 1"),
         ({"warmup_steps": None}, "warmup_steps=None must be a number"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"),
         ({"beta": None}, "beta=None must be a number"),
@@ -228,6 +233,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"args": GRPOConfig("o", **SMALL, repetition_penalty=1.2)}, "the reward repetition"),
     ({"args": GRPOConfig("o", **SMALL, eval_strategy="steps", eval_steps=1)}, "needs eval_dataset"),
     ({"args": GRPOConfig("o", **SMALL, reward_weights=[1.0, 2.0])}, "reward_weights has 2 entries"),
+    *(
+        ({"args": GRPOConfig("o", **SMALL, **{name: -1})}, f"{name}=-1")
+        for name in ("adam_beta1", "adam_beta2", "logging_steps", "ddp_timeout", "beta", "epsilon", "epsilon_high")
+    ),
 ]
 
 
@@ -543,6 +552,15 @@ def test_the_scores_of_every_kind_of_function_are_counted(kind: str):
         else:
             assert wait_for(calls[1](completions=["a", "b"])) == [1.0, None]
         assert calls[2](completions=["a", "b"]) == [0.0, None]
+
+
+def test_a_decorated_function_needs_no_column(folder: Path):
+    def decorated(*args: Any, **kwargs: Any) -> list[float]:
+        return reward(*args, **kwargs)
+
+    run = trainer(reward_funcs=decorated)
+    run.train()
+    assert run.state.log_history[0]["rewards/decorated/mean"] > 0
 
 
 def test_a_function_may_be_named_scored(folder: Path):
