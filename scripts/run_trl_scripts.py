@@ -333,9 +333,9 @@ def run(program: Program, number: int, workspace: Path) -> Outcome:
 
 def _outcome(name: str, values: dict, late: str, output: Path, seconds: float) -> Outcome:
     replaced = values.get("changed", [])
-    changed = ", ".join(each for each in replaced if not each.startswith("stand-in"))
-    if stand_ins := [each.removeprefix("stand-in ") for each in replaced if each.startswith("stand-in")]:
-        changed += f"{', ' if changed else ''}stand-ins for {' '.join(stand_ins)}"
+    if stand_ins := values.get("stand_ins"):
+        replaced = [*replaced, f"stand-ins for {', '.join(stand_ins)}"]
+    changed = ", ".join(replaced)
     error = values.get("error") or late
     if not values:
         error = error or output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]

@@ -34,17 +34,22 @@ from unittest.mock import MagicMock
 import datasets
 import huggingface_hub
 import torch
+from PIL import Image
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 import hwgrpo.trl  # before torch
+from hwgrpo.errors import RewardError
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 
 UPDATES = 2
 TOKENS = 8
-_ROW_COUNT = 16
+_ROW_COUNT = 128
 _TEXT = {"problem": "What is 1 + {n}?", "solution": "${m}$", "answer": "{m}", "question": "What is 1 + {n}?"}
+_IMAGES = "lmms-lab/multimodal-open-r1-8k-verified"
+"""Data set with a column of images."""
 ROWS: dict[str, Mapping[str, Any]] = {
     "AI-MO/NuminaMath-TIR": {**_TEXT, "messages": [{"role": "user", "content": "What is 1 + {n}?"}]},
+    _IMAGES: _TEXT,
     "openai/gsm8k": {"question": "What is 1 + {n}?", "answer": "It is {m}.\n#### {m}"},
     "mlabonne/smoltldr": {"prompt": "Story {n}", "completion": "Short {n}"},
     "HuggingFaceH4/OpenR1-Math-220k-default-verified": {"prompt": "What is 1 + {n}?", "solution": "${m}$"},
@@ -56,8 +61,8 @@ ROWS: dict[str, Mapping[str, Any]] = {
         "verification_info": {"language": "python", "test_cases": [{"input": "", "output": "{m}"}]},
     },
 }
-"""Data set of the hub -> its row `n`; every other has a conversation `prompt` and a `solution`."""
-_OTHER = {"prompt": [{"role": "user", "content": "What is 1 + {n}?"}], "solution": "${m}$"}
+"""Data set of the hub -> its row `n`; every other has the columns of `_OTHER`."""
+_OTHER = {**_TEXT, "prompt": [{"role": "user", "content": "What is 1 + {n}?"}]}
 _NO_STAND_IN = {"vllm", "torch_npu", "deepspeed"}
 """Packages that hwgrpo looks for itself."""
 
@@ -76,6 +81,7 @@ class Result:
 
     def __init__(self, file: Path) -> None:
         self.file, self.values = file, {"changed": [], "updates": None, "loss": None, "error": None, "refused": False}
+        self.stand_ins: list[str] = []
 
     def changed(self, text: str) -> None:
         """Note what was replaced, once."""
@@ -84,7 +90,7 @@ class Result:
 
     def write(self, **values: Any) -> None:
         """Add values, and write the file."""
-        self.values |= values
+        self.values |= {"stand_ins": self.stand_ins, **values}
         self.file.write_text(json.dumps(self.values), encoding="utf-8")
 
 
@@ -97,10 +103,12 @@ def replace_datasets(result: Result) -> None:
             return read_files(path, name, split=split, streaming=streaming, **more)
         result.changed("rows")
         row = ROWS.get(path, _OTHER)
-        rows = datasets.Dataset.from_list([filled(row, number) for number in range(_ROW_COUNT)])
+        added = {"image": Image.new("RGB", (8, 8))} if path == _IMAGES else {}
+        rows = datasets.Dataset.from_list([{**filled(row, number), **added} for number in range(_ROW_COUNT)])
         given: Any = rows.to_iterable_dataset() if streaming else rows
+        kind: Any = datasets.IterableDatasetDict if streaming else datasets.DatasetDict
         if split is None:
-            return (datasets.IterableDatasetDict if streaming else datasets.DatasetDict)(train=given, test=given)
+            return kind(train=given, test=given)
         return [given for _ in split] if isinstance(split, list) else given
 
     datasets.load_dataset = load_dataset
@@ -162,7 +170,7 @@ def replace_hub(result: Result) -> None:
     for name in ("login", "notebook_login"):
         setattr(huggingface_hub, name, lambda *_, **__: None)
     for kind in (PreTrainedModel, PreTrainedTokenizerBase):
-        kind.push_to_hub = lambda *_, **__: None
+        setattr(kind, "push_to_hub", lambda *_, **__: None)  # noqa: B010
     load = AutoModelForCausalLM.from_pretrained
 
     def from_pretrained(*arguments: Any, **options: Any) -> Any:
@@ -221,33 +229,29 @@ def add_stand_ins(files: Iterable[Path], result: Result) -> None:
     """Make packages that programs import and that are not here."""
     for name in sorted({name for file in files for name in imported_names(file.read_text(encoding="utf-8"))}):
         package = name.partition(".")[0]
-        if package in _NO_STAND_IN or (package not in result_packages(result) and importlib.util.find_spec(package)):
+        if package in _NO_STAND_IN or (package not in result.stand_ins and importlib.util.find_spec(package)):
             continue
         module = StandIn(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         module.__path__ = []
         if name == "unsloth":
-            module.FastLanguageModel = FastLanguageModel
+            vars(module)["FastLanguageModel"] = FastLanguageModel
         sys.modules[name] = module
-        result.changed(f"stand-in `{package}`")
-
-
-def result_packages(result: Result) -> set[str]:
-    """Return the packages that have stand-ins."""
-    return {each.split("`")[1] for each in result.values["changed"] if each.startswith("stand-in")}
+        if package not in result.stand_ins:
+            result.stand_ins.append(package)
 
 
 def add_other_trainers(files: Iterable[Path], result: Result) -> None:
     """Give open-r1's module of arguments the SFTConfig that it derives one from."""
     if any("trl.SFTConfig" in file.read_text(encoding="utf-8") for file in files):
-        hwgrpo.trl.SFTConfig = TrainingArguments
-        result.changed("stand-in `trl.SFTConfig`")
+        setattr(hwgrpo.trl, "SFTConfig", TrainingArguments)  # noqa: B010
+        result.stand_ins.append("trl.SFTConfig")
 
 
 def is_refusal(error: BaseException) -> bool:
     """Return whether an error is one of hwgrpo's for users, or of an import that has no counterpart."""
     if type(error).__module__.startswith("hwgrpo"):
-        return True
+        return not isinstance(error, RewardError)  # one is the program's own
     frames = traceback.extract_tb(error.__traceback__)
     in_trl = bool(frames) and Path(frames[-1].filename).parent.name == "trl"
     return in_trl and isinstance(error, ImportError | AttributeError)

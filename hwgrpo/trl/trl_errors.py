@@ -57,6 +57,11 @@ _ARGUMENTS = {
 _LONGEST_FIRST = "|".join(map(re.escape, sorted(_ARGUMENTS, key=len, reverse=True)))
 _SETTING = re.compile(rf"(?<![\w.])({_LONGEST_FIRST})(?!\w)(?!\.\w)")
 _COMMAND_LINE = ", or pass --allow-finished"
+_FAILURE_POLICY = re.compile(
+    r"mend it(?:, give it more time with timeout)? or, to continue without it, set its .*", re.S
+)
+_OWN_FAILURE = "mend it; a reward of None leaves a response out"
+"""A script has no entries of reward.functions with policies for failures."""
 
 
 @contextmanager
@@ -71,4 +76,5 @@ def trl_names() -> Iterator[None]:
 
 def in_trl_names(text: str) -> str:
     """Return a message with the names of TRL's arguments."""
-    return _SETTING.sub(lambda match: _ARGUMENTS[match[1]], text.replace(_COMMAND_LINE, ""))
+    text = _FAILURE_POLICY.sub(_OWN_FAILURE, text.replace(_COMMAND_LINE, ""))
+    return _SETTING.sub(lambda match: _ARGUMENTS[match[1]], text)

@@ -73,6 +73,7 @@ def test_shares_of_some_datasets_alone_are_refused(files: list[str]):
         ("experimental.gmpo", "GMPOConfig", "algorithm.loss.name=gmpo"),
         ("experimental.gspo_token", "GRPOTrainer", 'importance_sampling_level="sequence"'),
         ("experimental.grpo_with_replay_buffer", "ReplayBuffer", "replay_groups"),
+        ("experimental.harbor", "HarborSpec", "there are no environments here"),
         ("experimental.sdpo", "SDPOTrainer", "GRPOTrainer of hwgrpo.trl is what there is"),
     ],
 )

@@ -22,7 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.errors import ConfigError, DataError, RewardError
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.rewards.async_functions import wait_for
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
@@ -552,6 +552,16 @@ def test_the_scores_of_every_kind_of_function_are_counted(kind: str):
         else:
             assert wait_for(calls[1](completions=["a", "b"])) == [1.0, None]
         assert calls[2](completions=["a", "b"]) == [0.0, None]
+
+
+def test_the_remedy_of_a_failing_function_is_one_of_a_script(folder: Path):
+    def failing(completions: list[str], **_: Any) -> list[float]:
+        raise ValueError("no server")
+
+    with pytest.raises(
+        RewardError, match=r"ValueError: no server at .*; mend it; a reward of None leaves a response out$"
+    ):
+        trainer(reward_funcs=failing).train()
 
 
 def test_a_decorated_function_needs_no_column(folder: Path):
