@@ -325,20 +325,21 @@ def run(program: Program, number: int, workspace: Path) -> Outcome:
     child.join(TIME_LIMIT)
     late = f"no end after {TIME_LIMIT:.0f} s" if child.is_alive() else ""
     child.kill()
+    child.join()
+    if not late and child.exitcode:
+        late = f"the process ended with {child.exitcode}"
     seconds = time.monotonic() - started
     written = folder / "result.json"
     values = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
-    return _outcome(program.name, values, late, folder / "output.txt", seconds)
+    return _outcome(program.name, values, late, seconds)
 
 
-def _outcome(name: str, values: dict, late: str, output: Path, seconds: float) -> Outcome:
+def _outcome(name: str, values: dict, late: str, seconds: float) -> Outcome:
     replaced = values.get("changed", [])
     if stand_ins := values.get("stand_ins"):
         replaced = [*replaced, f"stand-ins for {', '.join(stand_ins)}"]
     changed = ", ".join(replaced)
     error = values.get("error") or late
-    if not values:
-        error = error or output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
     if values.get("updates") is not None:
         detail = f"{values['updates']} updates, loss {values['loss']:.3g}" + (f"; then {error}" if error else "")
         return Outcome(name, "ran", detail, changed, seconds)

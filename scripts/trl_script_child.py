@@ -49,7 +49,7 @@ _IMAGES = "lmms-lab/multimodal-open-r1-8k-verified"
 """Data set with a column of images."""
 ROWS: dict[str, Mapping[str, Any]] = {
     "AI-MO/NuminaMath-TIR": {**_TEXT, "messages": [{"role": "user", "content": "What is 1 + {n}?"}]},
-    _IMAGES: _TEXT,
+    _IMAGES: {**_TEXT, "original_question": "What is 1 + {n}?", "original_answer": "{m}"},
     "openai/gsm8k": {"question": "What is 1 + {n}?", "answer": "It is {m}.\n#### {m}"},
     "mlabonne/smoltldr": {"prompt": "Story {n}", "completion": "Short {n}"},
     "HuggingFaceH4/OpenR1-Math-220k-default-verified": {"prompt": "What is 1 + {n}?", "solution": "${m}$"},

@@ -216,6 +216,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rollout_func": print}, "rollout.source"),
     ({"environment_factory": print}, "environment_factory is not supported"),
     ({"optimizers": (object(), None)}, "optimizers"),
+    ({"reward_funcs": lambda environments, **_: [each.score for each in environments]}, "needs environments"),
     ({"reward_funcs": None}, "reward_funcs is missing"),
     ({"reward_funcs": [reward, 3]}, "reward_funcs[1]=3"),
     ({"reward_funcs": "some/model", "reward_processing_classes": object()}, "reward_processing_classes[0]"),
@@ -626,6 +627,7 @@ def test_clip_ratios_have_trls_names_and_are_0_on_policy(folder: Path):
     of_step = {"actor/pg_loss": 1.0, **{name: 0.1 * i for i, name in enumerate(names, 1)}}
     assert named(of_step, {}, "gspo") == {"policy_loss": 1.0, **{name: of_step[name] for name in names}}
     assert named({"actor/pg_loss": 1.0}, {}, "vespo") == {"policy_loss": 1.0}
+    assert named({"actor/pg_loss": 1.0}, {}, "cispo") == {"policy_loss": 1.0, "cispo_clip_ratio": 0.0}
     assert named({"reward": 1.0}, {}, "ppo_clip") == {"reward": 1.0}  # a step without an update
 
 
