@@ -46,6 +46,8 @@ from hwgrpo.trl import rewards
 
 TIME_LIMIT = 240.0
 """Seconds of a program."""
+_KILLED = 30.0
+"""Seconds until a killed process is gone."""
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["trl_script_child"])
 """Each program runs in a copy of a process that has imported torch."""
@@ -325,12 +327,12 @@ def run(program: Program, number: int, workspace: Path) -> Outcome:
     child.join(TIME_LIMIT)
     late = f"no end after {TIME_LIMIT:.0f} s" if child.is_alive() else ""
     child.kill()
-    child.join()
+    child.join(_KILLED)
     if not late and child.exitcode:
         late = f"the process ended with {child.exitcode}"
     seconds = time.monotonic() - started
     written = folder / "result.json"
-    values = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
+    values = json.loads(written.read_text(encoding="utf-8").replace(f"{folder}/", "")) if written.is_file() else {}
     return _outcome(program.name, values, late, seconds)
 
 
