@@ -144,7 +144,8 @@ def build_loss(algorithm: AlgorithmConfig, coefficients: Coefficients | None = N
 
     It returns the loss per row, already multiplied by `weight`, and metrics per row, unweighted and detached:
     `pg_loss` (after correction), `kl`, `entropy`, and off policy as the loss has them `pg_clipfrac` (also TRL's
-    clip_ratio/region), `pg_clipfrac_lower` (dual clip), `clip_ratio/low`, `clip_ratio/high`, `ppo_kl`, `ratio`.
+    clip_ratio/region), `pg_clipfrac_lower` (dual clip), `clip_ratio/low`, `clip_ratio/high`, `clip_ratio/capped`
+    (cispo), `ppo_kl`, `ratio`.
 
     Args:
         algorithm: the section `algorithm` of checked settings; without arguments `AlgorithmConfig()` has the defaults.

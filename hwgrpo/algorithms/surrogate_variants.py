@@ -120,12 +120,20 @@ def cispo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]
     low, high = 1 - config.clip_low, 1 + config.clip_high
     if x.on_policy:
         # The clamp of 1, which a cap below 1 lowers.
-        return -min(max(1.0, low), high) * x.advantage * x.logprob, {}
+        metrics = {} if low <= 1 <= high else _cispo_clips(torch.ones_like(x.advantage), x.advantage, low, high)
+        return -min(max(1.0, low), high) * x.advantage * x.logprob, metrics
     log_ratio = clamp_log_ratio(x.log_ratio.detach(), config)
     ratio = log_ratio.exp()
-    coefficient = ratio.clamp(low, high)
-    clipped = (ratio != coefficient).to(ratio.dtype)
-    return -coefficient * x.advantage * x.logprob, {"pg_clipfrac": clipped, "ppo_kl": -log_ratio, "ratio": ratio}
+    metrics = _cispo_clips(ratio, x.advantage, low, high) | {"ppo_kl": -log_ratio, "ratio": ratio}
+    return -ratio.clamp(low, high) * x.advantage * x.logprob, metrics
+
+
+def _cispo_clips(ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: float) -> Metrics:
+    """Return where a ratio was clamped, and where a cap took some of a positive advantage, as TRL counts it."""
+    return {
+        "pg_clipfrac": ((ratio < low) | (ratio > high)).to(ratio.dtype),
+        "clip_ratio/capped": ((ratio > high) & (advantage > 0)).to(ratio.dtype),
+    }
 
 
 @scoped("token", of_ratio=("log_ratio_clamp",))

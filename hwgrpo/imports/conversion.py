@@ -63,3 +63,9 @@ class Launch:
 
 
 Converted = Assignment | Remark | Refusal | Launch
+
+
+def lower_clip(value: float, origins: tuple[str, ...]) -> Assignment:
+    """Return the lower bound `1 - value` of a ratio; one of 0 or less is none, because ratios are positive."""
+    note = "the ratio has no lower bound" if value > 1 else ""
+    return Assignment("algorithm.loss.clip_low", min(value, 1.0), origins, note)

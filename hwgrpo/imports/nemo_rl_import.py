@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark, lower_clip
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
@@ -122,7 +122,7 @@ def _loss(v: PeerSettings) -> Iterator[Converted]:
     yield Remark((forces,), "the ratio is 1 in the one update of a step")
     name = "gspo" if v[sequence] else "cispo" if v[cispo] else "ppo_clip"
     yield Assignment("algorithm.loss.name", name, (sequence, cispo))
-    yield Assignment("algorithm.loss.clip_low", v[low], (low,))
+    yield lower_clip(v[low], (low,))
     yield Assignment("algorithm.loss.clip_high", v[high], (high,))
     yield Assignment("algorithm.loss.dual_clip", v[dual], (dual,))
     yield Assignment("algorithm.aggregation.name", "token-mean" if v[tokens] else "seq-mean-token-mean", (tokens,))

@@ -7,7 +7,7 @@ from typing import Any
 
 from hwgrpo.config.backend_choices import attention_choices
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark, lower_clip
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.openrlhf_reader import DEVICES
 from hwgrpo.imports.peer_import import Conversion, import_peer
@@ -122,7 +122,7 @@ def _loss(v: PeerSettings) -> Iterator[Converted]:
     yield Assignment("algorithm.loss.name", value_here(v, _LOSS), (_LOSS,))
     low, high = _pair(v, bounds) if v[bounds] is not None else (v[both], v[both])
     origin = (bounds,) if v[bounds] is not None else (both,)
-    yield Assignment("algorithm.loss.clip_low", low, origin)
+    yield lower_clip(low, origin)
     yield Assignment("algorithm.loss.clip_high", high, origin)
     yield Remark((both,), f"without effect beside {bounds}")
     yield Assignment("algorithm.loss.dual_clip", v["actor.dual_clip"], ("actor.dual_clip",))

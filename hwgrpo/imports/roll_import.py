@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Launch, Refusal, Remark, lower_clip
 from hwgrpo.imports.import_result import Imported
 from hwgrpo.imports.peer_import import Conversion, import_peer
 from hwgrpo.imports.peer_settings import PeerSettings, value_here
@@ -144,7 +144,7 @@ def _loss(v: PeerSettings) -> Iterator[Converted]:
     bounds = own if name == "cispo" else (low, high) if v[ranges] else (both, both)
     yield Remark(own, f"without effect beside {variant}={v[variant]}")
     switch = () if name == "cispo" else (ranges,)
-    yield Assignment("algorithm.loss.clip_low", v[bounds[0]], (bounds[0], *switch))
+    yield lower_clip(v[bounds[0]], (bounds[0], *switch))
     yield Assignment("algorithm.loss.clip_high", v[bounds[1]], (bounds[1], *switch))
     other = f"{variant}=cispo" if name == "cispo" else f"{ranges}={v[ranges]}"
     yield Remark((both, low, high, ranges), f"without effect beside {other}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark
+from hwgrpo.imports.conversion import Assignment, Converted, Refusal, Remark, lower_clip
 from hwgrpo.imports.trl_settings import TrlSettings, trl_value
 from hwgrpo.peer_tables.trl_mapped import LOSSES
 
@@ -60,7 +60,7 @@ def loss(v: TrlSettings) -> Iterator[Converted]:
     elif kind in ("sapo", "vespo"):
         yield Remark(("epsilon", "epsilon_high"), f"{kind} does not clip")
     else:
-        yield Assignment("algorithm.loss.clip_low", low, ("epsilon",))
+        yield lower_clip(low, ("epsilon",))
         yield Assignment("algorithm.loss.clip_high", high, origins)
     yield Remark(("epsilon",), "cispo has no lower bound")
     for here, key in SAPO.items():

@@ -49,6 +49,9 @@ class TrlSettings(PeerSettings):
         Raises:
             ConfigError: a combination that TRL refuses, or one without a counterpart, with the nearest legal value.
         """
+        for key in (_PER, _ACCUMULATION, _STEPS, _SIZE, _PASSES, "num_processes"):
+            if self[key] is not None and self[key] < 1:
+                raise ConfigError(f"{key}={self[key]} must be at least 1")
         n, processes, accumulation = self[_N], self.world_size(), self[_ACCUMULATION]
         device = self[_PER] * processes
         size, steps = self._generation(device)

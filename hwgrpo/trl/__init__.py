@@ -21,6 +21,7 @@ script_arguments.py   ModelConfig, ScriptArguments, TrlParser and their helpers
 peft_settings.py      LoraConfig, BitsAndBytesConfig
 dataset_mixture.py    DatasetMixtureConfig, get_dataset
 experimental.py       names of `trl.experimental`, with their counterparts
+other_names.py        names of TRL that have no counterpart
 wrapped_model.py      models that `get_peft_model` has wrapped
 """
 
@@ -30,6 +31,8 @@ set_before_torch()
 
 from hwgrpo.trl.dataset_mixture import DatasetConfig, DatasetMixtureConfig, get_dataset  # noqa: E402
 from hwgrpo.trl.grpo_config import GRPOConfig  # noqa: E402
+from hwgrpo.trl.other_names import add_modules  # noqa: E402
+from hwgrpo.trl.other_names import attribute as __getattr__  # noqa: E402, F401
 from hwgrpo.trl.script_arguments import (  # noqa: E402
     ModelConfig,
     ScriptArguments,
@@ -53,3 +56,5 @@ __all__ = [
     "get_peft_config",
     "get_quantization_config",
 ]
+
+add_modules()

@@ -10,12 +10,13 @@ COUNTERPARTS = {
     "async_grpo": "hwgrpo train RECIPE rollout.source=prefetch samples beside the training",
     "gmpo": "hwgrpo train RECIPE algorithm.loss.name=gmpo",
     "gspo_token": 'GRPOConfig(importance_sampling_level="sequence") of hwgrpo.trl has the same gradient',
+    **dict.fromkeys(("harbor", "openreward"), "there are no environments here; give a reward that reads the response"),
     "grpo_with_replay_buffer": "hwgrpo train RECIPE algorithm.filter_groups.enable=true with replay_groups",
 }
 """Module of `trl.experimental` -> what there is instead."""
 _OTHERS = (
-    *("a2po", "bco", "bema_for_ref_model", "cpo", "distillation", "gkd", "gold", "harbor", "iw_opd", "kto", "minillm"),
-    *("nash_md", "online_dpo", "openreward", "orpo", "ppo", "prm", "sdft", "sdpo", "server_distillation", "ssd", "tpo"),
+    *("a2po", "bco", "bema_for_ref_model", "cpo", "distillation", "gkd", "gold", "iw_opd", "kto", "minillm"),
+    *("nash_md", "online_dpo", "orpo", "ppo", "prm", "sdft", "sdpo", "server_distillation", "ssd", "tpo"),
     *("xpo", "merge_model_callback", "utils"),
 )
 __path__: list[str] = []

@@ -193,8 +193,6 @@ class GRPOConfig(_Arguments):
         super().__post_init__()
         self._given = {name for name in FIELDS if given[name] not in _ABSENT.get(name, (_DEFAULTS[name],))}
         self._made = {name: getattr(self, name) for name in FIELDS}
-        if _PER_UPDATE in self._given and self.gradient_accumulation_steps < 1:
-            raise ConfigError(f"{_PER_UPDATE}={self.gradient_accumulation_steps} must be at least 1")
         if self.warmup_steps is None:
             raise ConfigError("warmup_steps=None must be a number of updates, or a share of them below 1; leave it out")
         if self.beta is None:
@@ -265,7 +263,6 @@ _DEFAULTS = {
 }
 _ABSENT = {"include_num_input_tokens_seen": ("no", False), "debug": ("", None)}
 """Values that HfArgumentParser makes of a default, and the default."""
-_PER_UPDATE = "gradient_accumulation_steps"
 
 
 def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ SCORED = "_scored"
 """Name of the entry that drops responses for which every function returned None; no function's name begins with _."""
 _RESPONSES = "responses"
 _MODEL = "reward_model"
+_ENVIRONMENTS = "environments"
 _ONE = "solution_str"
 """Argument of verl's signature, which scores one response a call."""
 
@@ -152,7 +153,13 @@ class RewardCallables:
             if "as" not in entry:
                 continue
             parameters = inspect.signature(entry["name"]).parameters.values()
-            needed = [each.name for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD]
+            named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+            needed = [each.name for each in named if each.default is each.empty]
+            if _ENVIRONMENTS in needed and _ENVIRONMENTS not in columns:
+                raise ConfigError(
+                    f"reward_funcs: {entry['as']} needs {_ENVIRONMENTS}, and there are none here; give a reward "
+                    "function that reads the response"
+                )
             known = {*columns, *TRL_ARGUMENTS, *TRL_SERVICES, "ground_truth"}
             missing = [name for name in needed if name not in known]
             if _ONE in needed or "batch" in needed or not missing:

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import BitsAndBytesConfig, HfArgumentParser
 
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.peer_tables.trl_names import TRL
-from hwgrpo.trl.grpo_config import argument, note
+from hwgrpo.trl.grpo_config import GRPOConfig, argument, note
 
 
 @dataclass
@@ -52,6 +52,14 @@ class ModelConfig:
     bnb_4bit_quant_type: str = argument("bnb_4bit_quant_type", "nf4")
     use_bnb_nested_quant: bool = argument("use_bnb_nested_quant", False)
     bnb_4bit_quant_storage: str | None = argument("bnb_4bit_quant_storage", None)
+
+    trust_remote_code: ClassVar[bool] = False
+    """An attribute of older TRL; GRPOConfig has the argument, and `TrlParser` copies it."""
+
+    @property
+    def torch_dtype(self) -> str | None:
+        """Return `dtype`, under its name in older TRL."""
+        return self.dtype
 
 
 def get_peft_config(model_args: ModelConfig) -> Any:
@@ -121,6 +129,10 @@ class TrlParser(HfArgumentParser):
         result = self.parse_args_into_dataclasses(
             listed, return_remaining_strings=return_remaining_strings, look_for_args_file=False
         )
+        configs = [each for each in result if isinstance(each, GRPOConfig)]
+        for each in result:
+            if isinstance(each, ModelConfig) and configs:
+                each.trust_remote_code = configs[0].trust_remote_code  # type: ignore[misc]
         if not return_remaining_strings:
             return tuple(result)
         *made, rest = result

@@ -28,6 +28,15 @@ _ARGUMENTS = {
     "model.lora.target_modules": "peft_config.target_modules",
     "model.attention": "model_init_kwargs['attn_implementation']",
     "rollout.n": "num_generations",
+    "trainer.epochs_per_batch": "num_iterations",
+    "trainer.process_group_timeout": "ddp_timeout",
+    "observe.log_every": "logging_steps",
+    "optim.betas.0": "adam_beta1",
+    "optim.betas.1": "adam_beta2",
+    "algorithm.kl.coef": "beta",
+    "algorithm.loss.clip_low": "epsilon",
+    "algorithm.loss.clip_high": "epsilon_high",
+    **{f"algorithm.loss.name='{name}'": "this loss_type" for name in ("ppo_clip", "gspo")},
     "data.max_prompt_tokens": "max_prompt_length",
     "rollout.max_model_len": "vllm_max_model_length",
     "rollout.gpu_memory_utilization": "vllm_gpu_memory_utilization",
@@ -49,6 +58,11 @@ _ARGUMENTS = {
 _LONGEST_FIRST = "|".join(map(re.escape, sorted(_ARGUMENTS, key=len, reverse=True)))
 _SETTING = re.compile(rf"(?<![\w.])({_LONGEST_FIRST})(?!\w)(?!\.\w)")
 _COMMAND_LINE = ", or pass --allow-finished"
+_FAILURE_POLICY = re.compile(
+    r"mend it(?:, give it more time with timeout)? or, to continue without it, set its .*", re.S
+)
+_OWN_FAILURE = "mend it; a reward of None leaves a response out"
+"""A script has no entries of reward.functions with policies for failures."""
 
 
 @contextmanager
@@ -63,4 +77,5 @@ def trl_names() -> Iterator[None]:
 
 def in_trl_names(text: str) -> str:
     """Return a message with the names of TRL's arguments."""
-    return _SETTING.sub(lambda match: _ARGUMENTS[match[1]], text.replace(_COMMAND_LINE, ""))
+    text = _FAILURE_POLICY.sub(_OWN_FAILURE, text.replace(_COMMAND_LINE, ""))
+    return _SETTING.sub(lambda match: _ARGUMENTS[match[1]], text)

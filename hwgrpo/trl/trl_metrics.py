@@ -25,11 +25,15 @@ NAMES = {
     "completions/max_length": "response_length/max",
     "completions/clipped_ratio": "response_length/clip_ratio",
     **{name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")},
+    "cispo_clip_ratio": "cispo_clip_ratio",
     "step_time": "timing_s/step",
 }
 """TRL's name -> the metric of a step here."""
-_CLIPS = {"ppo_clip", "gspo"}
-"""Losses of which TRL logs the clip ratios."""
+_CLIPS = {
+    **dict.fromkeys(("ppo_clip", "gspo"), tuple(name for name in NAMES if name.startswith("clip_ratio/"))),
+    "cispo": ("cispo_clip_ratio",),
+}
+"""Loss -> the clip ratios that TRL logs of it."""
 _LAST = ("learning_rate", "num_tokens")
 """Metrics of which a log has the last value, not the mean."""
 _FUNCTION = re.compile(r"rewards/(.+)/(mean|std)")
@@ -45,8 +49,8 @@ def named(metrics: Mapping[str, float], models: Mapping[str, str], loss: str) ->
         models: name of a reward model here -> its name in TRL.
         loss: algorithm.loss.name; where it clips, an update on policy has clip ratios of 0.
     """
-    if loss in _CLIPS and NAMES["policy_loss"] in metrics:
-        metrics = dict.fromkeys((name for name in NAMES if name.startswith("clip_ratio/")), 0.0) | dict(metrics)
+    if NAMES["policy_loss"] in metrics:
+        metrics = dict.fromkeys(_CLIPS.get(loss, ()), 0.0) | dict(metrics)
     values = {name: metrics[here] for name, here in NAMES.items() if here in metrics}
     for name, value in metrics.items():
         match = _FUNCTION.fullmatch(name)

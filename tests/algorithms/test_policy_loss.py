@@ -321,14 +321,15 @@ def test_gspo_bounds_its_log_ratio_at_ten():
         ("cispo", {"clip_low": 1.0, "clip_high": -0.8}, 0.14, -0.2),
     ],
 )
-def test_on_policy_every_loss_has_the_policy_gradient_and_no_ratio_metrics(policy, clips, expected_loss, slope):
+def test_on_policy_every_loss_has_the_policy_gradient_and_metrics_of_a_cap_alone(policy, clips, expected_loss, slope):
     """Loss and slope are per unit of advantage."""
     advantage = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
     algorithm = AlgorithmConfig(loss=LossConfig(policy, **clips))
     loss, metrics, gradient, _ = run(algorithm, [-0.7] * 3, advantage=advantage)
     torch.testing.assert_close(loss, expected_loss * advantage)
     torch.testing.assert_close(gradient, slope * advantage)
-    assert set(metrics) == {"pg_loss"}
+    capped = {"pg_clipfrac": [1.0] * 3, "clip_ratio/capped": [1.0, 0.0, 0.0]} if clips.get("clip_high", 0) < 0 else {}
+    assert {name: values.tolist() for name, values in metrics.items() if name != "pg_loss"} == capped
     same_loss, _, same_gradient, _ = run(
         algorithm, [-0.7] * 3, advantage=advantage, old_logprob=[-0.7] * 3, cu_seqlens=torch.tensor([0, 2, 3])
     )

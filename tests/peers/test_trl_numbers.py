@@ -1,4 +1,4 @@
-"""TRL's settings, imported, have the first loss and gradient that TRL's own GRPOTrainer has on the same completions."""
+"""TRL's settings have, imported, the first loss, gradient and clip ratios of TRL's own GRPOTrainer."""
 
 import os
 import subprocess
@@ -17,6 +17,7 @@ from hwgrpo.imports.trl_reader import trl_settings
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.peer_tables.trl_mapped import LOSSES
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.update.step_metrics import update_metrics
 from hwgrpo.values import TrainBatch
 from tests.support.models.steps import gradients, update_of
 from tests.support.models.tiny import tiny_qwen3
@@ -147,8 +148,8 @@ def imported_config(case: dict[str, Any], folder: Path) -> Config:
 
 def first_step_here(
     config: Config, given: dict[str, torch.Tensor], *, vllm: bool
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Return our loss and gradients; with vLLM they are on policy, but for the gap between engine and trainer."""
+) -> tuple[float, dict[str, torch.Tensor], dict[str, float]]:
+    """Return our loss, gradients and metrics; with vLLM on policy, but for the gap of engine and trainer."""
     old, rollout = (given["now"], given["rollout"]) if vllm else (given["old"], given["old"])
     rewards, groups = given["rewards"].double(), torch.arange(len(PROMPTS)).repeat_interleave(N)
     weights = [each.weight for each in config.reward.functions]
@@ -169,8 +170,8 @@ def first_step_here(
     )
     options = HeadOptions(temperature=config.rollout.temperature, chunk_rows=config.kernels.chunk_rows)
     model = PolicyModel(policy, compute_dtype=torch.float32, options=options)
-    loss, found, _ = gradients(update_of(model, config), batch)
-    return loss, found
+    loss, found, sums = gradients(update_of(model, config), batch)
+    return loss, found, update_metrics(sums | {"loss": loss}, [1.0], 0.0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -178,7 +179,7 @@ def test_the_first_loss_and_its_gradient(
     name: str, given: dict[str, torch.Tensor], theirs: dict[str, Any], tmp_path: Path
 ):
     config = imported_config(CASES[name], tmp_path)
-    loss, found = first_step_here(config, given, vllm="use_vllm" in CASES[name])
+    loss, found, metrics = first_step_here(config, given, vllm="use_vllm" in CASES[name])
     expected = theirs[name]
     assert loss == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
     assert found.keys() == expected["gradients"].keys()
@@ -186,3 +187,6 @@ def test_the_first_loss_and_its_gradient(
     assert scale > 1e-4
     for key, gradient in expected["gradients"].items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-4, atol=1e-5 * scale)
+    clips = expected["clips"].keys() - {"clip_ratio/low_min", "clip_ratio/high_max"}
+    if "importance_sampling_level" not in CASES[name] and "use_vllm" not in CASES[name]:
+        assert {key: metrics[key] for key in clips} == pytest.approx({key: expected["clips"][key] for key in clips})

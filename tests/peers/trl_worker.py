@@ -1,6 +1,6 @@
 """First losses and gradients of TRL's GRPOTrainer on fixed completions: `python trl_worker.py TRL_FOLDER WORK_FOLDER`.
 
-Reads WORK_FOLDER/cases.pt and writes WORK_FOLDER/found.pt: name -> loss, gradients by parameter, advantages.
+Reads WORK_FOLDER/cases.pt and writes WORK_FOLDER/found.pt: name -> loss, gradients, advantages, clip ratios.
 """
 
 import sys
@@ -60,7 +60,8 @@ def first_step(folder: Path, fixed: dict[str, Any], settings: dict[str, Any]) ->
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-    return {"loss": float(loss), "gradients": gradients, "advantages": inputs["advantages"].clone()}
+    clips = {name: values[-1] for name, values in trainer._metrics["train"].items() if "clip_ratio" in name}
+    return {"loss": float(loss), "gradients": gradients, "advantages": inputs["advantages"].clone(), "clips": clips}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A mixture of datasets, read as TRL's own script does, and the names of `trl.experimental`."""
+"""A mixture of datasets, read as TRL's own script does, and the names of `trl` without a counterpart."""
 
 import importlib
 import json
@@ -73,6 +73,7 @@ def test_shares_of_some_datasets_alone_are_refused(files: list[str]):
         ("experimental.gmpo", "GMPOConfig", "algorithm.loss.name=gmpo"),
         ("experimental.gspo_token", "GRPOTrainer", 'importance_sampling_level="sequence"'),
         ("experimental.grpo_with_replay_buffer", "ReplayBuffer", "replay_groups"),
+        ("experimental.harbor", "HarborSpec", "there are no environments here"),
         ("experimental.sdpo", "SDPOTrainer", "GRPOTrainer of hwgrpo.trl is what there is"),
     ],
 )
@@ -80,6 +81,31 @@ def test_a_name_of_trls_experimental_modules_names_its_counterpart(module: str, 
     with pytest.raises(ImportError) as error:
         getattr(importlib.import_module(f"hwgrpo.trl.{module}"), name)
     assert instead in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("", "SFTConfig", "or import it from trl"),
+        ("", "RLOOTrainer", "algorithm.advantage.name=rloo"),
+        ("", "RichProgressCallback", "leave it out"),
+        (".data_utils", "maybe_apply_chat_template", "or import it from trl"),
+        (".trainer.utils", "pad", "pad of trl.trainer.utils has no counterpart"),
+    ],
+)
+def test_a_name_of_trl_without_a_counterpart_says_what_to_do(module: str, name: str, instead: str):
+    with pytest.raises(ImportError, match=r"has no counterpart in hwgrpo\.trl") as error:
+        getattr(importlib.import_module(f"hwgrpo.trl{module}"), name)
+    assert instead in str(error.value)
+
+
+def test_names_are_found_where_trl_has_them():
+    trl = importlib.import_module("hwgrpo.trl")
+    assert importlib.import_module("hwgrpo.trl.trainer.grpo_trainer").GRPOTrainer is GRPOTrainer
+    assert trl.rewards.think_format_reward(["<think>a</think>b"]) == [1.0]
+    assert not hasattr(trl, "no_such_name")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("hwgrpo.trl.no_such_module")
 
 
 def test_the_folder_without_arguments_is_named_for_the_model(folder: Path):

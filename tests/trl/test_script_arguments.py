@@ -74,6 +74,13 @@ def test_the_parser_reads_older_names_as_the_config_does(tmp_path: Path, capsys:
         TrlParser(ModelConfig).parse_args_and_config(["--config", str(file)])  # pyright: ignore[reportArgumentType]
 
 
+def test_a_script_reads_attributes_of_older_trl():
+    parser = TrlParser((ModelConfig, GRPOConfig))  # pyright: ignore[reportArgumentType]
+    model, _ = parser.parse_args_and_config(["--dtype", "bfloat16", "--trust_remote_code"])
+    assert (model.torch_dtype, model.trust_remote_code) == ("bfloat16", True)
+    assert ModelConfig().trust_remote_code is False
+
+
 def test_the_helpers_give_what_the_trainer_reads():
     assert (get_peft_config(ModelConfig()), get_quantization_config(ModelConfig())) == (None, None)
     config = ModelConfig(use_peft=True, lora_target_modules=["all-linear"], load_in_4bit=True)

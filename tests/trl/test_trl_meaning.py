@@ -85,6 +85,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("epsilon=0.1 epsilon_high=0.28", {"algorithm.loss.clip_low": 0.1, "algorithm.loss.clip_high": 0.28}),
     ("epsilon=0.1", {"algorithm.loss.clip_high": 0.1}),
+    ("epsilon=10.0", {"algorithm.loss.clip_low": 1.0, "algorithm.loss.clip_high": 10.0}),
     ("loss_type=grpo", {"algorithm.aggregation.name": "seq-mean-token-mean"}),
     ("loss_type=dr_grpo scale_rewards=False", {"algorithm.aggregation.name": "seq-mean-token-sum-norm"}),
     ("loss_type=cispo epsilon_high=5", {"algorithm.loss.name": "cispo", "algorithm.loss.clip_high": 4.0}),

@@ -22,7 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.errors import ConfigError, DataError, RewardError
 from hwgrpo.imports.trl_import import import_trl
 from hwgrpo.rewards.async_functions import wait_for
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
@@ -182,7 +182,12 @@ def test_a_parsed_default_is_not_given():
         ({"lr_scheduler_type": "curved"}, "cosine"),
         ({"num_generations": 3}, "num_generations=4"),
         ({"loss_type": "ppo"}, "dapo"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
+        *(
+            ({name: 0}, f"{name}=0 must be at least 1")
+            for name in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+        ),
+        ({"num_iterations": 0}, "num_iterations=0 must be at least 1"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size=0 must be at least 1"),
         ({"warmup_steps": None}, "warmup_steps=None must be a number"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"),
         ({"beta": None}, "beta=None must be a number"),
@@ -211,6 +216,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rollout_func": print}, "rollout.source"),
     ({"environment_factory": print}, "environment_factory is not supported"),
     ({"optimizers": (object(), None)}, "optimizers"),
+    ({"reward_funcs": lambda environments, **_: [each.score for each in environments]}, "needs environments"),
     ({"reward_funcs": None}, "reward_funcs is missing"),
     ({"reward_funcs": [reward, 3]}, "reward_funcs[1]=3"),
     ({"reward_funcs": "some/model", "reward_processing_classes": object()}, "reward_processing_classes[0]"),
@@ -228,6 +234,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"args": GRPOConfig("o", **SMALL, repetition_penalty=1.2)}, "the reward repetition"),
     ({"args": GRPOConfig("o", **SMALL, eval_strategy="steps", eval_steps=1)}, "needs eval_dataset"),
     ({"args": GRPOConfig("o", **SMALL, reward_weights=[1.0, 2.0])}, "reward_weights has 2 entries"),
+    *(
+        ({"args": GRPOConfig("o", **SMALL, **{name: -1})}, f"{name}=-1")
+        for name in ("adam_beta1", "adam_beta2", "logging_steps", "ddp_timeout", "beta", "epsilon", "epsilon_high")
+    ),
 ]
 
 
@@ -545,6 +555,25 @@ def test_the_scores_of_every_kind_of_function_are_counted(kind: str):
         assert calls[2](completions=["a", "b"]) == [0.0, None]
 
 
+def test_the_remedy_of_a_failing_function_is_one_of_a_script(folder: Path):
+    def failing(completions: list[str], **_: Any) -> list[float]:
+        raise ValueError("no server")
+
+    with pytest.raises(
+        RewardError, match=r"ValueError: no server at .*; mend it; a reward of None leaves a response out$"
+    ):
+        trainer(reward_funcs=failing).train()
+
+
+def test_a_decorated_function_needs_no_column(folder: Path):
+    def decorated(*args: Any, **kwargs: Any) -> list[float]:
+        return reward(*args, **kwargs)
+
+    run = trainer(reward_funcs=decorated)
+    run.train()
+    assert run.state.log_history[0]["rewards/decorated/mean"] > 0
+
+
 def test_a_function_may_be_named_scored(folder: Path):
     def scored(completions: list[str], **_: Any) -> list[float]:
         return [1.0] * len(completions)
@@ -598,6 +627,7 @@ def test_clip_ratios_have_trls_names_and_are_0_on_policy(folder: Path):
     of_step = {"actor/pg_loss": 1.0, **{name: 0.1 * i for i, name in enumerate(names, 1)}}
     assert named(of_step, {}, "gspo") == {"policy_loss": 1.0, **{name: of_step[name] for name in names}}
     assert named({"actor/pg_loss": 1.0}, {}, "vespo") == {"policy_loss": 1.0}
+    assert named({"actor/pg_loss": 1.0}, {}, "cispo") == {"policy_loss": 1.0, "cispo_clip_ratio": 0.0}
     assert named({"reward": 1.0}, {}, "ppo_clip") == {"reward": 1.0}  # a step without an update
 
 

@@ -24,6 +24,7 @@ METRIC_NAMES = {
     "pg_clipfrac_lower": ("actor/pg_clipfrac_lower",),
     "clip_ratio/low": ("clip_ratio/low_mean",),
     "clip_ratio/high": ("clip_ratio/high_mean",),
+    "clip_ratio/capped": ("cispo_clip_ratio",),
 }
 """The loss functions' metrics, under verl's and TRL's names."""
 
