@@ -87,6 +87,7 @@ def parse_address(address: str) -> TaskAddress:
     return TaskAddress(address, task, size, seed, arguments)
 
 
+@functools.cache
 def version() -> str:
     """Return the installed version of the package."""
     return importlib.metadata.version("reasoning-gym")

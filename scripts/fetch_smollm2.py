@@ -18,6 +18,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from unittest.mock import patch
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / part) for part in (".", "backends", "kernels", "scripts")]
@@ -56,17 +57,14 @@ def fetch(target: Path) -> None:
 
 def _convert(gguf: Path, folder: Path, cache: Path) -> None:
     """Write a GGUF model in bfloat16 as a folder in Hugging Face format."""
-    os.environ["HWGRPO_CACHE"] = str(cache)  # the conversion to fp32 is needed once
-    os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-    from transformers.utils.logging import disable_progress_bar
 
     from hwgrpo.models.gguf import resolve
     from hwgrpo.permissions import follow_umask
 
-    disable_progress_bar()
-    converted = resolve(gguf, weights=True)
+    with patch.dict(os.environ, HWGRPO_CACHE=str(cache)):  # the conversion to fp32 is needed once
+        converted = resolve(gguf, weights=True)
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.bfloat16)
     tokens = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(**tokens)

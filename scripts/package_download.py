@@ -114,7 +114,7 @@ def _run_limited(
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                process.wait(timeout=60)
     if process.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         errors = [line for line in lines if "error" in line.lower()]

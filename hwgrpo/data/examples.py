@@ -186,10 +186,10 @@ class _Reader:
         response = self._response(row, index, place)
         if response is None:  # a conversation alone
             key = config.prompt_key if config.prompt_key in row else MESSAGES
-            return self._chat({**row, config.prompt_key: row[key]}, (), place)
+            return self._chat(conversation({**row, config.prompt_key: row[key]}, config, place), (), place)
         prompt = conversation(row, config, place)
         if isinstance(prompt, str) and not isinstance(response, str):
-            row = {**row, config.prompt_key: [{"role": "user", "content": prompt}]}
+            prompt = ({"role": "user", "content": prompt},)
         elif isinstance(prompt, str) or (config.chat == "never" and isinstance(response, str)):
             text = render(self._rows, index, config, self._tokenizer).text
             return text_targets(text, response, self._tokenizer, self._tokenizer.eos_token_id, templated=False)
@@ -198,7 +198,7 @@ class _Reader:
             return text_targets(text, response, self._tokenizer, self._end_of_turn, templated=True)
         if isinstance(response, str):
             response = ({"role": "assistant", "content": response},)
-        return self._chat(row, response, place)
+        return self._chat(prompt, response, place)
 
     def _response(self, row: Mapping[str, Any], index: int, place: str) -> Any:
         """Return a row's response, text or messages; None where the row is a conversation alone."""
@@ -212,9 +212,8 @@ class _Reader:
             return None
         raise missing_column("data.response_key", key, row, place)
 
-    def _chat(self, row: Mapping[str, Any], response: Sequence[Any], place: str) -> Targets:
+    def _chat(self, prompt: str | Sequence[Any], response: Sequence[Any], place: str) -> Targets:
         config = self._config
-        prompt = conversation(row, config, place)
         if isinstance(prompt, str):
             raise DataError(f"{place}: column {MESSAGES!r} is text; it must be a list of chat messages")
         if config.chat == "never" or self._tokenizer.chat_template is None:

@@ -25,6 +25,8 @@ VALIDATION_SHARE = 5
 SPLITS = ("train", "validation")
 MOST_TRIED = 4
 """Index of the package's data set at which the search ends, in the rows that a split is expected to need."""
+SECONDS = 3600
+"""Most seconds for the rows of a split: with some arguments a task searches for ever."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from hwgrpo.data.reasoning_gym_rows import print_rows; print_rows(*sys.argv[2:])"
@@ -41,18 +43,24 @@ def task_rows(address: str, split: str) -> tuple[Mapping[str, Any], ...]:
 
     Raises:
         ConfigError: as `parse_address` does.
-        DataError: the package fails, or has too few different questions for the split.
+        DataError: the package fails or takes too long, or has too few different questions for the split.
     """
     assert split in SPLITS, split
     parse_address(address)
-    done = subprocess.run(
-        [sys.executable, "-c", _BOOT, json.dumps(sys.path), address, split],
-        env={**os.environ, **FIXED_HASHES},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path), address, split],
+            env={**os.environ, **FIXED_HASHES},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DataError(
+            f"{address}: its rows for {split} are not made within {SECONDS:g} s; use a smaller size, or an easier task"
+        ) from error
     if done.returncode:
         why = escaped((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1], 300)
         raise DataError(f"{address}: the package reasoning-gym fails: {why}; change its arguments")

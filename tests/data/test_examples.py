@@ -76,6 +76,20 @@ def test_of_a_prompt_with_messages_only_the_turns_of_the_response_are_trained(da
     ]
 
 
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"prompt": "hi", "response": say("", "yo")[1:]}, "<u>hi be$\n<a>"),
+        ({"prompt": say("hi"), "response": "yo"}, "<u>hi be$\n<a>"),
+        ({"prompt": say("hi", "yo")}, "<u>hi be$\n<a>"),
+        ({"prompt": "hi", "response": "yo"}, "^hi be"),
+    ],
+)
+def test_an_instruction_is_once_in_a_prompt(row, text, data_config, jsonl):
+    [(prompt, response, _)] = read(data_config(jsonl([row]), instruction="be"), make_tokenizer(TURNS))
+    assert (prompt, response) == (text, "yo$")
+
+
 def test_a_template_without_an_end_token_gets_one_at_the_end(data_config, jsonl, tokenizer):
     found = read(data_config(jsonl([{"messages": say("hi", "yo", "b", "cd")}])), tokenizer)
     assert found == [("<user>hi\n<assistant>", "yo\n<user>b\n<assistant>cd$", "yo" + "_" * 20 + "cd$")]

@@ -98,6 +98,12 @@ def test_another_version_of_the_package_is_another_data_set(monkeypatch):
     assert rows_of(parse_address(SUMS), "train") != rows
 
 
+def test_a_task_that_searches_too_long_is_an_error(monkeypatch):
+    monkeypatch.setattr(reasoning_gym_rows, "SECONDS", 0.01)
+    with pytest.raises(DataError, match=r"chain_sum\?size=7: its rows for train are not made within 0.01 s"):
+        task_rows("reasoning_gym://chain_sum?size=7", "train")
+
+
 def test_a_task_with_too_few_questions_is_an_error_with_the_number_that_there_are():
     address = "reasoning_gym://count_bits?size=300&min_n=2&max_n=2"  # one question, of the split train
     with pytest.raises(DataError, match=r"only 0 of 300 rows for validation: .*wider"):
