@@ -9,6 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hwgrpo.cli.main import main
 
 QUESTION = "What is 7 + 5? Answer with the number only."
+EASY = (
+    "reasoning_gym://basic_arithmetic?size=16&seed=1&operators=+&allow_parentheses=false&format_style=natural"
+    "&min_terms=2&max_terms=2&min_digits=1&max_digits=1"
+)
 
 
 def answer(folder: Path) -> str:
@@ -33,14 +37,17 @@ def test_it_answers_a_question(smollm2, tmp_path, monkeypatch, capsys):
 def test_a_step_of_its_recipe_trains_adapters_and_the_export_answers(smollm2, reasoning_gym_path, tmp_path, capfd):
     words = [
         *("smollm2_135m_arithmetic", f"model.path={smollm2}", f"trainer.output_dir={tmp_path / 'run'}"),
-        *("trainer.max_steps=1", "trainer.prompts_per_step=4", "rollout.n=4", "data.validation_max_rows=2"),
+        *("trainer.max_steps=1", "trainer.prompts_per_step=4", "rollout.n=8", "data.validation_max_rows=2"),
+        f"data.train={EASY}",
+        # a few answers are right, and lengths differ: there is something to learn on any processor
+        "reward.functions=[{name: reasoning_gym, kwargs: {extract: number}}, {name: length, weight: 0.1}]",
         *("backend.name=cpu", "trainer.threads=1", "observe.progress=none", "observe.loggers=[jsonl]"),
     ]
     assert main(["train", *words]) == 0, capfd.readouterr()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     [step] = [line for line in lines if "actor/grad_norm" in line]
     assert step["actor/grad_norm"] > 0
-    assert 0 < step["reward"] < 1, "of 16 responses some are right and some are wrong"
+    assert 0 <= step["rewards/reasoning_gym/mean"] < 1
     rows = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert all(row["prompt"].count("Answer with the number only.<|im_end|>") == 1 for row in rows)
     assert (tmp_path / "run" / "final-adapter").is_dir()
