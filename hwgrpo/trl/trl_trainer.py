@@ -341,10 +341,10 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 
             self.processing_class = load_tokenizer(ModelConfig(path=name))
             return self.processing_class
-        from transformers import AutoTokenizer
+        from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
 
         code = self.args.trust_remote_code
-        self.processing_class = AutoTokenizer.from_pretrained(name, trust_remote_code=code)
+        self.processing_class = pretrained_tokenizer(name, trust_remote_code=code)
         return self.processing_class
 
     def _model_type(self) -> str | None:
