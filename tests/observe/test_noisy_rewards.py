@@ -85,7 +85,7 @@ def test_the_noisier_the_reward_the_later_is_it_called_flat():
 @pytest.mark.parametrize("prompts", [16, 64])
 def test_a_fall_is_seen_under_noise(prompts: int):
     rise_and_fall = line(0.3, 0.7, 80) + line(0.7, 0.3, 80) + [0.3] * 20
-    assert all("reward falling" in dict((b, a) for a, b in warned(rise_and_fall, prompts, seed)) for seed in SEEDS)
+    assert all("reward falling" in {b: a for a, b in warned(rise_and_fall, prompts, seed)} for seed in SEEDS)
 
 
 def shrinking(key: str, end: float) -> Callable[[int], dict]:
