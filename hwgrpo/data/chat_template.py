@@ -144,18 +144,27 @@ def apply_template(
     return text
 
 
+def unread_options(options: Mapping[Any, Any], template: Any) -> list[str]:
+    """Return the names of options that a chat template, or each of several, does not read."""
+    return [str(name) for name in options if str(name) not in {*_names_in(template), "chat_template"}]
+
+
+def _names_in(template: Any) -> set[str]:
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+    return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
 def _check_options(options: Mapping[Any, Any], template: Any) -> None:
     """Check that a template reads the options.
 
     Raises:
         ConfigError: one has no effect, or is text where it should be true or false.
     """
-    text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
-    names = set(re.findall(r"[A-Za-z_]\w*", text))
+    unread = unread_options(options, template)
     for name, value in options.items():
         key = f"data.chat_template_kwargs.{name}"
-        if str(name) not in names and name != "chat_template":
-            near = nearest(str(name), names)
+        if str(name) in unread:
+            near = nearest(str(name), _names_in(template))
             raise ConfigError(
                 f"{key}={shown(value)} has no effect, for the chat template has no variable of that name; "
                 + (f"did you mean {near}? Otherwise remove it" if near else "remove it")

@@ -60,6 +60,7 @@ def assistant(content: str, **fields) -> dict:
 def test_what_template_and_tokenizer_make_of_a_prompt_is_counted_and_said(template, prompt, kinds, jsonl, data_config):
     tokenizer = byte_level_tokenizer(template)
     data = build_dataset(data_config(jsonl([{"prompt": prompt, "answer": "1"}])), tokenizer, "train")
+    assert data is not None
     ended = {"ended"} if isinstance(prompt, str) and prompt.endswith("<|end|>") else set()
     assert set(data.findings) == kinds | ended
     notes = [note for note in dataset_notes("training", data) if "chat template is not" not in note]
@@ -68,6 +69,7 @@ def test_what_template_and_tokenizer_make_of_a_prompt_is_counted_and_said(templa
 
 def test_a_space_at_the_end_is_no_finding_where_words_are_not_joined_to_it(jsonl, data_config, tokenizer):
     data = build_dataset(data_config(jsonl([{"prompt": "so ", "answer": "1"}])), tokenizer, "train")
+    assert data is not None
     assert dict(data.findings) == {}
 
 
@@ -77,6 +79,7 @@ def test_an_empty_message_of_the_assistant_is_a_response_that_has_not_begun(temp
     tokenizer = byte_level_tokenizer(template)
     rows = [{"prompt": [USER, assistant(content)]}, {"prompt": [USER]}]
     data = build_dataset(data_config(jsonl(rows)), tokenizer, "train")
+    assert data is not None
     assert data.texts[0] == data.texts[1]
 
 
