@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES
 from hwgrpo.observe import shown_fields
 from hwgrpo.observe.series import MetricSeries, Series
@@ -78,6 +80,8 @@ SPIKE_BEFORE = 20
 CLIPPED_STEPS = 20
 CLIPPED_TIMES = 3.0
 """Median gradient norm in units of optim.grad_clip, when every step was clipped; close to 1 clipping does little."""
+EXTREME = 5
+"""Percent of the steps whose highest or lowest reward the range leaves out."""
 TINY = 1e-9
 """Rounding of a trend's rise."""
 SHORT_SHARE = 0.25
@@ -451,7 +455,9 @@ def _is_flat(series: MetricSeries) -> bool:
     reward = series[shown_fields.REWARD]
     trend = reward.trend(len(reward))
     slow = SLOW_RISE * _range(series) * (len(reward) - 1)
-    return slow >= PLAIN * trend.error and trend.rise <= max(trend.error, slow / 2 - 2 * trend.error) + TINY
+    # half of a slow rise is a drift, as of a control run, unless it is beyond doubt
+    drift = min(slow / 2 - 2 * trend.error, SURE * trend.error)
+    return slow >= PLAIN * trend.error and trend.rise <= max(trend.error, drift) + TINY
 
 
 def _stepped_up(series: MetricSeries) -> bool:
@@ -472,8 +478,9 @@ def _has_stopped_rising(series: MetricSeries) -> bool:
 
 
 def _range(series: MetricSeries) -> float:
-    """Return the distance of the lowest reward seen from the highest."""
-    return max(series[REWARD_HIGH].highest - series[REWARD_LOW].lowest, 0.0)
+    """Return the distance from low to high rewards, without those of few steps: one extreme would widen it for good."""
+    low, high = series[REWARD_LOW].values, series[REWARD_HIGH].values
+    return float(np.percentile(high, 100 - EXTREME) - np.percentile(low, EXTREME)) if low and high else 0.0
 
 
 def _place(series: MetricSeries, reward: float) -> float | None:

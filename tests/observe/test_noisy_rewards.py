@@ -64,6 +64,14 @@ def test_no_sign_is_seen_in_a_run_that_learns(name: str, prompts: int):
     assert len(signs) <= 1
 
 
+@pytest.mark.parametrize("means", [line(0.3, 0.6, 150), line(0.3, 0.7, 10) + [0.7] * 140])
+def test_one_extreme_reward_does_not_make_what_a_run_learns_small(means: list[float]):
+    outlier = [
+        warned(means, 16, seed, lambda step: {"critic/rewards/min": -10.0} if step == 3 else {}) for seed in SEEDS
+    ]
+    assert outlier == [[]] * len(SEEDS)
+
+
 FLAT = {"medium": [0.3] * 300, "rare": [0.05] * 300, "worse": line(0.4, 0.25, 300)}
 
 
