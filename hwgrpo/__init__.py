@@ -22,6 +22,7 @@ user_code.py  functions of the user's own, from files; given_objects.py those gi
               copies of what they are called with; torch_settings.py torch's settings, kept while they run
 response_text.py   the text of responses that rewards and stop strings see
 reasoning_gym_tasks.py   addresses of tasks of the package reasoning-gym
+pretrained_tokenizer.py   a tokenizer as its tokenizer.json defines it
 http_exchange.py   HTTP requests with limits on time and size
 file_systems.py   locks, durable writes and copies; permissions.py; scratch.py   folders that end with their process
 template_limit.py   a time limit for chat templates; template_clock.py   the date that those with a clock write

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hwgrpo.data.chat_template import apply_template
-from hwgrpo.data.row_schema import Message
-from hwgrpo.errors import DataError
+from hwgrpo.data.prompt_findings import template_findings, without_space
+from hwgrpo.data.row_schema import Message, message_text
+from hwgrpo.errors import DataError, quoted
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message that hold the reasoning before its content."""
 
 
 @dataclass
@@ -25,6 +29,8 @@ class Targets:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     trained: list[bool] = field(default_factory=list)
+    findings: tuple[str, ...] = ()
+    """Kinds of `prompt_findings` that the conversation is of."""
 
     def add(self, segment: str, ends: Sequence[int] = (), *, trained: bool) -> None:
         """Append a segment; of a trained one the tokens after its last end token are not trained."""
@@ -87,7 +93,7 @@ def chat_targets(
 
     Raises:
         DataError: no message is the assistant's, or the template writes a conversation's beginning another way when
-            it goes on.
+            it goes on, or leaves out a part of a message that would be trained.
     """
     targets = Targets(tokenizer, special_tokens=False)
     for number in range(first, len(messages)):
@@ -104,9 +110,30 @@ def chat_targets(
                 "tokens of the turns do not add up. Use one row per turn with the earlier messages in the prompt, "
                 "or model.chat_template with a template that keeps them"
             )
+        closed = apply_template(messages[:number], config, tokenizer, place, add_generation_prompt=False)
+        written = after[len(closed) :] if after.startswith(closed) else after[len(before) :]
+        _check_written(messages[number], written, f"{place}: message {number} (of the assistant)")
         targets.add(before[len(targets.text) :], trained=False)
         targets.add(after[len(before) :], ends, trained=True)
     if not any(targets.trained):
         raise DataError(f"{place}: no message of the conversation is the assistant's, so there is nothing to train")
     targets.close(ends, tokenizer.eos_token_id)
+    targets.findings = tuple(template_findings(messages, targets.text, tokenizer))
     return targets
+
+
+def _check_written(message: Message, written: str, name: str) -> None:
+    """Check that a chat template has written all of a message, but for white space.
+
+    Raises:
+        DataError: a part is left out, and would not be trained.
+    """
+    text = without_space(written)
+    parts = {key: value for key in REASONING if isinstance(value := message.get(key), str)}
+    for key, value in {"content": message_text(message), **parts}.items():
+        if without_space(value) not in text:
+            raise DataError(
+                f"{name}: the chat template leaves out a part of its {key}, {quoted(value, 60)}, which would not be "
+                "trained: write the reasoning into content in the form that the template keeps, or set "
+                "model.chat_template to a file with a template that writes all of it"
+            )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
-from hwgrpo.data.prompt_findings import findings_of
+from hwgrpo.data.prompt_findings import REWRITTEN, findings_of, open_end_findings, template_findings
 from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
-from hwgrpo.errors import ConfigError, DataError, error_text
+from hwgrpo.errors import ConfigError, DataError, error_text, nearest, shown
 from hwgrpo.rewards.ground_truths import is_missing
 from hwgrpo.template_clock import clock_options
 from hwgrpo.template_limit import template_limit
@@ -50,9 +51,10 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
     messages = conversation(row, config, place)
     findings = tuple(findings_of(messages))
     if isinstance(messages, str):
-        return Rendered(messages, False, answered, row, findings)
+        return Rendered(messages, False, answered, row, (*findings, *open_end_findings(messages, tokenizer)))
     if config.chat == "never":
-        return Rendered("\n".join(_plain(message) for message in messages), False, answered, row, findings)
+        text = "\n".join(_plain(message) for message in messages)
+        return Rendered(text, False, answered, row, (*findings, *open_end_findings(text, tokenizer)))
     if tokenizer.chat_template is None:
         if isinstance(row[config.prompt_key], str):
             raise ConfigError(
@@ -63,10 +65,26 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
             f"{place}: the prompt is a conversation, and the tokenizer has no chat template; set model.chat_template "
             "to a file with one, or data.chat=never to join the messages"
         )
-    # An assistant message at the end is the beginning of the response, to be continued.
+    # An assistant message at the end is the beginning of the response, to be continued; an empty one begins nothing.
     continued = messages[-1]["role"] == "assistant"
+    if continued and not _plain(messages[-1]).strip() and len(messages) > 1:
+        continued, messages = False, messages[:-1]
     text = apply_template(messages, config, tokenizer, place, add_generation_prompt=not continued, continued=continued)
+    findings = (*findings, *template_findings(messages, text, tokenizer))
+    if continued:
+        findings = (*findings, *open_end_findings(text, tokenizer))
+        if _is_rewritten(messages, text, config, tokenizer, place):
+            findings = (*findings, REWRITTEN)
     return Rendered(text, True, answered, row, findings)
+
+
+def _is_rewritten(messages: Sequence[Message], text: str, config: Any, tokenizer: Any, place: str) -> bool:
+    """Return whether a message to be continued does not begin, but for white space, as a response does."""
+    try:
+        opened = apply_template(messages[:-1], config, tokenizer, place, add_generation_prompt=True)
+    except DataError:  # a conversation of this message alone
+        return False
+    return text.split() != (opened + _plain(messages[-1])).split()
 
 
 def apply_template(
@@ -98,6 +116,7 @@ def apply_template(
     reserved = {"tokenize", "add_generation_prompt", "continue_final_message"} & {str(name) for name in options}
     if reserved:
         raise ConfigError(f"data.chat_template_kwargs: {', '.join(sorted(reserved))} is set by the trainer; remove it")
+    _check_options(options, tokenizer.chat_template)
     try:
         with template_limit(place):
             text = tokenizer.apply_chat_template(
@@ -116,9 +135,45 @@ def apply_template(
         AttributeError,
         KeyError,
     ) as error:  # raised by the template's own code
-        raise DataError(f"{place}: the chat template refuses this conversation: {error_text(error, 300)}") from error
+        system = "leave data.system_prompt out, " if config.system_prompt else ""
+        raise DataError(
+            f"{place}: the chat template refuses this conversation: {error_text(error, 300)}; {system}change its "
+            "messages, or set model.chat_template to a file with a template that takes them"
+        ) from error
     check_text(text, f"{place}: the rendered conversation")
     return text
+
+
+def unread_options(options: Mapping[Any, Any], template: Any) -> list[str]:
+    """Return the names of options that a chat template, or each of several, does not read."""
+    return [str(name) for name in options if str(name) not in {*_names_in(template), "chat_template"}]
+
+
+def _names_in(template: Any) -> set[str]:
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+    return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
+def _check_options(options: Mapping[Any, Any], template: Any) -> None:
+    """Check that a template reads the options.
+
+    Raises:
+        ConfigError: one has no effect, or is text where it should be true or false.
+    """
+    unread = unread_options(options, template)
+    for name, value in options.items():
+        key = f"data.chat_template_kwargs.{name}"
+        if str(name) in unread:
+            near = nearest(str(name), _names_in(template))
+            raise ConfigError(
+                f"{key}={shown(value)} has no effect, for the chat template has no variable of that name; "
+                + (f"did you mean {near}? Otherwise remove it" if near else "remove it")
+            )
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            raise ConfigError(
+                f"{key}={shown(value)} is text, which is neither true nor false in a template: write "
+                f"{value.lower()} without quotes"
+            )
 
 
 def conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:

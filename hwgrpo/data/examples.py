@@ -114,7 +114,7 @@ def build_examples(
         digest.update(row_bytes(rows[index], rows.place(index)))
         targets = reader.targets(index)
         text_digest.update(targets.text.encode() + b"\0")
-        findings.update(findings_of(targets.text))
+        findings.update((*findings_of(targets.text), *targets.findings))
         first = targets.trained.index(True)
         prompt, response, trained = targets.ids[:first], targets.ids[first:], targets.trained[first:]
         if not prompt:

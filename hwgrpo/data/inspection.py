@@ -13,7 +13,7 @@ import numpy as np
 
 from hwgrpo.data.chat_template import render
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
-from hwgrpo.data.prompt_findings import findings_of
+from hwgrpo.data.prompt_findings import BY_TOKENIZER, findings_of, token_findings
 from hwgrpo.data.prompts import TOKENIZE_BATCH
 from hwgrpo.data.published import published_with
 from hwgrpo.data.reward_check import Judged, check_rows, judge_rows
@@ -184,9 +184,10 @@ def _token_lengths(part: Part, good: _Good, bad: dict[int, str], settings: Setti
             except ConfigError as error:
                 raise ConfigError(f"{error}; --recipe RECIPE reads such settings from a recipe") from error
         for index, row in rendered.items():
-            count = len(settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"])
-            if count:
-                counts.append(count)
+            ids = settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"]
+            if ids:
+                counts.append(len(ids))
+                good.findings.update(BY_TOKENIZER & {*row.findings, *token_findings(ids, settings.tokenizer)})
             else:
                 bad[index] = "the prompt has no tokens under this tokenizer"
     return counts

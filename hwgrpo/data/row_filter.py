@@ -59,5 +59,9 @@ def kept_rows(rows: Rows, keep: str | None, response_key: str) -> Sequence[int]:
         if isinstance(value, int | float) and not math.isnan(value) and sign(value, number):
             met.setdefault(tuple(repr(rows[index].get(key)) for key in ("prompt", "messages", response_key)), index)
     if not met:
-        raise DataError(f"data.keep={shown(keep)}: none of the {len(rows)} rows of {rows.parts[0].name} meets it")
+        unfinished = len(rows) - len(chosen)
+        why = f"; {unfinished:,} reached the length limit or were dropped, and are never kept" if unfinished else ""
+        raise DataError(
+            f"data.keep={shown(keep)}: none of the {len(rows):,} rows of {rows.parts[0].name} meets it{why}"
+        )
     return list(met.values())

@@ -12,7 +12,6 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -32,6 +31,7 @@ from hwgrpo.models.stored_quantization import (
 )
 from hwgrpo.models.time_steps import lift_time_step_limits
 from hwgrpo.paths import did_you_mean, find_model
+from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
@@ -55,7 +55,7 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
     source = resolve_model_path(config.path if config.tokenizer is None else config.tokenizer, key)
     revision = config.revision if config.tokenizer is None else None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = pretrained_tokenizer(
             source, revision=revision, trust_remote_code=config.trust_remote_code, local_files_only=not ask_hub
         )
     except (OSError, ValueError) as error:

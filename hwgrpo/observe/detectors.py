@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES
 from hwgrpo.observe import shown_fields
-from hwgrpo.observe.series import MetricSeries
+from hwgrpo.observe.series import MetricSeries, Series
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
@@ -24,8 +26,19 @@ RECENT = 5
 """Latest steps that are averaged, so that one odd batch is no sign."""
 REWARD_WINDOW = 20
 """Latest steps over which the reward is averaged: its noise from batch to batch is large."""
+FALL_WINDOWS = (REWARD_WINDOW, 2 * REWARD_WINDOW, 4 * REWARD_WINDOW)
+"""Steps over which the reward before and after a fall is averaged: the longer, the smaller the falls that stand out."""
 FLAT_STEPS = 50
 """Steps before a reward that has not risen is worth a warning; usual recipes rise visibly within 20 to 40."""
+SLOW_RISE = 0.1 / 100
+"""Share of the range of rewards that a run which learns slowly gains per step ..."""
+PLAIN = 4.0
+"""... and the standard errors by which it must stand out before its absence means anything: of a reward as noisy as
+that of a few prompts per step, the first 100 steps show neither a rise nor its absence."""
+SMALL_GAIN, STEP_SURE = 0.05, 2.25
+"""Share of the range of rewards, and standard errors, by which a run has risen from one step to the next ones."""
+FAST_RISE = 0.2 / 100
+"""Share of the range of rewards that a run gains per step while entropy or length fall to a fraction."""
 AT_TOP = 0.95
 """A mean reward this far up the range of rewards seen has no room to rise."""
 LOST_SHARE = 0.5
@@ -36,6 +49,10 @@ GROUP_WINDOW = 10
 """Latest steps over which the share of equal groups is averaged."""
 EQUAL_SHARE = 0.8
 """Share of groups without a signal from which four fifths of the samples are spent for nothing."""
+HARDLY_ANY = 0.95
+"""Share of groups without a signal from which there is hardly any left to learn from."""
+NO_SIGNAL = 0.95
+"""Share of groups without a signal before a gradient that is no spike but the first signal."""
 LEARNED_SHARE = 0.95
 """The same where the rewards are high: a learned task ends that way, so it is reported only near the end of it."""
 HIGH, LOW = 0.8, 0.2
@@ -63,6 +80,10 @@ SPIKE_BEFORE = 20
 CLIPPED_STEPS = 20
 CLIPPED_TIMES = 3.0
 """Median gradient norm in units of optim.grad_clip, when every step was clipped; close to 1 clipping does little."""
+EXTREME = 5
+"""Percent of the steps whose highest or lowest reward the range leaves out."""
+TINY = 1e-9
+"""Rounding of a trend's rise."""
 SHORT_SHARE = 0.25
 """Mean response length left of that at the start."""
 
@@ -106,10 +127,9 @@ def reward_flat(series: MetricSeries, config: Config) -> Finding | None:
     reward = series[shown_fields.REWARD]
     if len(reward) < FLAT_STEPS:
         return None
-    start, recent = reward.first(START), reward.last(REWARD_WINDOW)
+    start, recent = reward.first(REWARD_WINDOW), reward.last(REWARD_WINDOW)
     place = _place(series, recent.mean)
-    doubt = SURE * reward.noise * math.sqrt(1 / START + 1 / REWARD_WINDOW)
-    if place is None or place >= AT_TOP or recent.mean - start.mean > doubt:
+    if place is None or place >= AT_TOP or not _is_flat(series) or _stepped_up(series):
         return None
     remedies = [
         "read some responses in completions.jsonl: does the reward distinguish good ones from bad ones?",
@@ -122,7 +142,8 @@ def reward_flat(series: MetricSeries, config: Config) -> Finding | None:
         remedies = ["set reward.shuffle=false; a control run with shuffled rewards is meant to stay flat"]
     return Finding(
         seen=f"the reward has not risen beyond its noise: mean {recent.mean:.3f} over {recent}, {start.mean:.3f} over "
-        f"{start}; from step to step it wavers by {reward.noise:.3f}",
+        f"{start}; from step to step it wavers by {reward.noise:.3f}, and a rise of a tenth of the range of rewards "
+        "per 100 steps would stand out by now",
         meaning="the policy is not learning from this reward",
         remedies=tuple(remedies),
         severity=len(reward) / FLAT_STEPS,
@@ -132,12 +153,21 @@ def reward_flat(series: MetricSeries, config: Config) -> Finding | None:
 def reward_falling(series: MetricSeries, config: Config) -> Finding | None:
     """The reward rose and has lost much of it again."""
     reward = series[shown_fields.REWARD]
-    if len(reward) < 2 * REWARD_WINDOW:
-        return None
-    start, best, recent = reward.first(START), reward.best(REWARD_WINDOW), reward.last(REWARD_WINDOW)
+    for size in FALL_WINDOWS:
+        if len(reward) >= 2 * size and (finding := _fall(reward, size, config)):
+            return finding
+    return None
+
+
+def _fall(reward: Series, size: int, config: Config) -> Finding | None:
+    """Return what is found of a fall between means over `size` steps."""
+    start, best, recent = reward.first(START), reward.best(size), reward.last(size)
     gained, lost = best.mean - start.mean, best.mean - recent.mean
-    doubt = SURE * reward.noise * math.sqrt(2 / REWARD_WINDOW)
-    if gained <= doubt or lost <= doubt or lost <= LOST_SHARE * gained:
+    # the best of many windows is above their mean by luck alone: by about this many standard errors
+    luck = math.sqrt(2 * math.log(len(reward) / size))
+    doubt = (SURE + luck) * reward.noise
+    unsure = gained <= doubt * math.sqrt(1 / START + 1 / size) or lost <= doubt * math.sqrt(2 / size)
+    if unsure or lost <= LOST_SHARE * gained:
         return None
     return Finding(
         seen=f"the reward rose from {start.mean:.3f} to {best.mean:.3f} (mean over {best}) and has fallen to "
@@ -222,17 +252,18 @@ def kl_exploding(series: MetricSeries, config: Config) -> Finding | None:
         jump = max(KL_FLOOR, KL_JUMP * usual.median)
         if jump < limit:
             limit, before = jump, f"; the median over {usual} was {usual.median:.3f}"
-    if recent.mean <= limit:
+    # the median: one token of a tiny probability makes a step's mean huge
+    if recent.median <= limit:
         return None
     return Finding(
-        seen=f"the KL to the reference model is {recent.mean:.3f} nats per token (mean over {recent}){before}",
+        seen=f"the KL to the reference model is {recent.median:.3f} nats per token (median over {recent}){before}",
         meaning="the policy is running away from the model it started as; its language may break next",
         remedies=(
             f"lower {_now(config, 'optim.lr')}",
             f"raise {_now(config, 'algorithm.kl.coef')}",
             f"lower {_now(config, 'optim.grad_clip')}",
         ),
-        severity=recent.mean / limit,
+        severity=recent.median / limit,
     )
 
 
@@ -264,7 +295,7 @@ def entropy_collapse(series: MetricSeries, config: Config) -> Finding | None:
         return None
     start, recent = entropy.first(START), entropy.last(RECENT)
     place = _place(series, reward.last(min(RECENT, len(reward))).mean)
-    if place is None or place > ROOM or recent.mean >= ENTROPY_SHARE * start.mean:
+    if place is None or place > ROOM or recent.mean >= ENTROPY_SHARE * start.mean or not _has_stopped_rising(series):
         return None
     return Finding(
         seen=f"entropy fell to {recent.mean:.4f} nats per token (mean over {recent}) from {start.mean:.4f} over "
@@ -315,8 +346,10 @@ def gradient_spike(series: MetricSeries, config: Config) -> Finding | None:
     if len(norm) < SPIKE_BEFORE + 1:
         return None
     last, usual = norm.last(1), norm.last(SPIKE_BEFORE, skip=1)
-    # a median of 0: most batches had no signal at all, and the first that has one is no spike
-    if usual.median == 0 or last.mean <= max(SPIKE * usual.median, SPIKE_RECORD * max(usual.values)):
+    # most batches had no signal at all, and the first that has one is no spike
+    equal = series[shown_fields.ZERO_STD_GROUPS]
+    unsignalled = len(equal) > SPIKE_BEFORE and equal.last(SPIKE_BEFORE, skip=1).median >= NO_SIGNAL
+    if usual.median == 0 or unsignalled or last.mean <= max(SPIKE * usual.median, SPIKE_RECORD * max(usual.values)):
         return None
     return Finding(
         seen=f"the gradient norm of {last} is {last.mean:.3g}; the median over {usual} was {usual.median:.3g}",
@@ -358,8 +391,7 @@ def length_collapse(series: MetricSeries, config: Config) -> Finding | None:
         return None
     start, recent = length.first(START), length.last(RECENT)
     was, now = reward.first(START), reward.last(RECENT)
-    doubt = reward.noise * math.sqrt(1 / START + 1 / RECENT)
-    if recent.mean >= SHORT_SHARE * start.mean or now.mean - was.mean > doubt:
+    if recent.mean >= SHORT_SHARE * start.mean or _stepped_up(series) or not _has_stopped_rising(series):
         return None
     return Finding(
         seen=f"responses shrank to {recent.mean:.1f} tokens (mean over {recent}) from {start.mean:.1f} over {start}, "
@@ -405,6 +437,8 @@ def _equal_groups(
     if min(len(equal), len(reward)) < GROUP_WINDOW:
         return None
     recent = equal.last(GROUP_WINDOW)
+    if recent.mean <= HARDLY_ANY and not _is_flat(series):  # the other groups are enough to learn from
+        return None
     place = _place(series, reward.last(GROUP_WINDOW).mean)
     if place is None:  # one constant reward: at most 0 counts as never solved, more as always solved
         place = 1.0 if reward.values[-1] > 0 else 0.0
@@ -414,6 +448,39 @@ def _equal_groups(
         f"{recent.mean:.0%} of the groups had equal rewards (mean over {recent})",
         (1 - share) / max(1 - recent.mean, 0.01),
     )
+
+
+def _is_flat(series: MetricSeries) -> bool:
+    """Return whether the reward has no trend, though that of a run which learns slowly would be plain by now."""
+    reward = series[shown_fields.REWARD]
+    trend = reward.trend(len(reward))
+    slow = SLOW_RISE * _range(series) * (len(reward) - 1)
+    # half of a slow rise is a drift, as of a control run, unless it is beyond doubt
+    drift = min(slow / 2 - 2 * trend.error, SURE * trend.error)
+    return slow >= PLAIN * trend.error and trend.rise <= max(trend.error, drift) + TINY
+
+
+def _stepped_up(series: MetricSeries) -> bool:
+    """Return whether the reward is, from some step on, clearly and by a share of its range above that before."""
+    return series[shown_fields.REWARD].steps_up(SMALL_GAIN * _range(series), STEP_SURE)
+
+
+def _has_stopped_rising(series: MetricSeries) -> bool:
+    """Return whether the reward has no trend in its latest half, or in the fewest steps that would show one."""
+    reward, fastest = series[shown_fields.REWARD], FAST_RISE * _range(series)
+    # the trend's standard error is noise * sqrt(12 / steps), and its rise steps * fastest
+    needed = math.ceil((SURE * math.sqrt(12) * reward.noise / fastest) ** (2 / 3)) if fastest else 0
+    steps = max(needed, len(reward) // 2)
+    if steps > len(reward):
+        return False
+    trend = reward.trend(steps)
+    return trend.rise <= trend.error + TINY
+
+
+def _range(series: MetricSeries) -> float:
+    """Return the distance from low to high rewards, without those of few steps: one extreme would widen it for good."""
+    low, high = series[REWARD_LOW].values, series[REWARD_HIGH].values
+    return float(np.percentile(high, 100 - EXTREME) - np.percentile(low, EXTREME)) if low and high else 0.0
 
 
 def _place(series: MetricSeries, reward: float) -> float | None:

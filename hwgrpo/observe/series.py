@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hwgrpo.observe.shown_fields import Field
 
 
@@ -31,6 +33,16 @@ class Window:
         if self.first_step == self.last_step:
             return f"step {self.first_step}"
         return f"steps {self.first_step} to {self.last_step}"
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Least-squares line through consecutive values."""
+
+    rise: float
+    """Change of the line from the first value to the last."""
+    error: float
+    """Standard error of the rise, from the noise of single values."""
 
 
 class Series:
@@ -85,6 +97,29 @@ class Series:
         A slow rise or fall hardly enters it. Source: von Neumann et al. 1941, The Mean Square Successive Difference.
         """
         return math.sqrt(self._squared_changes / (2 * (len(self) - 1))) if len(self) > 1 else 0.0
+
+    def trend(self, count: int) -> Trend:
+        """Return the line through the last `count` values; there must be that many."""
+        values = np.array(self.last(count).values)
+        places = np.arange(count) - (count - 1) / 2
+        rise = float(places @ values) / max(float(places @ places), 1.0) * (count - 1)
+        return Trend(rise, self.noise * math.sqrt(12 / count))
+
+    def steps_up(self, least: float, errors: float) -> bool:
+        """Return whether the mean of the values from some step on is clearly above that of the values before it.
+
+        A run that learned early has such a step, even where its trend is long flat. Source: Page 1955, A Test for a
+        Change in a Parameter Occurring at an Unknown Point.
+
+        Args:
+            least: smallest rise that counts.
+            errors: standard errors by which it must exceed noise.
+        """
+        sums, before = np.cumsum(self.values), np.arange(1, len(self))
+        after = len(self) - before
+        rises = (sums[-1] - sums[:-1]) / after - sums[:-1] / before
+        clear = rises > np.maximum(least, errors * self.noise * np.sqrt(1 / before + 1 / after))
+        return bool(np.any(clear))
 
     def _window(self, start: int, end: int) -> Window:
         assert 0 <= start < end <= len(self), "the caller must ask for existing values"

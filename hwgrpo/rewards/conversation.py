@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hwgrpo.values import Prompt
 
 
-def conversation(prompt: Prompt, response: str) -> list[dict[str, str]]:
-    """Return prompt and response as chat messages; a prompt of plain text is a user's message."""
+def conversation(prompt: Prompt, response: str) -> list[dict[str, Any]]:
+    """Return prompt and response as chat messages; a prompt of plain text is a user's message.
+
+    A response that continues the prompt's last message is one message with it: templates refuse two in a row, or
+    write a turn that nobody has taken.
+    """
     messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+    if messages[-1]["role"] == "assistant":
+        messages, response = messages[:-1], _text(messages[-1]) + response
     return [*map(dict, messages), {"role": "assistant", "content": response}]
 
 
@@ -16,5 +25,11 @@ def prompt_text(prompt: Prompt) -> str:
     if prompt.messages is None:
         return prompt.text
     if len(prompt.messages) == 1:
-        return prompt.messages[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
+        return _text(prompt.messages[0])
+    return "\n\n".join(f"{message['role']}: {_text(message)}" for message in prompt.messages)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, whose content may be a list of texts, or None."""
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

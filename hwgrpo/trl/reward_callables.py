@@ -47,9 +47,9 @@ class RewardModelCall:
         device: Callable[[], torch.device] | None = None,
     ) -> None:
         if tokenizer is None:
-            from transformers import AutoTokenizer
+            from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+            tokenizer = pretrained_tokenizer(model.config._name_or_path)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         model.config.pad_token_id = tokenizer.pad_token_id

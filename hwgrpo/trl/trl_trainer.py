@@ -12,6 +12,7 @@ from transformers import ProcessorMixin, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 from hwgrpo.config.schema import ModelConfig
+from hwgrpo.data.chat_template import unread_options
 from hwgrpo.data.given_rows import part_of
 from hwgrpo.errors import ConfigError, RunError, RunFinished, shown
 from hwgrpo.imports.trl_import import import_trl
@@ -30,6 +31,8 @@ from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import LogWindow
 from hwgrpo.trl.trl_steps import TrainingSteps
 from hwgrpo.trl.wrapped_model import copy_adapter, unwrap
+
+TEMPLATE_OPTIONS = "data.chat_template_kwargs"
 
 
 class GRPOTrainer(TrainingSteps, ScriptMethods):
@@ -174,6 +177,10 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         model = self._model
         if isinstance(model, str):
             settings["model.path"] = model
+        template, options = getattr(self._tokenizer(), "chat_template", None), settings.get(TEMPLATE_OPTIONS)
+        if template and options:  # those that only a reward model's template reads, or none, have no effect in TRL
+            unread = unread_options(options, template)
+            settings[TEMPLATE_OPTIONS] = {name: value for name, value in options.items() if name not in unread}
         with trl_names():
             trainer = Trainer(
                 settings,
@@ -341,10 +348,10 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 
             self.processing_class = load_tokenizer(ModelConfig(path=name))
             return self.processing_class
-        from transformers import AutoTokenizer
+        from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
 
         code = self.args.trust_remote_code
-        self.processing_class = AutoTokenizer.from_pretrained(name, trust_remote_code=code)
+        self.processing_class = pretrained_tokenizer(name, trust_remote_code=code)
         return self.processing_class
 
     def _model_type(self) -> str | None:

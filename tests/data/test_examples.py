@@ -189,7 +189,7 @@ def test_conditions_on_nothing_are_refused(data_config, jsonl, tokenizer):
     for keep, error, problem in (
         ("best", ConfigError, "data.keep='best' is neither correct nor a condition"),
         ("score>1", DataError, r"no column 'score' \(data.keep\)"),
-        ("reward>2", DataError, "none of the 6 rows .* meets it"),
+        ("reward>2", DataError, "none of the 6 rows .* meets it; 2 reached the length limit or were dropped"),
     ):
         with pytest.raises(error, match=problem):
             read(data_config(path, keep=keep), tokenizer)

@@ -18,12 +18,12 @@ PAGE = page("troubleshooting.md")
 ERRORS = table(PAGE, "you typed", "the error says")
 WARNINGS = table(PAGE, "warning", "sign")
 THRESHOLDS = {
-    "reward flat": (detectors.FLAT_STEPS, detectors.REWARD_WINDOW, detectors.START, int(detectors.SURE)),
+    "reward flat": (detectors.FLAT_STEPS, detectors.SMALL_GAIN, 100 * detectors.SLOW_RISE, int(detectors.PLAIN)),
     "reward falling": (detectors.LOST_SHARE,),
     "groups too easy": (detectors.LEARNED_SHARE,),
-    "groups too hard": (detectors.EQUAL_SHARE,),
-    "groups equal": (detectors.EQUAL_SHARE,),
-    "KL exploding": (int(detectors.LARGE_KL), int(detectors.KL_JUMP), detectors.KL_FLOOR),
+    "groups too hard": (detectors.EQUAL_SHARE, detectors.HARDLY_ANY),
+    "groups equal": (),
+    "KL exploding": (detectors.RECENT, int(detectors.LARGE_KL), int(detectors.KL_JUMP), detectors.KL_FLOOR),
     "truncation": (detectors.TRUNCATED_SHARE,),
     "entropy collapse": (detectors.ENTROPY_SHARE, detectors.ROOM),
     "rollout and trainer differ": (detectors.LARGE_GAP,),

@@ -59,10 +59,10 @@ class Pretrained:
         Raises:
             ConfigError: it cannot be found or read.
         """
-        from transformers import AutoTokenizer
+        from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
 
         source = self.source if name is None else name
-        return self._read("tokenizer", lambda: AutoTokenizer.from_pretrained(source, **self._options))
+        return self._read("tokenizer", lambda: pretrained_tokenizer(source, **self._options))
 
     def model(self, kind: str, dtype: str, *, head_seed: int | None = None) -> Any:
         """Return the model in evaluation mode on the CPU.

@@ -126,12 +126,11 @@ class ServedRewardModel:
 
 
 def _scored_text(checks: Kwargs, tokenizer: str, chat_template: bool | None, template_date: str | None) -> Any:
-    from transformers import AutoTokenizer
-
+    from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
     from hwgrpo.rewards.models.scored_text import ScoredText
 
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = pretrained_tokenizer(tokenizer)
     except (OSError, ValueError) as error:
         raise checks.error("tokenizer", tokenizer, f"has no readable tokenizer: {error_text(error)}") from error
     if chat_template and not loaded.chat_template:
