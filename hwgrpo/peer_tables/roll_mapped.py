@@ -100,7 +100,7 @@ _MAPPED = (
     joint("train_infer_correction.is_weight.upper_bound", "algorithm.correction.high", 1.2),
     same(_ARGUMENTS + "learning_rate", "optim.lr", 5e-5),
     same(_ARGUMENTS + "weight_decay", "optim.weight_decay", 0.0),
-    joint(_ARGUMENTS + "warmup_steps", "optim.warmup_steps", 0, "without effect beside constant, but with Megatron"),
+    joint(_ARGUMENTS + "warmup_steps", "optim.warmup_steps", 0, "without effect beside constant, except with Megatron"),
     joint(_ARGUMENTS + "warmup_ratio", "optim.warmup_ratio", 0.0, "where warmup_steps is 0"),
     same(_ARGUMENTS + "adam_epsilon", "optim.eps", None, type="number"),
     joint(_ARGUMENTS + "adam_beta1", "optim.betas", 0.9, "a list of both"),
