@@ -10,7 +10,7 @@ script_methods.py     what scripts call beside training
 script_accelerator.py `trainer.accelerator`
 model_card.py         README.md of a trained model
 grpo_config.py        `GRPOConfig`: TRL's arguments
-trainer_callbacks.py  calls of transformers' callbacks
+trainer_callbacks.py  calls of transformers' callbacks, and TRL's RichProgressCallback
 trl_checkpoints.py    `checkpoint-N` of scripts, and the state of a resumed run
 trl_errors.py         errors with the names of TRL's arguments
 trl_metrics.py        metrics under TRL's names
@@ -41,6 +41,7 @@ from hwgrpo.trl.script_arguments import (  # noqa: E402
     get_peft_config,
     get_quantization_config,
 )
+from hwgrpo.trl.trainer_callbacks import RichProgressCallback  # noqa: E402
 from hwgrpo.trl.trl_trainer import GRPOTrainer  # noqa: E402
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "ModelConfig",
+    "RichProgressCallback",
     "ScriptArguments",
     "TrlParser",
     "get_dataset",

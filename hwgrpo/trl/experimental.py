@@ -6,6 +6,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from hwgrpo.trl.trl_errors import MissingName
+
 COUNTERPARTS = {
     "async_grpo": "hwgrpo train RECIPE rollout.source=prefetch samples beside the training",
     "gmpo": "hwgrpo train RECIPE algorithm.loss.name=gmpo",
@@ -25,9 +27,9 @@ _OWNERS = {"AsyncGRPO": "async_grpo", "GMPO": "gmpo", "GRPOWithReplayBuffer": "g
 """Name of a class without Config or Trainer -> its module."""
 
 
-def _missing(module: str, name: str) -> ImportError:
+def _missing(module: str, name: str) -> MissingName:
     instead = COUNTERPARTS.get(module, "GRPOTrainer of hwgrpo.trl is what there is")
-    return ImportError(f"{name} of trl.experimental has no counterpart of this name: {instead}")
+    return MissingName(f"{name} of trl.experimental has no counterpart of this name: {instead}")
 
 
 class _Module(ModuleType):
@@ -40,7 +42,7 @@ class _Module(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    """Raise ImportError with the counterpart of a class; modules are there."""
+    """Raise MissingName with the counterpart of a class; modules are there."""
     if name.startswith("__"):
         raise AttributeError(name)
     kind = name.removesuffix("Config").removesuffix("Trainer")
@@ -49,3 +51,4 @@ def __getattr__(name: str) -> Any:
 
 for _name in (*COUNTERPARTS, *_OTHERS):
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _Module(f"{__name__}.{_name}")
+    globals()[_name].__path__ = []

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
+
+from hwgrpo.trl.trl_errors import MissingName
 
 _PACKAGE = __name__.rpartition(".")[0]
 _TRAINERS = ("SFT", "DPO", "KTO", "Reward", "Distillation")
@@ -29,7 +33,6 @@ INSTEAD = {
     **dict.fromkeys(("RLOOConfig", "RLOOTrainer"), "hwgrpo train RECIPE algorithm.advantage.name=rloo"),
     **dict.fromkeys(_DATA, "GRPOTrainer renders conversations and drops nothing: leave it out, or import it from trl"),
     **dict.fromkeys(_CHAT_TEMPLATES, "set processing_class.chat_template, or import it from trl"),
-    "RichProgressCallback": "leave it out: the run prints its progress",
     "LogCompletionsCallback": "leave it out: completions.jsonl of output_dir has the completions",
     "SyncRefModelCallback": "GRPOConfig(sync_ref_model=True)",
     **dict.fromkeys(("BEMACallback", "WeaveCallback"), "leave it out, or import it from trl"),
@@ -45,16 +48,20 @@ _MODULES = (
 """Modules of TRL that have no counterpart: their names are those of the package."""
 
 
-def missing(name: str) -> ImportError:
+class MissingImport(ImportError):
+    """`from hwgrpo.trl import NAME` of a name that TRL has and `hwgrpo.trl` has not."""
+
+
+def missing(name: str) -> MissingName:
     """Return the error of a name that is not here."""
-    return ImportError(f"{name} of trl has no counterpart in hwgrpo.trl: {INSTEAD[name]}")
+    return MissingName(f"{name} of trl has no counterpart in hwgrpo.trl: {INSTEAD[name]}")
 
 
 def attribute(name: str) -> Any:
     """Return a submodule that a script reads as an attribute.
 
     Raises:
-        ImportError: a name of TRL without a counterpart.
+        MissingName: a name of TRL without a counterpart.
         AttributeError: any other name.
     """
     if name in _OWN_MODULES:
@@ -76,12 +83,30 @@ class _Module(ModuleType):
         if name in INSTEAD:
             raise missing(name)
         theirs = self.__name__.removeprefix("hwgrpo.")
-        raise ImportError(f"{name} of {theirs} has no counterpart in hwgrpo.trl: leave it out, or import it from trl")
+        raise MissingName(f"{name} of {theirs} has no counterpart in hwgrpo.trl: leave it out, or import it from trl")
+
+
+class _MissingNameFinder(MetaPathFinder):
+    """Finder of no module: it raises the error of a missing name, which `from ... import` would replace."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Raise MissingImport if the last part of `fullname` is a missing name of a module of this package."""
+        parent, _, name = fullname.rpartition(".")
+        if parent == _PACKAGE or parent.startswith(f"{_PACKAGE}."):
+            try:
+                getattr(sys.modules[parent], name)
+            except MissingName as error:
+                raise MissingImport(str(error), name=fullname) from None
+            except AttributeError:
+                return
 
 
 def add_modules() -> None:
-    """Make TRL's modules importable under `hwgrpo.trl`."""
+    """Make TRL's modules importable under `hwgrpo.trl`, as attributes of their packages, too."""
     for name in _MODULES:
         module = _Module(f"{_PACKAGE}.{name}")
         module.__path__ = []
         sys.modules[module.__name__] = module
+        parent, _, child = module.__name__.rpartition(".")
+        setattr(sys.modules[parent], child, module)
+    sys.meta_path.append(_MissingNameFinder())

@@ -10,6 +10,7 @@ from torch import distributed
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.launched_ranks import launched_rank
+from hwgrpo.trl.trl_errors import MissingName
 
 
 class ScriptAccelerator:
@@ -66,4 +67,4 @@ class ScriptAccelerator:
         if name.startswith("_"):
             raise AttributeError(name)
         there = "process_index, num_processes, is_main_process, device, state, print, unwrap_model, wait_for_everyone"
-        raise AttributeError(f"accelerator.{name} of accelerate has no counterpart here; there are: {there}")
+        raise MissingName(f"accelerator.{name} of accelerate has no counterpart here; there are: {there}")

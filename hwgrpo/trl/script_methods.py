@@ -17,7 +17,7 @@ from hwgrpo.trl.script_accelerator import ScriptAccelerator
 from hwgrpo.trl.trainer_callbacks import Callbacks
 from hwgrpo.trl.trainer_parts import TrainerParts
 from hwgrpo.trl.trl_datasets import evaluation_rows
-from hwgrpo.trl.trl_errors import trl_names
+from hwgrpo.trl.trl_errors import MissingName, trl_names
 
 _SCHEDULE = "set optim, learning_rate, lr_scheduler_type and warmup_steps; state.log_history has learning_rate"
 _REMEDIES = {
@@ -168,4 +168,4 @@ class ScriptMethods(TrainerParts):
         if name in _OF_ARGS and "args" in vars(self):
             return getattr(self.args, name)
         remedy = _REMEDIES.get(name, "docs/from-trl.md lists the methods that there are")
-        raise AttributeError(f"GRPOTrainer.{name} of TRL has no counterpart here; {remedy}")
+        raise MissingName(f"GRPOTrainer.{name} of TRL has no counterpart here; {remedy}")

@@ -9,6 +9,14 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.trl.grpo_config import note
+
+
+class RichProgressCallback(TrainerCallback):
+    """TRL's callback of a progress display, without effect: the run prints its progress."""
+
+    def __init__(self) -> None:
+        note("RichProgressCallback has no effect: the run prints its progress")
 
 
 class Callbacks:

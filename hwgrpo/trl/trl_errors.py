@@ -65,6 +65,10 @@ _OWN_FAILURE = "mend it; a reward of None leaves a response out"
 """A script has no entries of reward.functions with policies for failures."""
 
 
+class MissingName(AttributeError):
+    """A name that TRL has and `hwgrpo.trl` has not. The message has the remedy."""
+
+
 @contextmanager
 def trl_names() -> Iterator[None]:
     """Name TRL's arguments in the errors of the block."""

@@ -65,6 +65,18 @@ def test_shares_of_some_datasets_alone_are_refused(files: list[str]):
         get_dataset(mixture)
 
 
+def check_missing(module: str, name: str, *texts: str):
+    """Check that a name is no attribute of a module, and that its errors have the texts."""
+    found = importlib.import_module(module)
+    assert not hasattr(found, name)
+    with pytest.raises(AttributeError) as read:
+        getattr(found, name)
+    with pytest.raises(ImportError) as imported:
+        exec(f"from {module} import {name}")
+    for error in (read.value, imported.value):
+        assert all(text in str(error) for text in texts)
+
+
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
     [
@@ -78,9 +90,7 @@ def test_shares_of_some_datasets_alone_are_refused(files: list[str]):
     ],
 )
 def test_a_name_of_trls_experimental_modules_names_its_counterpart(module: str, name: str, instead: str):
-    with pytest.raises(ImportError) as error:
-        getattr(importlib.import_module(f"hwgrpo.trl.{module}"), name)
-    assert instead in str(error.value)
+    check_missing(f"hwgrpo.trl.{module}", name, instead)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +98,13 @@ def test_a_name_of_trls_experimental_modules_names_its_counterpart(module: str, 
     [
         ("", "SFTConfig", "or import it from trl"),
         ("", "RLOOTrainer", "algorithm.advantage.name=rloo"),
-        ("", "RichProgressCallback", "leave it out"),
+        ("", "LogCompletionsCallback", "leave it out"),
         (".data_utils", "maybe_apply_chat_template", "or import it from trl"),
         (".trainer.utils", "pad", "pad of trl.trainer.utils has no counterpart"),
     ],
 )
 def test_a_name_of_trl_without_a_counterpart_says_what_to_do(module: str, name: str, instead: str):
-    with pytest.raises(ImportError, match=r"has no counterpart in hwgrpo\.trl") as error:
-        getattr(importlib.import_module(f"hwgrpo.trl{module}"), name)
-    assert instead in str(error.value)
+    check_missing(f"hwgrpo.trl{module}", name, "has no counterpart in hwgrpo.trl", instead)
 
 
 def test_names_are_found_where_trl_has_them():
@@ -104,8 +112,20 @@ def test_names_are_found_where_trl_has_them():
     assert importlib.import_module("hwgrpo.trl.trainer.grpo_trainer").GRPOTrainer is GRPOTrainer
     assert trl.rewards.think_format_reward(["<think>a</think>b"]) == [1.0]
     assert not hasattr(trl, "no_such_name")
+    assert importlib.import_module("hwgrpo.trl.trainer.utils").GRPOTrainer is trl.trainer.GRPOTrainer
+    found: dict = {}
+    exec("import hwgrpo.trl.trainer.grpo_config as a; from hwgrpo.trl.trainer import grpo_config as b", found)
+    assert found["a"] is found["b"] is importlib.import_module("hwgrpo.trl.trainer.grpo_config")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("hwgrpo.trl.no_such_module")
+
+
+def test_the_callback_that_shows_progress_has_no_effect(folder: Path, capsys: pytest.CaptureFixture[str]):
+    trl = importlib.import_module("hwgrpo.trl")
+    callbacks = [trl.RichProgressCallback]
+    run = GRPOTrainer("model", reward, GRPOConfig("o", **SMALL), [{"prompt": "a"}], callbacks=callbacks)
+    assert "RichProgressCallback has no effect: the run prints its progress" in capsys.readouterr().err
+    assert run.pop_callback(trl.RichProgressCallback) is not None
 
 
 def test_the_folder_without_arguments_is_named_for_the_model(folder: Path):
