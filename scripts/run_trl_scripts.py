@@ -53,7 +53,8 @@ _PROCESSES.set_forkserver_preload(["trl_script_child"])
 """Each program runs in a copy of a process that has imported torch."""
 _USES = re.compile(r"\b\w*GRPO\w*Trainer\b|\btrl grpo\b")
 _CALLS = re.compile(r"\bGRPO(?:Config|Trainer)\(")
-_IMPORT = re.compile(r"^(\s*)(?:from trl([.\w]*) import|import trl\b)", re.MULTILINE)
+_IMPORT = re.compile(r"^([ \t]*)(?:from trl((?:\.\w+)*) import|import ([^#;\n]*\btrl\b[^#;\n]*))", re.MULTILINE)
+_MODULE = re.compile(r"trl((?:\.\w+)*)(?: as (\w+))?")
 _BLOCK = re.compile(r"^( *)```(python|bash|yaml)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _ELLIPSIS = re.compile(r"(?<=[(\[])\s*\.\.\.,?(?=[\s,)\]])|\s*\.\.\.,?(?=\s*[)\]])")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -94,10 +95,23 @@ def with_our_imports(text: str) -> str:
     """Return a program that imports `hwgrpo.trl` in place of `trl`."""
 
     def ours(match: re.Match[str]) -> str:
-        indent, module = match.groups()
-        return f"{indent}import hwgrpo.trl as trl" if module is None else f"{indent}from hwgrpo.trl{module} import"
+        indent, module, listed = match.groups()
+        if listed is None:
+            return f"{indent}from hwgrpo.trl{module} import"
+        return indent + "; ".join(map(_our_import, listed.split(",")))
 
     return _IMPORT.sub(ours, text)
+
+
+def _our_import(module: str) -> str:
+    """Return the import of one module, `NAME` or `NAME as OTHER`."""
+    found = _MODULE.fullmatch(module.strip())
+    if found is None:
+        return f"import {module.strip()}"
+    below, name = found.groups()
+    if name:
+        return f"import hwgrpo.trl{below} as {name}"
+    return (f"import hwgrpo.trl{below}; " if below else "") + "import hwgrpo.trl as trl"
 
 
 def programs(folder: Path) -> Iterator[Program]:

@@ -249,12 +249,8 @@ def add_other_trainers(files: Iterable[Path], result: Result) -> None:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether an error is one of hwgrpo's for users, or of an import that has no counterpart."""
-    if type(error).__module__.startswith("hwgrpo"):
-        return not isinstance(error, RewardError)  # one is the program's own
-    frames = traceback.extract_tb(error.__traceback__)
-    in_trl = bool(frames) and Path(frames[-1].filename).parent.name == "trl"
-    return in_trl and isinstance(error, ImportError | AttributeError)
+    """Return whether an error is one of hwgrpo's for users; a RewardError is the program's own."""
+    return type(error).__module__.startswith("hwgrpo") and not isinstance(error, RewardError)
 
 
 def run(folder: str, arguments: Sequence[str], is_excerpt: bool) -> None:

@@ -1,5 +1,6 @@
 """The script that runs programs written for TRL, on programs of its forms."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -7,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.trl import GRPOConfig, experimental
 
 REPO = Path(__file__).parents[2]
 RESULTS = REPO / "benchmarks/results/trl_scripts.md"
@@ -57,6 +61,51 @@ def folder(tmp_path: Path) -> Path:
     cells = ("!pip install trl", "from no_such_package import Tool", "from trl import GRPOTrainer\nTool.use()")
     (tmp_path / "trl/book.ipynb").write_text(notebook(*cells))
     return tmp_path / "trl"
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch):
+    """The script, as a module."""
+    monkeypatch.syspath_prepend(str(REPO / "scripts"))
+    return importlib.import_module("run_trl_scripts")
+
+
+def test_an_error_counts_as_refused_by_its_class(programs):
+    refused = programs.trl_script_child.is_refusal
+    with pytest.raises(AttributeError) as missing:
+        _ = experimental.AsyncGRPOConfig
+    with pytest.raises(ImportError) as not_imported:
+        exec("from hwgrpo.trl import SFTTrainer")
+    assert all(map(refused, (missing.value, not_imported.value, ConfigError("a"))))
+    assert not refused(RewardError("a"))
+    with pytest.raises(AttributeError) as crash:
+        GRPOConfig("o").settings.__func__(None)  # type: ignore[attr-defined]
+    assert Path(crash.traceback[-1].path).parent.name == "trl"
+    assert not refused(crash.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("import trl", "trl.GRPOConfig"),
+        ("import trl as t", "t.GRPOConfig"),
+        ("import trl.trainer", "trl.trainer.GRPOConfig"),
+        ("import trl.trainer as t", "t.GRPOConfig"),
+        ("import os, trl.trainer, trl.rewards as r", "trl.GRPOConfig"),
+        ("if True:\n    import trl  # noqa", "trl.GRPOConfig"),
+        ("from trl.trainer import (\n    GRPOConfig,\n)", "GRPOConfig"),
+        ("from trl import trainer as t", "t.GRPOConfig"),
+    ],
+)
+def test_a_program_imports_this_package_in_place_of_trl(programs, line: str, name: str):
+    found: dict = {}
+    exec(programs.with_our_imports(f"{line}\nfound = {name}"), found)
+    assert found["found"] is GRPOConfig
+
+
+def test_other_imports_stay_as_they_are(programs):
+    text = "import trlx, os  # trl\nfrom trl_tools import a\nimport numpy as trl"
+    assert programs.with_our_imports(text) == text
 
 
 @pytest.mark.slow
