@@ -116,6 +116,7 @@ class _State:
 
     values: dict[str, list[str]]
     arguments: list[str]
+    stops_at_failure: bool
 
 
 @dataclass
@@ -171,6 +172,11 @@ class _Script:
         self._ends_in = ""
         """The operator behind the command that is read."""
         self._ends: int | None = None
+        """The line that ends the script, or the shell in which it turns out to be run."""
+        self._ends_at = 0
+        """The number of blocks around it that are still open."""
+        self._ends_listed = False
+        """Whether it is in the list of commands that is read, which `&` may end."""
         self._found: list[tuple[int, VerlCommand]] = []
 
     def read(self) -> VerlCommand:
@@ -183,7 +189,7 @@ class _Script:
                 self._begin(each, isolated)
                 self._run(each)
                 self._finish(each)
-            if self._ends is not None:
+            if self._ends is not None and self._is_end(each):
                 break
         if not self._found:
             if self._ends is not None:
@@ -241,10 +247,29 @@ class _Script:
 
     def _state(self) -> _State:
         self._known.budget.spend(len(self._known.values), self._known.place())
-        return _State(dict(self._known.values), self._known.arguments)
+        return _State(dict(self._known.values), self._known.arguments, self._stops_at_failure)
 
     def _restore(self, state: _State) -> None:
         self._known.values, self._known.arguments = dict(state.values), state.arguments
+        self._stops_at_failure = state.stops_at_failure
+
+    def _end_at(self, line: int, why: str = "") -> None:
+        """End the script, unless a block around the command turns out to run in a shell of its own."""
+        self._ends, self._why_ends = line, why
+        self._ends_at, self._ends_listed = len(self._blocks), True
+
+    def _is_end(self, statement: Statement) -> bool:
+        """Return whether the script is known to end, once the end of the blocks around its last command is read."""
+        depth = len(self._blocks)
+        closed = depth < self._ends_at
+        if depth > self._ends_at or not (closed or self._ends_listed):
+            return False
+        self._ends_at = depth
+        if statement.ends == "&" or (closed and statement.ends in _PIPES):
+            self._ends, self._why_ends = None, ""
+            return False
+        self._ends_listed = statement.ends in ("&&", "||", *_PIPES)
+        return depth == 0 and not self._ends_listed
 
     def _run(self, statement: Statement) -> None:
         """Interpret a statement, which is run or not by the status of the one before it."""
@@ -323,7 +348,7 @@ class _Script:
         if not self._stops_at_failure or asked or self._known.why is not None:
             return
         if all(block.kind in ("if", "case") for block in self._blocks):
-            self._ends, self._why_ends = statement.line, ", by a command that fails after set -e"
+            self._end_at(statement.line, ", by a command that fails after set -e")
         else:
             self._reader.notices.append(f"line {statement.line}: a command fails, which may end the script by set -e")
 
@@ -394,7 +419,7 @@ class _Script:
 
     def _is_dead(self, runs: Truth) -> bool:
         """Return whether a statement is known not to be run."""
-        return runs is False or any(block.live is False for block in self._blocks)
+        return runs is False or self._ends is not None or any(block.live is False for block in self._blocks)
 
     def _status(self, words: list[Word], line: int, runs: Truth) -> Truth:
         """Run a simple command; return whether it succeeds, None where that is not known."""
@@ -457,11 +482,15 @@ class _Script:
                 return f"the `{block.kind}` in line {block.line}, which {block.why}"
         return f"the condition in line {self._known.line}, which is not evaluated" if conditional else None
 
-    def _set_option(self, option: str, following: str) -> None:
-        """Read an option of `set` that begins or ends `set -e`, as far as it is known to be run."""
-        letters = option[1:] if re.fullmatch(r"[-+][A-Za-z]+", option) else ""
-        if "e" in letters or ("o" in letters and following == "errexit"):
-            self._stops_at_failure = option.startswith("-") and self._known.why is None
+    def _set_options(self, words: Sequence[Word]) -> None:
+        """Read the options of `set` that begin or end `set -e`, as far as it is known to be run."""
+        rest = iter([word.literal or "" for word in words])
+        for option in rest:
+            if not re.fullmatch(r"[-+][A-Za-z]+", option):
+                return  # from here on they are the script's arguments
+            names = [next(rest, "") for _ in range(option.count("o"))]
+            if "e" in option or "errexit" in names:
+                self._stops_at_failure = option.startswith("-") and self._known.why is None
 
     def _is_isolated(self) -> bool:
         """Return whether the command that is read is known to run in a shell of its own."""
@@ -487,11 +516,11 @@ class _Script:
             self._setters.unset(words[1:])
             return
         if name == "exit" and why is None:
-            self._ends = None if self._subshells or self._is_isolated() else line
+            if not self._subshells and not self._is_isolated():
+                self._end_at(line)
             return
         if name == "set" and not self._setters.in_function and not self._subshells:
-            for option, following in zip(words[1:], [*words[2:], None], strict=True):
-                self._set_option(option.literal or "", (following.literal or "") if following else "")
+            self._set_options(words[1:])
         self._setters.mark_changed(line, name, words)
         self._setters.change_arguments(name, words)
         text = " ".join("".join(part.text for part in word.parts) for word in words[1:])

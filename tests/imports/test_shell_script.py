@@ -12,6 +12,7 @@ from hwgrpo.imports.script_command import MARK, VerlCommand
 from hwgrpo.imports.shell_script import read_script
 
 COMMAND = "python3 -m verl.trainer.main_ppo"
+QUIET: dict = {"capture_output": True, "text": True, "check": False}
 
 
 def read(text: str, *arguments: str, **environment: str) -> VerlCommand:
@@ -356,6 +357,58 @@ def test_a_script_without_one_clear_command_is_refused(script: str, message: str
     with pytest.raises(ConfigError) as error:
         read(script)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "{ echo prep; exit 0; } | cat",
+        "{ exit 0; X=2; } 2>&1 |& cat",
+        "{\n  if true; then exit 1; fi\n  echo\n} &",
+        "{ exit 0; } && echo &",
+        "exit 0 && echo &",
+        "if true; then exit 1; else echo; fi | cat",
+        "case a in a) exit 1;; b | c) X=2;; esac | cat",
+        "{ { exit 1; } && echo; X=2; } | cat",
+        "set -e\nif true; then false; fi | cat",
+        "set -- -e run\nfalse",
+        "set - -e\nfalse",
+        "set run -e\nfalse",
+        "set -o pipefail -- -e\nfalse",
+        "set -e | cat\nfalse",
+        "{ set -e; } | cat\nfalse",
+        "set -e &\nfalse",
+        "set -e\nset +e | cat\nset +o errexit\nfalse",
+    ],
+)
+def test_a_script_goes_on_where_bash_does(lines: str):
+    text = f"X=1\n{lines}\n"
+    shell = subprocess.run(["bash", "-c", f"{text}echo end $X"], **QUIET)
+    assert "end 1" in shell.stdout.splitlines()
+    assert read(f"{text}{COMMAND} a.b=$X").arguments == ["a.b=1"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        ("{ echo prep; exit 0; }", 1),
+        ("{ exit 0; echo & }", 1),
+        ("{ exit 0; echo | cat; }", 1),
+        ("if true; then\n  exit 0\nfi\necho &", 2),
+        ("if true; then exit 0; fi && echo | cat", 1),
+        ("{ exit 0; } || echo\necho &", 1),
+        ("case a in a) exit 1;; b | c) X=2;; esac", 1),
+        ("set -eo pipefail\nfalse", 2),
+        ("set -o pipefail -o errexit -- -x\nfalse", 2),
+        ("set -ueo pipefail run\nif true; then false; fi", 2),
+        ("set -e\nset +e | cat\nfalse", 3),
+    ],
+)
+def test_a_script_ends_where_bash_ends_it(lines: str, line: int):
+    shell = subprocess.run(["bash", "-c", f"{lines}\necho end"], **QUIET)
+    assert "end" not in shell.stdout.splitlines()
+    with pytest.raises(ConfigError, match=f"line {line}: the script ends here"):
+        read(f"{lines}\n{COMMAND} a.b=1")
 
 
 def test_nothing_is_run(tmp_path: Path):
