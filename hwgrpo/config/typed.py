@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import re
+import shlex
 import types
 import typing
 from collections.abc import Mapping
@@ -15,13 +18,19 @@ from typing import Any
 import yaml
 from omegaconf import MISSING
 
+from hwgrpo.config.fields import Limits
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.paths import with_home
+from hwgrpo.user_code import names_a_file
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
-_LONGEST = 120
-"""Characters of a value that an error repeats as an override."""
+_LONGEST = 140
+"""Characters of an override that an error suggests."""
+_PLAIN = re.compile(r"[\w./@+~$](?:[\w./:@+~&$ -]*[\w./@+~])?")
+"""Text that YAML reads as it is, in a list, too."""
+_FOR_SHELL = re.compile(r"[\w./:@%+~=,\[\]-]+")
+"""An override that shells pass as it is."""
 _MEANT = {
     "model": ("path",),
     "model.lora": ("rank", "adapter"),
@@ -155,17 +164,39 @@ def _build_section(section: type, values: Any, key: str) -> Any:
 
 
 def _meant_setting(section: type, value: Any, key: str) -> str | None:
-    """Return the override that a single value in place of a section may be meant for; None: there is none."""
-    hints = hints_of(section)
-    text = value if isinstance(value, str) else shown(value)
-    for name in _MEANT.get(key, ()) if value is not None and 0 < len(text) <= _LONGEST and text.isprintable() else ():
-        listed = is_list(hints[name]) and str not in alternatives(hints[name])
+    """Return the override that a value in place of a section may be meant for, for a shell; None: there is none."""
+    hints, fields = hints_of(section), {field.name: field for field in dataclasses.fields(section)}
+    for name in _MEANT.get(key, ()) if value not in (None, "", []) else ():
+        hint = hints[name]
+        meant = [value] if is_list(hint) and str not in alternatives(hint) and not isinstance(value, list) else value
         try:
-            build(str if listed else hints[name], value, key)
+            build(list[str] if section_of(hint) else hint, meant, key)
         except ConfigError:
             continue
-        return f"{key}.{name}={f'[{text}]' if listed else text}"
+        text = f"{key}.{name}={_override_text(meant)}"
+        if text.isprintable() and len(text) <= _LONGEST and _is_within_limits(meant, fields[name]):
+            return text if _FOR_SHELL.fullmatch(text) else shlex.quote(text)
     return None
+
+
+def _override_text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_override_text, value))}]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+    return shown(value)
+
+
+def _is_within_limits(value: Any, field: dataclasses.Field[Any]) -> bool:
+    """Return whether a value, or each entry of a list, is a known choice or a number that the field allows."""
+    limits: Limits | None = field.metadata.get("limits")
+    if limits is None:
+        return True
+    if isinstance(value, list):
+        return all(_is_within_limits(each, field) for each in value)
+    if (names := limits.names()) is None:
+        return limits.accepts(value)
+    return value in names or (limits.files and names_a_file(value))
 
 
 def _plain_default(field: dataclasses.Field[Any]) -> Any:

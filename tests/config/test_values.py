@@ -210,6 +210,13 @@ def test_a_recipe_that_is_none_is_refused(content: bytes, parts: list[str], tmp_
         ("optim=2.0e-6", "optim.lr=2e-06"),
         ("backend=npu", "backend.name=npu"),
         ("observe=wandb", "observe.loggers=[wandb]"),
+        ("observe=[wandb, console]", "observe.loggers=[wandb,console]"),
+        ("data=[a.jsonl, b.jsonl]", "data.train=[a.jsonl,b.jsonl]"),
+        ("data=a b.jsonl", "'data.train=a b.jsonl'"),
+        ("data=$D/a&b.jsonl", "'data.train=$D/a&b.jsonl'"),
+        ("data=['a,b.jsonl']", """'data.train=["a,b.jsonl"]'"""),
+        ("reward=[math]", "reward.functions=[math]"),
+        ("reward=own.py:reward", "reward.functions=[own.py:reward]"),
     ],
 )
 def test_a_value_in_place_of_a_section_is_an_error_with_the_setting_that_is_meant(
@@ -223,6 +230,11 @@ def test_a_value_in_place_of_a_section_is_an_error_with_the_setting_that_is_mean
     with pytest.raises(ConfigError) as error:
         load_config(tmp_path / "r.yaml")
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["algorithm=grpo2", "rollout=vlm", "rollout=-5", "reward=[[math]]", "data=[]"])
+def test_a_value_that_no_setting_of_the_section_allows_gets_no_suggestion(override: str):
+    assert "must be a mapping with the keys: " in refusal(override)
 
 
 def test_anchors_and_merge_keys_are_read(tmp_path: Path):
