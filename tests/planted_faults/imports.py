@@ -244,9 +244,16 @@ FAULTS = (
     Fault(
         "import: what a background command sets is kept",
         "imports/shell_script.py",
-        'statement.ends == "&"',
-        'statement.ends == ";;"',
+        'starts.listed is not None and statement.ends == "&"',
+        'starts.listed is not None and statement.ends == ";;"',
         "imports/test_random_scripts.py",
+    ),
+    Fault(
+        "import: an exit in a block before a pipe ends the script",
+        "imports/shell_script.py",
+        "closed and statement.ends in _PIPES",
+        "closed and statement.ends in _GO_ON",
+        "imports/test_shell_script.py",
     ),
     Fault(
         "import: a script goes on where a command fails after set -e",
