@@ -65,11 +65,13 @@ def task_rows(address: str, split: str) -> tuple[Mapping[str, Any], ...]:
         why = escaped((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1], 300)
         raise DataError(f"{address}: the package reasoning-gym fails: {why}; change its arguments")
     rows = tuple(json.loads(done.stdout))
-    wanted = parse_address(address).size
-    if len(rows) < wanted:
+    size = parse_address(address).size
+    if not rows:
+        raise DataError(f"{address} has no question for {split}: make its arguments wider")
+    if len(rows) < size:
         raise DataError(
-            f"{address}: only {len(rows):,} of {wanted:,} rows for {split}: the task has too few different questions "
-            f"there; make its arguments wider or size at most {len(rows)}"
+            f"{address}: only {len(rows):,} of {size:,} rows for {split}, which are different questions: make its "
+            f"arguments wider or size smaller, at most {len(rows)}"
         )
     return rows
 
@@ -83,17 +85,20 @@ def print_rows(address: str, split: str) -> None:
 
 
 def rows_of(task: TaskAddress, split: str) -> list[dict[str, Any]]:
-    """Return the rows of a split, at most `task.size`."""
+    """Return the rows of a split, at most `task.size`, each with another question."""
     import numpy as np
 
     expected = task.size * VALIDATION_SHARE if split == "validation" else task.size * 2
     dataset = task.dataset(MOST_TRIED * expected)
     rows: list[dict[str, Any]] = []
+    questions: set[str] = set()
     for index in range(len(dataset)):
         random.seed(task.seed + index)
         np.random.seed((task.seed + index) % 2**32)
         entry = dataset[index]
-        if split_of_question(entry["question"]) == split:
+        question = entry["question"]
+        if question not in questions and split_of_question(question) == split:
+            questions.add(question)
             rows.append(_row(task, entry))
         if len(rows) == task.size:
             break

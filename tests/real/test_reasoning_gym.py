@@ -106,8 +106,15 @@ def test_a_task_that_searches_too_long_is_an_error(monkeypatch):
 
 def test_a_task_with_too_few_questions_is_an_error_with_the_number_that_there_are():
     address = "reasoning_gym://count_bits?size=300&min_n=2&max_n=2"  # one question, of the split train
-    with pytest.raises(DataError, match=r"only 0 of 300 rows for validation: .*wider"):
+    with pytest.raises(DataError, match=r"size=300&.* no question for validation: .*wider"):
         task_rows(address, "validation")
+    with pytest.raises(DataError, match=r"only 1 of 300 .* different .* wider or size smaller, at most 1$"):
+        task_rows(address, "train")
+
+
+def test_a_question_is_a_row_once():
+    rows = rows_of(parse_address("reasoning_gym://count_bits?size=20&min_n=2&max_n=60"), "train")
+    assert len({row["prompt"] for row in rows}) == len(rows) == 20
 
 
 @pytest.mark.parametrize(
