@@ -17,6 +17,7 @@ from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import DataError, choice_error, error_text, escaped, nearest, shown
 from hwgrpo.given_objects import is_object
 from hwgrpo.paths import check_path, did_you_mean, same_spelling
+from hwgrpo.reasoning_gym_tasks import check_address
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 OTHER_FORMATS = (".txt", ".arrow", ".xlsx")
@@ -119,6 +120,7 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
             raise choice_error(f"{key}={spec}: split", split, splits)
         return Rows([Part(spec, splits[split], tuple(splits[split][0]), spec)])
     if spec.startswith(reasoning_gym_rows.PREFIX):
+        check_address(spec, key)
         rows = reasoning_gym_rows.task_rows(spec, split)
         return Rows([Part(spec, rows, tuple(rows[0]), spec)])
     if is_object(spec):

@@ -120,7 +120,7 @@ def test_a_question_is_a_row_once():
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("chain_sums", ["'chain_sums'", "Did you mean 'chain_sum'?"]),
+        ("chain_sums", ["data.train=reasoning_gym://chain_sums: task='chain_sums'", "Did you mean 'chain_sum'?"]),
         ("composite", ["'composite' is not known"]),
         ("chain_sum?max_digit=2", ["argument='max_digit'", "seed, size", "Did you mean 'max_digits'?"]),
         ("chain_sum?max_digits=two", ["max_digits='two'", "a whole number", "4"]),
@@ -200,9 +200,20 @@ def test_a_row_of_another_source_is_refused_when_data_is_read():
     )
     with pytest.raises(DataError, match=r"rows of reasoning_gym://.*extra_info=\{'index': 1\}"):
         check_prompt(prompt)
-    broken = {"extra_info": {**row_of(SUMS)["extra_info"], "entry": "{"}}
-    with pytest.raises(DataError, match="is no entry"):
-        check_prompt(Prompt(uid="0", text="a", token_ids=(1,), ground_truth="1", columns=broken, source="a"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("entry", "{", "is no entry"),
+        ("address", "task://sort", "extra_info.address='task://sort' .*reasoning_gym://.*data.train"),
+        ("address", "reasoning_gym://nope", "extra_info.address=reasoning_gym://nope: task='nope' is not known"),
+    ],
+)
+def test_a_broken_row_is_refused_when_data_is_read(field, value, message):
+    columns = {"extra_info": {**row_of(SUMS)["extra_info"], field: value}}
+    with pytest.raises(DataError, match=message):
+        check_prompt(Prompt(uid="0", text="a", token_ids=(1,), ground_truth="1", columns=columns, source="a"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, choice_error, error_text, quoted, shown
-from hwgrpo.reasoning_gym_tasks import PREFIX, parse_address
+from hwgrpo.reasoning_gym_tasks import PREFIX, PackageMissing, parse_address
 from hwgrpo.response_text import continued
 from hwgrpo.rewards.verifiers.quantities import plain
 from hwgrpo.rewards.verifiers.stated_answer import after_thinking, boxed, tagged
@@ -94,8 +94,8 @@ def _task_of(extra_info: Any) -> tuple[Any, dict[str, Any]]:
     """Return the package's data set and the entry of a row.
 
     Raises:
-        ConfigError: as `parse_address` does.
-        DataError: the row has none.
+        PackageMissing: the package cannot be imported.
+        DataError: the row has none, or an address that is wrong.
     """
     if not isinstance(extra_info, Mapping) or not all(isinstance(extra_info.get(key), str) for key in KEYS):
         raise DataError(
@@ -108,7 +108,18 @@ def _task_of(extra_info: Any) -> tuple[Any, dict[str, Any]]:
         raise DataError(
             f"extra_info.entry={quoted(extra_info['entry'])} is no entry: {error_text(error, 100)}"
         ) from error
-    return _dataset(extra_info["address"]), entry
+    address = extra_info["address"]
+    if not address.startswith(PREFIX):
+        raise DataError(
+            f"extra_info.address={quoted(address)} is no task of {PREFIX}...; name such a task in data.train, "
+            "or another reward"
+        )
+    try:
+        return _dataset(address), entry
+    except PackageMissing:
+        raise
+    except ConfigError as error:
+        raise DataError(f"extra_info.address={error}") from error
 
 
 @functools.lru_cache(maxsize=64)
