@@ -118,7 +118,7 @@ def test_a_question_is_a_row_once():
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("address", "expected"),
     [
         ("chain_sums", ["data.train=reasoning_gym://chain_sums: task='chain_sums'", "Did you mean 'chain_sum'?"]),
         ("composite", ["'composite' is not known"]),
@@ -133,11 +133,11 @@ def test_a_question_is_a_row_once():
         ("rearc?board_format_opts=a", ["board_format_opts='a'", "remove it"]),
     ],
 )
-def test_a_wrong_address_names_key_value_and_what_is_allowed(address, words):
+def test_a_wrong_address_names_key_value_and_what_is_allowed(address, expected):
     with pytest.raises(ConfigError) as error:
         open_all(f"reasoning_gym://{address}", "any", "train")
-    for word in words:
-        assert word in str(error.value)
+    for part in expected:
+        assert part in str(error.value)
 
 
 def test_arguments_have_the_types_of_their_defaults():
@@ -221,11 +221,11 @@ def test_a_broken_row_is_refused_when_data_is_read(field, value, message):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [({"extract": "numbr"}, "kwargs.extract.*Did you mean 'number'"), ({"partial": 1}, "kwargs.partial=1")],
 )
-def test_wrong_arguments_of_the_reward_are_refused_at_the_start(arguments, words):
-    with pytest.raises(ConfigError, match=words):
+def test_wrong_arguments_of_the_reward_are_refused_at_the_start(arguments, message):
+    with pytest.raises(ConfigError, match=message):
         make_reward_function("reasoning_gym", REWARDS.load("reasoning_gym"), arguments, {}, "reward.functions[0]")
 
 
