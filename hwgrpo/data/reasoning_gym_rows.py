@@ -22,6 +22,8 @@ from hwgrpo.rewards.randomness import FIXED_HASHES
 
 VALIDATION_SHARE = 5
 """One question in so many, by its hash, is for validation: none is in both splits, whatever the seeds."""
+OWN_SHARE = 10
+"""Training rows per row of the validation that a task has without `data.validation`; few enough for a small task."""
 SPLITS = ("train", "validation")
 MOST_TRIED = 4
 """Index of the package's data set at which the search ends, in the rows that a split is expected to need."""
@@ -66,14 +68,28 @@ def task_rows(address: str, split: str) -> tuple[Mapping[str, Any], ...]:
         raise DataError(f"{address}: the package reasoning-gym fails: {why}; change its arguments")
     rows = tuple(json.loads(done.stdout))
     size = parse_address(address).size
+    other = ", or name other prompts in data.validation" if split == "validation" else ""
     if not rows:
-        raise DataError(f"{address} has no question for {split}: make its arguments wider")
+        raise DataError(f"{address} has no question for {split}: make its arguments wider{other}")
     if len(rows) < size:
         raise DataError(
             f"{address}: only {len(rows):,} of {size:,} rows for {split}, which are different questions: make its "
-            f"arguments wider or size smaller, at most {len(rows)}"
+            f"arguments wider or size smaller, at most {len(rows)}{other}"
         )
     return rows
+
+
+def own_validation(address: str, most: int) -> str:
+    """Return the address of the validation of a task that is trained on.
+
+    Args:
+        address: `reasoning_gym://...`.
+        most: most rows; 0 for no limit.
+    """
+    size = max(parse_address(address).size // OWN_SHARE, 1)
+    task, _, query = address.partition("?")
+    arguments = [each for each in query.split("&") if each and not each.startswith("size=")]
+    return f"{task}?{'&'.join([*arguments, f'size={min(size, most) if most else size}'])}"
 
 
 def print_rows(address: str, split: str) -> None:

@@ -96,6 +96,23 @@ def open_all(spec: str | Sequence[str], split: str, which: str) -> Rows:
     return Rows(parts)
 
 
+def validation_source(config: Any) -> str | Sequence[str] | None:
+    """Return the source of the validation: `data.validation`, else a task's own; None where there is none.
+
+    Args:
+        config: the `data` settings (`DataConfig`).
+
+    Raises:
+        ConfigError: as `open_rows` does.
+    """
+    if config.validation or not isinstance(config.train, str) or not is_generated(config.train):
+        return config.validation or None
+    if config.train.startswith(PREFIX):
+        return config.train
+    check_address(config.train, "data.train")
+    return reasoning_gym_rows.own_validation(config.train, config.validation_max_rows)
+
+
 def is_generated(spec: str) -> bool:
     """Return whether a source is a task, whose rows are made here, with splits of its own."""
     return spec.startswith((PREFIX, reasoning_gym_rows.PREFIX))

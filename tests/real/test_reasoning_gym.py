@@ -11,6 +11,7 @@ from hwgrpo.catalog import REWARDS
 from hwgrpo.config.schema import DataConfig, RewardFunctionConfig
 from hwgrpo.data import reasoning_gym_rows
 from hwgrpo.data.examples import build_examples
+from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.reasoning_gym_rows import rows_of, split_of_question, task_rows
 from hwgrpo.data.sources import open_all
 from hwgrpo.errors import ConfigError, DataError
@@ -89,6 +90,19 @@ def test_the_tasks_own_answers_are_responses_for_supervised_training():
         assert [examples.prompt(row, 0).text for row in range(3)] == texts
         lengths = [len(row["ground_truth"]) + 1 for row in rows]  # and the end of sequence
         assert [len(examples.prompt(row, 0).response_ids) for row in range(3)] == lengths
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(256, 3), (2, 2), (0, 3)])
+@pytest.mark.parametrize("of_prompts", [True, False])
+def test_a_task_has_a_validation_of_its_own(of_prompts, limit, rows):
+    config = DataConfig(train=SUMS, response_key="ground_truth", max_prompt_tokens=200, validation_max_rows=limit)
+    if of_prompts:
+        read = build_dataset(config, make_tokenizer(), "validation")
+    else:
+        read = build_examples(config, make_tokenizer(), [], 20, "validation")
+    assert read is not None
+    assert len(read) == rows
+    assert {split_of_question(read.prompt(row, 0).columns["prompt"]) for row in range(rows)} == {"validation"}
 
 
 def test_another_version_of_the_package_is_another_data_set(monkeypatch):
