@@ -64,7 +64,7 @@ def parse_address(address: str) -> TaskAddress:
     datasets = {name: kind for name, kind in _package(address).DATASETS.items() if name not in EXCLUDED}
     task, _, query = address.removeprefix(PREFIX).partition("?")
     if task not in datasets:
-        raise choice_error(PREFIX, task, datasets)
+        raise choice_error(f"{address}: task", task, datasets)
     config = datasets[task][1]
     defaults = {field.name: _default(field) for field in dataclasses.fields(config)} | {"size": SIZE, "seed": SEED}
     arguments: dict[str, Any] = {}
@@ -85,6 +85,14 @@ def parse_address(address: str) -> TaskAddress:
     except Exception as error:  # AssertionError, mostly
         raise _refused(address, error) from error
     return TaskAddress(address, task, size, seed, arguments)
+
+
+def check_address(address: str, key: str) -> None:
+    """Raise what `parse_address` does, with the key of the setting that has the address."""
+    try:
+        parse_address(address)
+    except ConfigError as error:
+        raise type(error)(f"{key}={error}") from error
 
 
 @functools.cache

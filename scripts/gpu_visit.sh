@@ -5,6 +5,7 @@
 #   bash scripts/gpu_visit.sh --list               the steps
 # After a step that fails or times out the next one runs. OUT/steps.tsv has a line per step: its exit code, seconds
 # and log; it is written as each step ends, and a later call appends to it. Exits with 1 if a step of this call failed.
+# The steps tests and sanitizer need pytest, which `bash scripts/setup.sh --dev` installs.
 #   PYTHON=...      the interpreter (default .venv/bin/python, else python3)
 #   PACKAGES=...    a folder of packages that the interpreter lacks, added to PYTHONPATH
 #   SHAPES="A B C"  shapes of `hwgrpo bench kernels`, each a step bench-SHAPE; includes the fp64 check and other libraries
@@ -19,7 +20,7 @@ read -ra shapes <<<"${SHAPES:-A B C}"
 steps=(facts kernels tests record sanitizer "${shapes[@]/#/bench-}")
 case "${1:-}" in
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
-    "" | -*) sed -n '2,14p' "$0" | cut -c3- >&2; exit 2 ;;
+    "" | -*) sed -n '2,15p' "$0" | cut -c3- >&2; exit 2 ;;
 esac
 mkdir -p "$1" || exit 1
 out=$(cd "$1" && pwd)
@@ -72,6 +73,12 @@ run_step() {
 if [ -n "${VISIT_STEP:-}" ]; then # called by itself, under the limit
     run_step "$VISIT_STEP"
     exit
+fi
+
+if [[ " ${steps[*]} " == *" tests "* || " ${steps[*]} " == *" sanitizer "* ]] && ! "$python" -c "import pytest" >/dev/null 2>&1; then
+    echo "scripts/gpu_visit.sh: $python has no pytest, which the steps tests and sanitizer need: run" \
+        "\`bash scripts/setup.sh --dev\`, or name other steps" >&2
+    exit 2
 fi
 
 status=0

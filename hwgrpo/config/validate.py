@@ -278,7 +278,7 @@ def missing_data(config: Config) -> list[str]:
     from hwgrpo.data.sources import find_data, sources_of
     from hwgrpo.data.tasks import PREFIX, parse_task
     from hwgrpo.reasoning_gym_tasks import PREFIX as REASONING_GYM
-    from hwgrpo.reasoning_gym_tasks import PackageMissing, parse_address
+    from hwgrpo.reasoning_gym_tasks import PackageMissing, check_address
 
     missing = []
     for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
@@ -288,9 +288,9 @@ def missing_data(config: Config) -> list[str]:
                 continue
             if spec.startswith(REASONING_GYM):
                 try:
-                    parse_address(spec)
+                    check_address(spec, key)
                 except PackageMissing as error:
-                    missing.append(f"{key}={error}")
+                    missing.append(str(error))
                 continue
             try:
                 (find_object if is_object(spec) else find_data)(spec, key)

@@ -17,7 +17,7 @@ from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
 from hwgrpo.data.row_schema import missing_column, read_prompt
-from hwgrpo.data.sources import Rows, is_generated, open_rows, sources_of
+from hwgrpo.data.sources import Rows, is_generated, open_rows, sources_of, validation_source
 from hwgrpo.data.tasks import PREFIX
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.values import Prompt
@@ -90,9 +90,8 @@ def build_examples(
         raise ConfigError("the tokenizer has no end-of-sequence token, with which a response ends; see model.tokenizer")
     spec, split, max_rows, keep = config.train, config.split, config.max_rows, config.keep
     if which == "validation":
-        own = isinstance(config.train, str) and config.train.startswith(PREFIX)
-        spec, split, max_rows, keep = config.validation, config.validation_split, config.validation_max_rows, None
-        spec = spec or (config.train if own else None)
+        spec = validation_source(config)
+        split, max_rows, keep = config.validation_split, config.validation_max_rows, None
         if spec is None:
             return None
     tasks = {"train": "warm", "validation": "validation"}

@@ -19,7 +19,7 @@ from hwgrpo.data.row_schema import (
     missing_column,
     read_ground_truth,
 )
-from hwgrpo.data.sources import Rows, open_all, sources_of
+from hwgrpo.data.sources import Rows, open_all, sources_of, validation_source
 from hwgrpo.data.tasks import PREFIX
 from hwgrpo.errors import DataError, choice_error, escaped, quoted
 from hwgrpo.values import Prompt
@@ -213,8 +213,7 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
         raise choice_error("data.overlong", config.overlong, OVERLONG_POLICIES)
     spec, split, max_rows = config.train, config.split, config.max_rows
     if which == "validation":
-        own = isinstance(config.train, str) and config.train.startswith(PREFIX)
-        spec = config.validation or (config.train if own else None)
+        spec = validation_source(config)
         if spec is None:
             return None
         split, max_rows = config.validation_split, config.validation_max_rows

@@ -22,6 +22,8 @@ from hwgrpo.rewards.randomness import FIXED_HASHES
 
 VALIDATION_SHARE = 5
 """One question in so many, by its hash, is for validation: none is in both splits, whatever the seeds."""
+OWN_SHARE = 10
+"""Training rows per row of the validation that a task has without `data.validation`; few enough for a small task."""
 SPLITS = ("train", "validation")
 MOST_TRIED = 4
 """Index of the package's data set at which the search ends, in the rows that a split is expected to need."""
@@ -65,13 +67,29 @@ def task_rows(address: str, split: str) -> tuple[Mapping[str, Any], ...]:
         why = escaped((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1], 300)
         raise DataError(f"{address}: the package reasoning-gym fails: {why}; change its arguments")
     rows = tuple(json.loads(done.stdout))
-    wanted = parse_address(address).size
-    if len(rows) < wanted:
+    size = parse_address(address).size
+    other = ", or name other prompts in data.validation" if split == "validation" else ""
+    if not rows:
+        raise DataError(f"{address} has no question for {split}: make its arguments wider{other}")
+    if len(rows) < size:
         raise DataError(
-            f"{address}: only {len(rows):,} of {wanted:,} rows for {split}: the task has too few different questions "
-            f"there; make its arguments wider or size at most {len(rows)}"
+            f"{address}: only {len(rows):,} of {size:,} rows for {split}, which are different questions: make its "
+            f"arguments wider or size smaller, at most {len(rows)}{other}"
         )
     return rows
+
+
+def own_validation(address: str, most: int) -> str:
+    """Return the address of the validation of a task that is trained on.
+
+    Args:
+        address: `reasoning_gym://...`.
+        most: most rows; 0 for no limit.
+    """
+    size = max(parse_address(address).size // OWN_SHARE, 1)
+    task, _, query = address.partition("?")
+    arguments = [each for each in query.split("&") if each and not each.startswith("size=")]
+    return f"{task}?{'&'.join([*arguments, f'size={min(size, most) if most else size}'])}"
 
 
 def print_rows(address: str, split: str) -> None:
@@ -83,17 +101,20 @@ def print_rows(address: str, split: str) -> None:
 
 
 def rows_of(task: TaskAddress, split: str) -> list[dict[str, Any]]:
-    """Return the rows of a split, at most `task.size`."""
+    """Return the rows of a split, at most `task.size`, each with another question."""
     import numpy as np
 
     expected = task.size * VALIDATION_SHARE if split == "validation" else task.size * 2
     dataset = task.dataset(MOST_TRIED * expected)
     rows: list[dict[str, Any]] = []
+    questions: set[str] = set()
     for index in range(len(dataset)):
         random.seed(task.seed + index)
         np.random.seed((task.seed + index) % 2**32)
         entry = dataset[index]
-        if split_of_question(entry["question"]) == split:
+        question = entry["question"]
+        if question not in questions and split_of_question(question) == split:
+            questions.add(question)
             rows.append(_row(task, entry))
         if len(rows) == task.size:
             break

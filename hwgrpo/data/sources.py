@@ -17,6 +17,7 @@ from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import DataError, choice_error, error_text, escaped, nearest, shown
 from hwgrpo.given_objects import is_object
 from hwgrpo.paths import check_path, did_you_mean, same_spelling
+from hwgrpo.reasoning_gym_tasks import check_address
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 OTHER_FORMATS = (".txt", ".arrow", ".xlsx")
@@ -95,6 +96,23 @@ def open_all(spec: str | Sequence[str], split: str, which: str) -> Rows:
     return Rows(parts)
 
 
+def validation_source(config: Any) -> str | Sequence[str] | None:
+    """Return the source of the validation: `data.validation`, else a task's own; None where there is none.
+
+    Args:
+        config: the `data` settings (`DataConfig`).
+
+    Raises:
+        ConfigError: as `open_rows` does.
+    """
+    if config.validation or not isinstance(config.train, str) or not is_generated(config.train):
+        return config.validation or None
+    if config.train.startswith(PREFIX):
+        return config.train
+    check_address(config.train, "data.train")
+    return reasoning_gym_rows.own_validation(config.train, config.validation_max_rows)
+
+
 def is_generated(spec: str) -> bool:
     """Return whether a source is a task, whose rows are made here, with splits of its own."""
     return spec.startswith((PREFIX, reasoning_gym_rows.PREFIX))
@@ -119,6 +137,7 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
             raise choice_error(f"{key}={spec}: split", split, splits)
         return Rows([Part(spec, splits[split], tuple(splits[split][0]), spec)])
     if spec.startswith(reasoning_gym_rows.PREFIX):
+        check_address(spec, key)
         rows = reasoning_gym_rows.task_rows(spec, split)
         return Rows([Part(spec, rows, tuple(rows[0]), spec)])
     if is_object(spec):

@@ -77,7 +77,7 @@ def parse_task(spec: str) -> Task:
     assert spec.startswith(PREFIX), spec
     name, _, query = spec.removeprefix(PREFIX).partition("?")
     if name not in TASKS:
-        raise choice_error(PREFIX, name, TASKS.names())
+        raise choice_error(f"{spec}: task", name, TASKS.names())
     factory = TASKS.load(name)
     allowed = inspect.signature(factory).parameters
     options: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from hwgrpo.config.document import entries
 from hwgrpo.config.keys import expand_names
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import TASK_SCHEMES, Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import unused_settings
 from hwgrpo.imports.import_result import Imported
@@ -132,8 +132,7 @@ def _value(config: Config, key: str) -> Any:
 
 def synthetic(config: Config, project: str) -> dict[str, str]:
     """Return the settings that name models or data that only hwgrpo makes, with the reason."""
-    tasks = ("task://", "reasoning_gym://")
-    schemes = {"data.train": tasks, "data.validation": tasks, "model.path": ("builtin://",)}
+    schemes = {"data.train": TASK_SCHEMES, "data.validation": TASK_SCHEMES, "model.path": ("builtin://",)}
     named = ((key, scheme) for key, each in schemes.items() for scheme in each)
     made = {key: scheme for key, scheme in named if scheme in str(known(_value(config, key)))}
     return {key: f"{project} has no {scheme}: give it a path" for key, scheme in made.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import TASK_SCHEMES, Config
 from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
 from hwgrpo.exports.variable_settings import with_variables
 from hwgrpo.imports.import_result import Imported
@@ -72,7 +72,7 @@ def _data(config: Config) -> Iterator[tuple[str, Any]]:
     yield "data.train_files", d.train
     if d.validation is not None:
         yield "data.val_files", d.validation
-    elif not str(known(d.train)).startswith("task://"):
+    elif not str(known(d.train)).startswith(TASK_SCHEMES):
         yield "data.val_files", d.train
         yield "trainer.val_before_train", False
         yield "trainer.test_freq", -1

@@ -102,7 +102,12 @@ def make_plan(
         problems += filter(None, (*missing_requirements(config, device), in_the_way))
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     dated = replace(config, data=replace(config.data, template_date=template_date(config, checkpoint)))
-    data, tried = _open_data(dated, problems, from_hub=shipped is not None)
+    missing = missing_data(config)
+    problems += (*missing_loggers(config), *missing)
+    if missing:
+        data, tried = None, ("not tried: that needs the data",)
+    else:
+        data, tried = _open_data(dated, problems, from_hub=shipped is not None)
     training, validation = (data.training, data.validation) if data else (None, None)
     start = check_start(config, backend, settings, device=device, data=data, resumes=checkpoint is not None)
     end_of_turn = data and end_of_turn_note(
@@ -125,7 +130,7 @@ def make_plan(
     padding = sharding.padding_note(shape.sharded_units)
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     finished = None
-    if training is not None or (t.max_steps and not missing_data(config)):
+    if training is not None or (t.max_steps and not missing):
         finished = already_finished(config, open_data=lambda _: training, allow_changes=allow_finished)
     if device is not None and finished is None:
         problems += filter(None, (reason_against_saving(config, Path(t.output_dir)),))
@@ -150,15 +155,14 @@ def make_plan(
 
 
 def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
-    """Open the data and test the rewards on one row; add what is missing here to the problems.
+    """Open the data and test the rewards on one row; add a tokenizer that is missing here to the problems.
 
     Returns:
         The data, its rewards closed; and the lines of the rewards' test.
     """
-    problems += missing_loggers(config)
     tokenizer = _data_tokenizer(config, problems, from_hub=from_hub)
     if tokenizer is None:
-        return None, (f"not tried: that needs the {'data' if missing_data(config) else 'tokenizer'}",)
+        return None, ("not tried: that needs the tokenizer",)
     with chdir("."):  # a reward may change the directory, its file when it is loaded
         data = open_data(with_absolute_paths(config), tokenizer)
         with data.rewards as rewards:
@@ -167,10 +171,7 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
 
 
 def _data_tokenizer(config: Config, problems: list[str], *, from_hub: bool) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer for the data; None where either is missing here, which is added to the problems."""
-    if missing := missing_data(config):
-        problems += missing
-        return None
+    """Return the tokenizer for the data; None where it is missing here, which is added to the problems."""
     try:
         return load_tokenizer(config.model, ask_hub=not from_hub)
     except ConfigError as error:
@@ -200,7 +201,9 @@ def make_supervised_plan(
     """
     problems = [no_device] if no_device else []
     settings, shipped = planned_settings(config.model)
-    tokenizer = _data_tokenizer(config, problems, from_hub=shipped is not None)
+    missing = missing_data(config)
+    problems += missing
+    tokenizer = None if missing else _data_tokenizer(config, problems, from_hub=shipped is not None)
     data = None if tokenizer is None else training.open_examples(config)
     memory = ["not estimated: the head is not that of a language model, which `hwgrpo plan --for sft` assumes"]
     if training.trains_head:

@@ -115,7 +115,7 @@ def test_the_first_mode_is_the_right_answer():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("task://sotr", ["'sotr'", "add, copy, sort", "Did you mean 'sort'?"]),
+        ("task://sotr", ["task://sotr: task='sotr'", "add, copy, sort", "Did you mean 'sort'?"]),
         ("task://sort?digit=4", ["'digit'", "Did you mean 'digits'?"]),
         ("task://sort?digits=four", ["digits='four'", "integer", "digits=4"]),
         ("task://sort?digits=1", ["digits=1", "2 to 32"]),

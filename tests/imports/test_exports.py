@@ -316,6 +316,27 @@ def test_what_only_hwgrpo_has_of_a_recipe_is_lost(tmp_path, capsys):
     assert "lost: data.instruction=Answer with the number only.: TRL's run has null" in printed
 
 
+@pytest.mark.parametrize("task", ["task://sort", "reasoning_gym://chain_sum"])
+def test_a_task_is_not_its_own_validation_file_for_verl(task, tmp_path):
+    output = tmp_path / "run.sh"
+    assert (
+        main(
+            [
+                "export",
+                "--to",
+                "verl",
+                "smollm2_135m_arithmetic",
+                f"data.train={task}",
+                "data.validation=null",
+                "--output",
+                str(output),
+            ]
+        )
+        == 0
+    )
+    assert "data.val_files" not in output.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
 from hwgrpo.cli.chips import chosen_chips
 from hwgrpo.config import load_config
 from hwgrpo.config.validate import check_world_size
+from hwgrpo.planning import dry_run
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.planning.model_shape import HUB_NAMES, planned_settings, shipped_shapes
 from hwgrpo.planning.scale_plan import Cluster, plan_at_scale
@@ -223,3 +224,12 @@ def test_a_plan_of_a_shape_that_ships_never_asks_the_hub(words, tmp_path, monkey
     assert not asked
     [problem] = plan.problems
     assert "a dry run does not download it; run `hf download" in problem
+
+
+def test_a_plan_looks_for_missing_data_once(monkeypatch):
+    looked = []
+    monkeypatch.setattr(dry_run, "missing_data", lambda config: looked.append(config) or ["no data"])
+    plan = make_plan(load_config("tiny_sort", ["trainer.max_steps=3"]), registry.get("cpu"), 1)
+    assert plan.problems == ("no data",)
+    assert "not tried: that needs the data" in plan.text
+    assert len(looked) == 1

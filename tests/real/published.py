@@ -11,9 +11,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import fetch_smollm2
 import fetch_tokenizers
-from package_download import UnreachableError
+from package_download import UnreachableError, is_unreachable
 
-__all__ = ["TOKENIZERS", "UnreachableError", "smollm2", "tokenizer"]
+__all__ = ["TOKENIZERS", "UnreachableError", "is_unreachable", "smollm2", "tokenizer"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hwgrpo-tests"
 TOKENIZERS = tuple(fetch_tokenizers.SHA256)
 

@@ -6,13 +6,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.real.published import UnreachableError
+from tests.real.published import UnreachableError, is_unreachable
 from tests.support.processes.launch import ROOT
 from tests.support.processes.wheels import fetched
 
 PINS = ROOT / "scripts" / "constraints" / "reasoning.txt"
-NOWHERE = "(from versions: none)"
-"""pip's message for a package of which it reaches no file."""
+SECONDS = 120
+"""Most seconds for one file."""
 
 
 def folder() -> Path:
@@ -38,5 +38,10 @@ def why_unreachable(pin: str) -> str | None:
     """Return why pip gets no file of a package, or None where it gets one."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, pin]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"{pin} {NOWHERE}: let pip reach an index that has it (PIP_INDEX_URL)" if NOWHERE in done.stderr else None
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"pip gets no {pin} within {SECONDS:g} s: let it reach an index that has it (PIP_INDEX_URL)"
+    if not done.returncode or not is_unreachable(done.stderr):
+        return None
+    return f"pip reaches no index with {pin}: let it reach one that has it (PIP_INDEX_URL)"

@@ -28,14 +28,19 @@ def answer(folder: Path) -> str:
 def test_it_answers_a_question(smollm2, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text(json.dumps({"prompt": QUESTION, "answer": "12"}) + "\n")
-    words = ["data.validation=rows.jsonl", "data.instruction=null", "reward.functions=[numeric]", "backend.name=cpu"]
-    assert main(["eval", "smollm2_135m_arithmetic", "--model", str(smollm2), "--n", "2", "--json", *words]) == 0
+    arguments = [
+        "data.validation=rows.jsonl",
+        "data.instruction=null",
+        "reward.functions=[numeric]",
+        "backend.name=cpu",
+    ]
+    assert main(["eval", "smollm2_135m_arithmetic", "--model", str(smollm2), "--n", "2", "--json", *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["greedy_reward"] == 1
     assert "12" in answer(smollm2)
 
 
 def test_a_step_of_its_recipe_trains_adapters_and_the_export_answers(smollm2, reasoning_gym_path, tmp_path, capfd):
-    words = [
+    arguments = [
         *("smollm2_135m_arithmetic", f"model.path={smollm2}", f"trainer.output_dir={tmp_path / 'run'}"),
         *("trainer.max_steps=1", "trainer.prompts_per_step=4", "rollout.n=8", "data.validation_max_rows=2"),
         f"data.train={EASY}",
@@ -43,7 +48,7 @@ def test_a_step_of_its_recipe_trains_adapters_and_the_export_answers(smollm2, re
         "reward.functions=[{name: reasoning_gym, kwargs: {extract: number}}, {name: length, weight: 0.1}]",
         *("backend.name=cpu", "trainer.threads=1", "observe.progress=none", "observe.loggers=[jsonl]"),
     ]
-    assert main(["train", *words]) == 0, capfd.readouterr()
+    assert main(["train", *arguments]) == 0, capfd.readouterr()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     [step] = [line for line in lines if "actor/grad_norm" in line]
     assert step["actor/grad_norm"] > 0

@@ -11,6 +11,7 @@ from hwgrpo.catalog import REWARDS
 from hwgrpo.config.schema import DataConfig, RewardFunctionConfig
 from hwgrpo.data import reasoning_gym_rows
 from hwgrpo.data.examples import build_examples
+from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.reasoning_gym_rows import rows_of, split_of_question, task_rows
 from hwgrpo.data.sources import open_all
 from hwgrpo.errors import ConfigError, DataError
@@ -91,6 +92,19 @@ def test_the_tasks_own_answers_are_responses_for_supervised_training():
         assert [len(examples.prompt(row, 0).response_ids) for row in range(3)] == lengths
 
 
+@pytest.mark.parametrize(("limit", "rows"), [(256, 3), (2, 2), (0, 3)])
+@pytest.mark.parametrize("of_prompts", [True, False])
+def test_a_task_has_a_validation_of_its_own(of_prompts, limit, rows):
+    config = DataConfig(train=SUMS, response_key="ground_truth", max_prompt_tokens=200, validation_max_rows=limit)
+    if of_prompts:
+        read = build_dataset(config, make_tokenizer(), "validation")
+    else:
+        read = build_examples(config, make_tokenizer(), [], 20, "validation")
+    assert read is not None
+    assert len(read) == rows
+    assert {split_of_question(read.prompt(row, 0).columns["prompt"]) for row in range(rows)} == {"validation"}
+
+
 def test_another_version_of_the_package_is_another_data_set(monkeypatch):
     rows = rows_of(parse_address(SUMS), "train")
     assert rows == list(task_rows(SUMS, "train"))
@@ -106,14 +120,21 @@ def test_a_task_that_searches_too_long_is_an_error(monkeypatch):
 
 def test_a_task_with_too_few_questions_is_an_error_with_the_number_that_there_are():
     address = "reasoning_gym://count_bits?size=300&min_n=2&max_n=2"  # one question, of the split train
-    with pytest.raises(DataError, match=r"only 0 of 300 rows for validation: .*wider"):
+    with pytest.raises(DataError, match=r"size=300&.* no question for validation: .*wider"):
         task_rows(address, "validation")
+    with pytest.raises(DataError, match=r"only 1 of 300 .* different .* wider or size smaller, at most 1$"):
+        task_rows(address, "train")
+
+
+def test_a_question_is_a_row_once():
+    rows = rows_of(parse_address("reasoning_gym://count_bits?size=20&min_n=2&max_n=60"), "train")
+    assert len({row["prompt"] for row in rows}) == len(rows) == 20
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("address", "expected"),
     [
-        ("chain_sums", ["'chain_sums'", "Did you mean 'chain_sum'?"]),
+        ("chain_sums", ["data.train=reasoning_gym://chain_sums: task='chain_sums'", "Did you mean 'chain_sum'?"]),
         ("composite", ["'composite' is not known"]),
         ("chain_sum?max_digit=2", ["argument='max_digit'", "seed, size", "Did you mean 'max_digits'?"]),
         ("chain_sum?max_digits=two", ["max_digits='two'", "a whole number", "4"]),
@@ -126,11 +147,11 @@ def test_a_task_with_too_few_questions_is_an_error_with_the_number_that_there_ar
         ("rearc?board_format_opts=a", ["board_format_opts='a'", "remove it"]),
     ],
 )
-def test_a_wrong_address_names_key_value_and_what_is_allowed(address, words):
+def test_a_wrong_address_names_key_value_and_what_is_allowed(address, expected):
     with pytest.raises(ConfigError) as error:
         open_all(f"reasoning_gym://{address}", "any", "train")
-    for word in words:
-        assert word in str(error.value)
+    for part in expected:
+        assert part in str(error.value)
 
 
 def test_arguments_have_the_types_of_their_defaults():
@@ -156,6 +177,10 @@ def test_arguments_have_the_types_of_their_defaults():
         ("3 and <answer>{}</answer>, not 4", {"extract": "number"}, 1),
         ("<think>3</think>{}", {"extract": "number"}, 1),
         ("none", {"extract": "number"}, 0),
+        ("{}e0", {"extract": "number"}, 1),
+        ("{}e2", {"extract": "number", "partial": False}, 0),
+        ("3/{}", {"extract": "number", "partial": False}, 0),
+        ("1,{}", {"extract": "number"}, 0),
         ("-{}", {"extract": "number", "partial": False}, 0),
         (" {}\n", {"extract": "text"}, 1),
         ("{}{}", {"extract": "number", "partial": False}, 0),
@@ -193,17 +218,28 @@ def test_a_row_of_another_source_is_refused_when_data_is_read():
     )
     with pytest.raises(DataError, match=r"rows of reasoning_gym://.*extra_info=\{'index': 1\}"):
         check_prompt(prompt)
-    broken = {"extra_info": {**row_of(SUMS)["extra_info"], "entry": "{"}}
-    with pytest.raises(DataError, match="is no entry"):
-        check_prompt(Prompt(uid="0", text="a", token_ids=(1,), ground_truth="1", columns=broken, source="a"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("field", "value", "message"),
+    [
+        ("entry", "{", "is no entry"),
+        ("address", "task://sort", "extra_info.address='task://sort' .*reasoning_gym://.*data.train"),
+        ("address", "reasoning_gym://nope", "extra_info.address=reasoning_gym://nope: task='nope' is not known"),
+    ],
+)
+def test_a_broken_row_is_refused_when_data_is_read(field, value, message):
+    columns = {"extra_info": {**row_of(SUMS)["extra_info"], field: value}}
+    with pytest.raises(DataError, match=message):
+        check_prompt(Prompt(uid="0", text="a", token_ids=(1,), ground_truth="1", columns=columns, source="a"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
     [({"extract": "numbr"}, "kwargs.extract.*Did you mean 'number'"), ({"partial": 1}, "kwargs.partial=1")],
 )
-def test_wrong_arguments_of_the_reward_are_refused_at_the_start(arguments, words):
-    with pytest.raises(ConfigError, match=words):
+def test_wrong_arguments_of_the_reward_are_refused_at_the_start(arguments, message):
+    with pytest.raises(ConfigError, match=message):
         make_reward_function("reasoning_gym", REWARDS.load("reasoning_gym"), arguments, {}, "reward.functions[0]")
 
 

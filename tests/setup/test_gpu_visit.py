@@ -9,6 +9,7 @@ import pytest
 REPO = Path(__file__).parents[2]
 STAND_IN = """#!/usr/bin/env bash
 echo "python $*"
+[ -z "${NO_PYTEST:-}" ] || [[ "$*" != *pytest* ]] || { echo "No module named pytest"; exit 1; }
 case "$*" in
     *"--shape slow"*) sleep 30 ;;
     *"--shape wrong"*) exit 1 ;;
@@ -25,12 +26,13 @@ def visit(tmp_path):
         (tmp_path / name).chmod(0o755)
     stand_in, path = tmp_path / "python", f"{tmp_path}:{os.environ['PATH']}"
 
-    def run(*words, shapes="A B", **more):
+    def run(*arguments, shapes="A B", **more):
         environment = {**os.environ, "PATH": path, "PYTHON": str(stand_in), "SHAPES": shapes, **more}
-        command = ["bash", str(REPO / "scripts" / "gpu_visit.sh"), str(tmp_path / "out"), *words]
+        command = ["bash", str(REPO / "scripts" / "gpu_visit.sh"), str(tmp_path / "out"), *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         table = tmp_path / "out" / "steps.tsv"
-        return done, [line.split("\t") for line in table.read_text().splitlines()], tmp_path / "out"
+        lines = table.read_text().splitlines() if table.exists() else []
+        return done, [line.split("\t") for line in lines], tmp_path / "out"
 
     return run
 
@@ -54,6 +56,15 @@ def test_steps_of_later_calls_are_added_and_each_call_answers_for_its_own(visit)
     done, steps, out = visit("bench-B")
     assert (done.returncode, [step[0] for step in steps]) == (0, ["tests", "bench-B"])
     assert f"--shape B --repeat 5 --json {out}/bench-B.json" in (out / "bench-B.log").read_text()
+
+
+@pytest.mark.parametrize("step", ["tests", "sanitizer"])
+def test_a_visit_without_pytest_names_the_set_up_before_any_step(visit, step):
+    done, steps, _ = visit("facts", step, NO_PYTEST="1")
+    assert (done.returncode, steps) == (2, [])
+    assert "bash scripts/setup.sh --dev" in done.stderr
+    done, steps, _ = visit("facts", NO_PYTEST="1")
+    assert (done.returncode, [step[:2] for step in steps]) == (0, [["facts", "0"]])
 
 
 def test_the_visit_writes_a_record_that_names_the_commit_of_a_copy(visit):

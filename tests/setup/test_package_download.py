@@ -4,6 +4,7 @@ import hashlib
 import io
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from package_download import (  # noqa: E402
     download_npm_package,
     download_wheel,
     folder_bytes,
+    is_unreachable,
 )
 
 CONTENT = b"archive"
@@ -54,11 +56,15 @@ def test_an_archive_with_the_right_checksum_is_the_only_file_left(npm, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("script", "limits", "kind", "words"),
+    ("script", "limits", "kind", "expected"),
     [
         (WRITE.format(b"other"), {}, DownloadError, ["@x/y@1.2", "sha256", RIGHT, "damaged"]),
         ("pass", {}, DownloadError, ["wrote 0 files .tgz", "registry"]),
         ("sys.exit('code E404')", {}, UnreachableError, ["@x/y@1.2 cannot be downloaded: code E404", "registry"]),
+        ("sys.exit('npm error Unknown cli config: --packk')", {}, DownloadError, ["cannot be downloaded: npm error"]),
+        ("sys.exit('npm error code ETARGET')", {}, DownloadError, ["npm error code ETARGET", "1.2"]),
+        ("sys.exit('npm error code ECONNREFUSED')", {}, UnreachableError, ["ECONNREFUSED", "registry"]),
+        ("sys.exit('npm error code ENOTFOUND')", {}, UnreachableError, ["ENOTFOUND", "registry"]),
         ("time.sleep(600)", {"seconds": 0.5}, UnreachableError, ["not downloaded within 0.5 s", "try again"]),
         (
             WRITE.format("bytes(3 << 20)") + "; time.sleep(600)",
@@ -68,13 +74,13 @@ def test_an_archive_with_the_right_checksum_is_the_only_file_left(npm, tmp_path)
         ),
     ],
 )
-def test_a_download_that_fails_says_why_and_what_to_do(npm, tmp_path, script, limits, kind, words):
+def test_a_download_that_fails_says_why_and_what_to_do(npm, tmp_path, script, limits, kind, expected):
     npm(script)
     with pytest.raises(DownloadError) as error:
         download(tmp_path, **limits)
     assert type(error.value) is kind
-    for word in words:
-        assert word in str(error.value)
+    for part in expected:
+        assert part in str(error.value)
 
 
 def test_a_missing_npm_is_named(tmp_path, monkeypatch):
@@ -88,6 +94,36 @@ def test_an_index_without_the_wheel_is_unreachable(tmp_path, monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(UnreachableError, match=r"none-such==1.0 cannot be downloaded: .*PIP_INDEX_URL"):
         download_wheel("none-such==1.0", RIGHT, tmp_path, most_mib=1, seconds=60)
+
+
+def test_a_version_that_the_index_lacks_and_a_wrong_option_are_failures(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with zipfile.ZipFile(tmp_path / "some_such-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("some_such-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: some-such\nVersion: 1.0\n")
+        wheel.writestr("some_such-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("some_such-1.0.dist-info/RECORD", "")
+    for requirement, said in (("some-such==2.0", r"\(from versions: 1.0\)"), ("--quiett", "no such option")):
+        with pytest.raises(DownloadError, match=said) as error:
+            download_wheel(requirement, RIGHT, tmp_path, most_mib=1, seconds=60)
+        assert type(error.value) is DownloadError
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ERROR: Could not find a version that satisfies the requirement a==1 (from versions: none)",
+        "WARNING: Retrying: NewConnectionError('Connection refused')",
+        "socket.gaierror: Temporary failure in name resolution",
+        "ERROR: HTTP error 503 while getting https://index/a.whl",
+        "pip._vendor.urllib3.exceptions.ReadTimeoutError: HTTPSConnectionPool: Read timed out.",
+        "python: No module named pip",
+        "npm error code EAI_AGAIN",
+        "npm error code E503",
+    ],
+)
+def test_messages_of_an_index_that_is_not_reached_are_known(said):
+    assert is_unreachable(f"first line\n{said}\nlast line")
 
 
 def test_the_size_of_a_folder_counts_files_below_it(tmp_path):

@@ -89,6 +89,21 @@ def quantities(text: str) -> list[Quantity | None]:
     return [_quantity(found, text) for found in QUANTITY.finditer(text)]
 
 
+def last_number(text: str) -> str | None:
+    """Return the last number of a `plain` text in digits: `1000` for `1,000` and `1e3`, `0.5` for `1/2`.
+
+    One as written keeps all its digits. None without a number, and where it has no finite value or wrong separators.
+    """
+    all_found = [*QUANTITY.finditer(text)]
+    last = _quantity(all_found[-1], text) if all_found else None
+    if last is None:
+        return None
+    found = all_found[-1]
+    if any(found[part] for part in ("exponent", "ten", "power", "divisor")):
+        return f"{last.value:.15g}"
+    return ("-" if found["sign"] == "-" else "") + found["number"].replace(",", "")
+
+
 def _quantity(found: re.Match[str], text: str) -> Quantity | None:
     value, divisor = _number(found["number"]), _number(found["divisor"] or "1")
     if value is None or not divisor or found["dotted"]:  # 1.2.3 is a version, a date, or has points for thousands

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, choice_error, error_text, quoted, shown
-from hwgrpo.reasoning_gym_tasks import PREFIX, parse_address
+from hwgrpo.reasoning_gym_tasks import PREFIX, PackageMissing, parse_address
 from hwgrpo.response_text import continued
-from hwgrpo.rewards.verifiers.quantities import plain
+from hwgrpo.rewards.verifiers.quantities import last_number, plain
 from hwgrpo.rewards.verifiers.stated_answer import after_thinking, boxed, tagged
 from hwgrpo.values import Prompt
 
 EXTRACTS = ("tag", "number", "text")
-NUMBER = re.compile(r"(?<![\w.])[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])[-+]?\.[0-9]+")
 KEYS = ("address", "entry")
 """Fields of `extra_info` that the rows of `reasoning_gym://` have."""
 
@@ -30,7 +28,8 @@ def reasoning_gym(
         solution_str: the response.
         extra_info: the `address` and the `entry` of the row's task, as rows of `reasoning_gym://` have them.
         extract: "tag": the answer is in the last `<answer>...</answer>`, as in the package; "number": it is the last
-            number after `</think>`, first of all that in `\boxed{}` or `<answer>`; "text": it is all after `</think>`.
+            number after `</think>`, first of all that in `\boxed{}` or `<answer>`, in digits: 1000 for `1e3`, 0.5 for
+            `1/2`; "text": it is all after `</think>`.
         partial: keep scores between 0 and 1, which many tasks give an answer that contains the right one; false makes
             them 0.
         opened_markers: markers at the prompt's end; an `<answer>` there counts as the response's.
@@ -86,16 +85,15 @@ def _answer(response: str, extract: str, opened: str) -> str | None:
     if extract == "text":
         return text.strip()
     stated = boxed(text) or tagged(continued(text, opened, ["<answer>"])) or text
-    numbers = NUMBER.findall(plain(stated))
-    return numbers[-1].replace(",", "") if numbers else None
+    return last_number(plain(stated))
 
 
 def _task_of(extra_info: Any) -> tuple[Any, dict[str, Any]]:
     """Return the package's data set and the entry of a row.
 
     Raises:
-        ConfigError: as `parse_address` does.
-        DataError: the row has none.
+        PackageMissing: the package cannot be imported.
+        DataError: the row has none, or an address that is wrong.
     """
     if not isinstance(extra_info, Mapping) or not all(isinstance(extra_info.get(key), str) for key in KEYS):
         raise DataError(
@@ -108,7 +106,18 @@ def _task_of(extra_info: Any) -> tuple[Any, dict[str, Any]]:
         raise DataError(
             f"extra_info.entry={quoted(extra_info['entry'])} is no entry: {error_text(error, 100)}"
         ) from error
-    return _dataset(extra_info["address"]), entry
+    address = extra_info["address"]
+    if not address.startswith(PREFIX):
+        raise DataError(
+            f"extra_info.address={quoted(address)} is no task of {PREFIX}...; name such a task in data.train, "
+            "or another reward"
+        )
+    try:
+        return _dataset(address), entry
+    except PackageMissing:
+        raise
+    except ConfigError as error:
+        raise DataError(f"extra_info.address={error}") from error
 
 
 @functools.lru_cache(maxsize=64)
