@@ -152,7 +152,13 @@ def _script(folder: Path, name: str, text: str) -> Iterator[Program]:
         return
     commands = command_lines(ast.get_docstring(ast.parse(text)) or "", name)
     for number, arguments in enumerate(commands or [()], start=1):
-        yield Program(name if len(commands) < 2 else f"{name}, command {number}", text, tuple(arguments))
+        label = name if len(commands) < 2 else f"{name}, command {number}"
+        yield Program(label, text, tuple(arguments), files_beside(folder / name, text))
+
+
+def files_beside(script: Path, text: str) -> dict[str, str]:
+    """Return name -> text of the text files beside a script that it names."""
+    return {each.name: each.read_text(encoding="utf-8") for each in script.parent.glob("*.txt") if each.name in text}
 
 
 def command_lines(text: str, script: str) -> list[list[str]]:

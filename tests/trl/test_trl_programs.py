@@ -108,6 +108,15 @@ def test_other_imports_stay_as_they_are(programs):
     assert programs.with_our_imports(text) == text
 
 
+def test_a_script_has_the_text_files_that_it_names(programs, folder: Path):
+    script = folder / "examples/scripts/grpo_short.py"
+    script.write_text(SCRIPT.replace("org/rows", "rows.txt"))
+    for name in ("rows.txt", "other.txt"):
+        (script.parent / name).write_text(name)
+    [found] = [each for each in programs.programs(folder) if each.name.endswith("grpo_short.py")]
+    assert found.files == {"rows.txt": "rows.txt"}
+
+
 @pytest.mark.slow
 def test_the_table_says_what_became_of_each_program(folder: Path):
     script = REPO / "scripts/run_trl_scripts.py"
