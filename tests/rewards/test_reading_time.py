@@ -14,6 +14,7 @@ from hwgrpo.rewards.fenced_blocks import code_blocks
 from hwgrpo.rewards.sandbox.unit_tests import extract_program
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply
 from hwgrpo.rewards.services.judge_replies import ScoreReader
+from hwgrpo.rewards.verifiers.reasoning_gym_score import EXTRACTS, answer_in
 from hwgrpo.text import terminal_lines
 from tests.support.numbers import response_batch
 
@@ -88,6 +89,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     },
     **{name: lambda text, name=name: REWARDS.load(name)(*response_batch.of([text]), **BATCH[name]) for name in BATCH},
     "code": extract_program,
+    "reasoning_gym": lambda text: [answer_in(text, extract, "") for extract in EXTRACTS],
     "judge": _score,
     "judge, json_field": _json_score,
     "a text for the terminal": terminal_lines,

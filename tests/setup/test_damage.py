@@ -165,7 +165,7 @@ def test_a_stamp_of_an_older_set_up_costs_one_look(environment):
 def test_what_set_up_cannot_repair_is_named_with_the_way_out(environment, tmp_path):
     module = "import types\n__version__, version = '1', types.SimpleNamespace(cuda='', hip='')\n"
     (tmp_path / "torch.py").write_text(module)
-    (environment.site / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n")
+    (environment.site / "first.pth").write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n")
     with pytest.raises(setup_plan.SetupError, match=r"torch: .*torch\.py is imported in its place.*--fresh"):
         environment.setup()
 

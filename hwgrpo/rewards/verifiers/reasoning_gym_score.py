@@ -45,7 +45,7 @@ def reasoning_gym(
     check_arguments(extract=extract, partial=partial)
     dataset, entry = _task_of(extra_info)
     try:
-        score = float(dataset.score_answer(_answer(solution_str, extract, opened_markers), entry))
+        score = float(dataset.score_answer(answer_in(solution_str, extract, opened_markers), entry))
     except Exception:  # scorers raise on an answer of another form than they expect
         return 0.0
     return score if partial or score >= 1 else 0.0
@@ -77,7 +77,8 @@ setattr(reasoning_gym, "check_arguments", check_arguments)  # noqa: B010 - a fun
 setattr(reasoning_gym, "check_prompt", check_prompt)  # noqa: B010
 
 
-def _answer(response: str, extract: str, opened: str) -> str | None:
+def answer_in(response: str, extract: str, opened: str) -> str | None:
+    """Return the answer that a response states, or None; the arguments are those of `reasoning_gym`."""
     if extract == "tag":
         content = tagged(continued(response, opened, ["<answer>"]))
         return None if content is None else content.strip()
