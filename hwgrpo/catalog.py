@@ -132,6 +132,8 @@ REWARDS = Registry(
 )
 VERIFYING_REWARDS = ("online_reward_model",)
 """Rewards that call another one, named by their argument `verifier`."""
+TASK_SCHEMES = ("task://", "reasoning_gym://")
+"""Prefixes of data that is made here, with splits of its own."""
 TASKS = Registry(
     "task",
     {

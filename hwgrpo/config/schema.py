@@ -44,15 +44,15 @@ from hwgrpo.config.optional_settings import (
 )
 from hwgrpo.config.shipped_files import preset_names
 
-TASK_SCHEMES = ("task://", "reasoning_gym://")
-"""Of data that is made here, with splits of its own."""
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
 
 # Conditions under which settings have an effect, for `used_by`.
 _NOT_BUILT_IN = (Use("model.path", (), " to a folder or a hub name", lambda path: not path.startswith("builtin://")),)
 _VALIDATION = (
     *on("data.validation"),
-    Use("data.train", (), "=task://... or reasoning_gym://...", lambda spec: str(spec).startswith(TASK_SCHEMES)),
+    Use(
+        "data.train", (), "=task://... or reasoning_gym://...", lambda spec: str(spec).startswith(catalog.TASK_SCHEMES)
+    ),
 )
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 _SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
@@ -76,7 +76,7 @@ def _names_with_splits(spec: Any) -> bool:
     """Return whether a data source can have splits; a task has its own, and a file is one split."""
     listed = [spec] if isinstance(spec, str) else spec or []
     return any(
-        not name.startswith(TASK_SCHEMES) and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
+        not name.startswith(catalog.TASK_SCHEMES) and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
         for name in listed
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.catalog import TASK_SCHEMES
 from hwgrpo.data import reasoning_gym_rows
 from hwgrpo.data.formats import READERS, TABLES, Part, Row, read_file
 from hwgrpo.data.given_rows import rows_of_object
@@ -115,7 +116,7 @@ def validation_source(config: Any) -> str | Sequence[str] | None:
 
 def is_generated(spec: str) -> bool:
     """Return whether a source is a task, whose rows are made here, with splits of its own."""
-    return spec.startswith((PREFIX, reasoning_gym_rows.PREFIX))
+    return spec.startswith(TASK_SCHEMES)
 
 
 def open_rows(spec: str, split: str, key: str) -> Rows:

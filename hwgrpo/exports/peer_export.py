@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hwgrpo.catalog import TASK_SCHEMES
 from hwgrpo.config.document import entries
 from hwgrpo.config.keys import expand_names
-from hwgrpo.config.schema import TASK_SCHEMES, Config
+from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import unused_settings
 from hwgrpo.imports.import_result import Imported

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hwgrpo.config.schema import TASK_SCHEMES, Config
+from hwgrpo.catalog import TASK_SCHEMES
+from hwgrpo.config.schema import Config
 from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
 from hwgrpo.exports.variable_settings import with_variables
 from hwgrpo.imports.import_result import Imported

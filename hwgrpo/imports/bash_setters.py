@@ -43,7 +43,7 @@ class BashSetters:
 
     def unset(self, words: list[Word]) -> None:
         """Run `unset`."""
-        for each in [one for word in words for one in ([word.literal] if word.literal else self.fields([word]))]:
+        for each in (name for word in words for name in ([word.literal] if word.literal else self.fields([word]))):
             name, of_array, _ = each.partition("[")
             if self.in_function:
                 self._set_in_functions.add(name)

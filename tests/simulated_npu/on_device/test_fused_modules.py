@@ -72,10 +72,10 @@ def test_the_final_model_and_the_checkpoints_are_those_of_a_plain_run(tmp_path: 
 def test_without_the_ops_auto_takes_none_and_says_why(tmp_path: Path, capsys):
     assert runs.run(tmp_path / "run", *WORDS[:1], "trainer.max_steps=1", SHOWN, backend=NPU) == "completed"
     reason = "this torch-npu has no npu_rms_norm, or is not imported"
-    told = environment(tmp_path / "run")
-    assert not any(told["fused_modules"]["replaced"].values())
-    assert told["fused_modules"]["skipped"]["rms_norm"] == {"": reason}
-    assert told["attention"] == {
+    record = environment(tmp_path / "run")
+    assert not any(record["fused_modules"]["replaced"].values())
+    assert record["fused_modules"]["skipped"]["rms_norm"] == {"": reason}
+    assert record["attention"] == {
         "selected": "sdpa",
         "skipped": dict.fromkeys(
             ("npu_fusion_attention", "flash_attention_2"),
@@ -126,8 +126,8 @@ def test_the_reference_scores_by_the_modules_that_train(tmp_path: Path):
 def test_attention_that_its_trial_left_is_not_recorded_as_taken(tmp_path: Path, failing_attention: str, capsys):
     with npu_reference_ops.registered():
         runs.run(tmp_path / "run", *WORDS[:1], "trainer.max_steps=1", SHOWN, backend=NPU)
-    told = environment(tmp_path / "run")
-    assert told["attention"] == {"selected": "sdpa", "skipped": {"npu_fusion_attention": failing_attention}}
+    record = environment(tmp_path / "run")
+    assert record["attention"] == {"selected": "sdpa", "skipped": {"npu_fusion_attention": failing_attention}}
     assert f"attention sdpa (npu_fusion_attention: {failing_attention})" in "".join(capsys.readouterr())
 
 
