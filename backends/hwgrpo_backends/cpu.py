@@ -50,6 +50,12 @@ COMMON = {
         why="in bfloat16 each decode step multiplies new shapes, and oneDNN keeps half a MiB of code for each of 1,024",
         source="oneDNN, developer guide, primitive cache",
     ),
+    "GOMP_SPINCOUNT": EnvVar(
+        value="2000",
+        why="a thread that waits for the others of an operation spins 300,000 times. Where another program has one of "
+        "the cores, the thread that is waited for does not run meanwhile, and a step takes several times as long",
+        source="GCC, libgomp manual, GOMP_SPINCOUNT",
+    ),
 }
 
 BACKEND = Backend(

@@ -12,6 +12,9 @@ SUMS_IN_ORDER = ("cpu",)
 BLOCK = 256
 """Tokens per block sum, where the vocabulary is large or cumulative sums are not in order."""
 
+CHUNK_BYTES = 2**23
+"""Logits in fp32 that a CPU reads at a time: a chunk stays in its cache, and its memory is used again by the next."""
+
 FEW_TOKENS = 4096
 """Largest vocabulary for which a CPU uses one cumulative sum: it adds terms in order, blocks many at once."""
 
@@ -101,6 +104,20 @@ def draw(
         tokens [S] int64 (-1 where the row's logits are not finite), log-probs [S] fp32, and with a filter the floor [S]
         fp32: log-prob under the full distribution below which tokens were dropped.
     """
+    if logits_SV.device.type != "cpu":
+        return _draw(logits_SV, uniform_S, temperature, top_k, top_p, min_p)
+    rows = max(1, CHUNK_BYTES // (4 * logits_SV.shape[-1]))
+    logits = logits_SV.split(rows)
+    uniforms = [None] * len(logits) if uniform_S is None else uniform_S.split(rows)
+    drawn = [_draw(*each, temperature, top_k, top_p, min_p) for each in zip(logits, uniforms, strict=True)]
+    tokens, logprobs, floors = zip(*drawn, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs), None if floors[0] is None else torch.cat(floors)
+
+
+def _draw(
+    logits_SV: torch.Tensor, uniform_S: torch.Tensor | None, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return what `draw` does, of all rows at a time."""
     logits_SV, floor_S = logits_SV.float(), None
     if uniform_S is None:
         probability_SV = logits_SV.softmax(dim=-1)

@@ -268,3 +268,13 @@ def test_greedy_takes_the_likeliest_token_and_its_raw_log_prob_whatever_the_filt
 def test_settings_out_of_range_are_refused_by_name(settings, named):
     with pytest.raises(ConfigError, match=named):
         Sampling(**cast(dict[str, Any], {"n": 1, "max_response_tokens": 8} | settings))
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 3, "temperature": 0.7}], ids=str)
+@pytest.mark.parametrize("greedy", [False, True])
+def test_tokens_do_not_depend_on_how_many_rows_a_cpu_reads_at_a_time(monkeypatch, settings, greedy):
+    logits, uniform = torch.randn(7, 5000), None if greedy else torch.rand(7)
+    whole = draw(logits, uniform, **settings)
+    monkeypatch.setattr(token_sampling, "CHUNK_BYTES", 2 * 4 * 5000)
+    for expected, drawn in zip(whole, draw(logits, uniform, **settings), strict=True):
+        assert (expected is None and drawn is None) or torch.equal(expected, drawn)
