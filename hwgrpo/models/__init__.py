@@ -5,6 +5,7 @@ sequence_classifier.py a reward model to train, with a head of its own
 saving.py                      a trained model's folder in Hugging Face format
 to_device.py                   moving a model to a device, tied parameters kept tied
 attention_implementations.py   which attention implementations can run here, and why the others cannot
+rounding.py                    startup checks on a few tokens: their ids; whether rounding explains a difference
 lm_head.py                     from hidden states to logits: factor, soft-cap, padded vocabulary
 shared_prefix_masks.py         attention over rows with one prompt and several responses to it
 ulysses_attention.py           sequence parallelism: all-to-all between sequence and attention heads

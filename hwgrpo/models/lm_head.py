@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.rounding import check_ids
 
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
 """Config fields that logits are multiplied by (Cohere; Falcon-H1)."""
@@ -78,7 +79,7 @@ def detect_head(model: Any, compute_dtype: torch.dtype = torch.float32) -> HeadS
             f"{name}: LoRA on the LM head ({type(head).__name__}) is not supported; "
             "remove the head from model.lora.target_modules"
         )
-    ids = torch.arange(1, 9, device=head.weight.device)[None] % head.weight.shape[0]
+    ids = check_ids(base.get_input_embeddings().weight.shape[0], 8).to(head.weight.device)[None]
     was_training = model.training
     model.eval()
     casts = compute_dtype != torch.float32 and any(p.dtype != torch.float32 for p in base.parameters())

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.lm_head import backbone
+from hwgrpo.models.rounding import check_ids
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Names in model configurations for the number of experts."""
@@ -55,8 +56,8 @@ def check_router(coef: float, base: Any) -> None:
     if not coef:
         return
     name = type(base).__name__
-    ids = torch.arange(1, 9, device=base.get_input_embeddings().weight.device)[None]
-    ids = ids % base.get_input_embeddings().weight.shape[0]
+    embeddings = base.get_input_embeddings().weight
+    ids = check_ids(embeddings.shape[0], 8).to(embeddings.device)[None]
     was_training = base.training
     base.eval()
     with torch.no_grad():

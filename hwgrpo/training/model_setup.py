@@ -17,7 +17,7 @@ from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_t
 from hwgrpo.models.windows import shorten_windows
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, fuse, fuse_as_on_rank_0
 from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_dtype, windows_in_reach
-from hwgrpo.training.policy.layout_check import compute_unsharded_states, select_supported_layout
+from hwgrpo.training.policy.layout_check import ExpectedStates, compute_unsharded_states, select_supported_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
@@ -94,7 +94,7 @@ def build_models(
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
     with shorten_windows(policy.base, windows_in_reach(config, policy.base.config)):
-        verify_sequence_parallel(policy, checked.layout, strategy.sequence_group, checked.states, device.torch_device)
+        verify_sequence_parallel(policy, checked.layout, strategy.sequence_group, checked.expected, device.torch_device)
     return Models(
         policy=policy,
         reference=reference,
@@ -115,8 +115,8 @@ class _Checked:
     fused: Fused
     layout: Layout
     layout_reason: str | None
-    states: torch.Tensor | None
-    """Hidden states of a few tokens, for tensor parallelism: no rank has unsharded layers later."""
+    expected: ExpectedStates | None
+    """For tensor parallelism: no rank has unsharded layers later."""
 
 
 def _check_model(
@@ -125,8 +125,8 @@ def _check_model(
     fused = fuse(config, device.backend, policy, attention)
     layout, layout_reason = select_supported_layout(config, policy, layout)
     with shorten_windows(policy.base, windows_in_reach(config, policy.base.config)):
-        states = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
-    return _Checked(policy.head, fused, layout, layout_reason, states)
+        expected = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
+    return _Checked(policy.head, fused, layout, layout_reason, expected)
 
 
 def _load_on_rank_0(

@@ -14,7 +14,12 @@ from hwgrpo.models.layer_values import largest_value, layer_values
 from hwgrpo.models.router import EXPERTS
 from hwgrpo.models.tensor_parallel import reason_against_plan, tensor_parallel_error
 from hwgrpo.training.policy.auto_settings import AttentionSelection, layers_beyond_attention
-from hwgrpo.training.policy.layout_check import PADDING_TOLERANCE, reason_against_layout
+from hwgrpo.training.policy.layout_check import (
+    PADDING_TOLERANCE,
+    ExpectedStates,
+    compute_unsharded_states,
+    reason_against_layout,
+)
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.sequence_group import SequenceGroup
@@ -74,7 +79,7 @@ def verify_sequence_parallel(
     policy: PolicyModel,
     layout: Layout,
     group: SequenceGroup,
-    states: torch.Tensor | None = None,
+    expected: ExpectedStates | None = None,
     device: torch.device | None = None,
 ) -> None:
     """Check on a few tokens that hidden states equal those of a single rank; all ranks of the group call it together.
@@ -83,7 +88,7 @@ def verify_sequence_parallel(
         policy: wrapped by the strategy.
         layout: layout of the rows.
         group: ranks that share the rows.
-        states: from `compute_unsharded_states`, for tensor parallelism.
+        expected: hidden states of unsharded layers; None: any rank can compute them, since layers are gathered.
         device: device that computes; None: that of the weights.
 
     Raises:
@@ -91,7 +96,8 @@ def verify_sequence_parallel(
     """
     if group.size == 1:
         return
-    reason = reason_against_layout(policy, layout, group, PADDING_TOLERANCE, states, device)
+    expected = expected or compute_unsharded_states(policy, device)
+    reason = reason_against_layout(policy, layout, expected, group, PADDING_TOLERANCE, device)
     if reason is not None:
         error = tensor_parallel_error if group.tensor else _sequence_parallel_error
         raise error(group.size, f"{type(policy.base).__name__}: {reason}")

@@ -10,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.rounding import Excess
 from hwgrpo.models.windows import WINDOWS, shorten_windows, windows_below
 from hwgrpo.rollout.local import decode_rows
 from hwgrpo.rollout.local.decode_rows import check_cache
@@ -126,8 +127,9 @@ def test_every_window_of_the_causal_models_of_transformers_is_known():
 
 def test_beyond_a_window_prompts_of_one_length_must_be_decoded_right_too(monkeypatch):
     model = build("Mistral", sliding_window=64)
+    wrong = decode_rows.EQUAL_LENGTH_PROMPTS
     monkeypatch.setattr(
-        decode_rows, "_max_logit_gap", lambda model, prompts, device: float(prompts is decode_rows.EQUAL_LENGTH_PROMPTS)
+        decode_rows, "_logit_excess", lambda model, prompts, device: Excess(1.0, 0.0) if prompts is wrong else None
     )
     assert check_cache(model, CPU, 64)
     with pytest.raises(ConfigError, match="with its cache, logits differ"):

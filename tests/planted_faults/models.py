@@ -4,6 +4,27 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
+        "special tokens in startup checks",
+        "models/rounding.py",
+        "first = vocabulary // 4 if vocabulary >= 2 * count else 0",
+        "first = 0",
+        "models/test_rounding.py -k ordinary",
+    ),
+    Fault(
+        "tokens compared at the rounding of another",
+        "models/rounding.py",
+        "(MARGIN * rounding).clamp_min(floor)",
+        "(MARGIN * rounding.max()).clamp_min(floor)",
+        "models/test_rounding.py -k own",
+    ),
+    Fault(
+        "rounding of a model not measured",
+        "models/rounding.py",
+        "(MARGIN * rounding).clamp_min(floor)",
+        "(0 * rounding).clamp_min(floor)",
+        "models/test_rounding.py -k amplifies",
+    ),
+    Fault(
         "DoRA's norms of no weights",
         "training/shared_setup.py",
         "        initialize_dora(model, config.model.lora)\n",

@@ -106,8 +106,8 @@ FAULTS = (
     Fault(
         "decoding that drifts from the full forward without a word",
         "rollout/local/decode_drift.py",
-        "if not gap > MARGIN * rounding:",
-        "if not gap > 1e-2:",
+        "find_excess(decoded, expected, torch.finfo(dtype).eps, measure)",
+        "find_excess(decoded, expected, 1e-2, measure)",
         "rollout/local/test_decode_drift.py",
     ),
     Fault(

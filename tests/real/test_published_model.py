@@ -3,10 +3,18 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hwgrpo.cli.main import main
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.training.policy.layout_check import select_supported_layout
+from hwgrpo.training.policy.layouts import GROUPED
+from hwgrpo.training.shared_setup import load_trainable, policy_of
+from tests.support.models.tiny import settings
 
 QUESTION = "What is 7 + 5? Answer with the number only."
 EASY = (
@@ -57,3 +65,26 @@ def test_a_step_of_its_recipe_trains_adapters_and_the_export_answers(smollm2, re
     assert all(row["prompt"].count("Answer with the number only.<|im_end|>") == 1 for row in rows)
     assert (tmp_path / "run" / "final-adapter").is_dir()
     assert "12" in answer(tmp_path / "run" / "final")
+
+
+@pytest.mark.parametrize("adapters", [True, False], ids=["lora", "full"])
+def test_in_bf16_it_has_the_grouped_layout_and_the_lean_decode_step(smollm2, adapters):
+    config = settings(f"model.path={smollm2}", "model.dtype=bfloat16", *["model.lora.rank=32"] * adapters)
+    model = load_trainable(config, compute_dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.01)
+    policy = policy_of(config, Device(BACKEND, 0), model)
+    assert select_supported_layout(config, policy, GROUPED) == (GROUPED, None)
+    engine = LocalEngine(
+        policy.model,
+        AutoTokenizer.from_pretrained(smollm2),
+        device=torch.device("cpu"),
+        compute_dtype=torch.bfloat16,
+        max_sequences=4,
+        longest=512,
+    )
+    assert engine.decode_path == "lean", engine.decode_reason
+    assert not [note for note in engine.notes if "decoded one by one" in note]

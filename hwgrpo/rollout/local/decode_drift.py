@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hwgrpo.models.layer_values import smallest_value
 from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.models.rounding import check_ids, find_excess, measure_rounding
 from hwgrpo.models.windows import shorten_windows, windows_below
 from hwgrpo.rollout.local.decode_rows import Rows
 
@@ -19,18 +19,6 @@ LENGTH = 40
 """Tokens at the most; a state that is updated wrongly differs more with every further one."""
 PROMPT = 2 / 5
 """Share of them that is the prompt."""
-
-MARGIN = 16
-"""Largest gap, in effects of one rounding of the embeddings.
-
-A full forward with each embedding changed by a unit in its last place has other roundings everywhere, so that its
-logits differ by as much as rounding makes of this model, whatever its depth and width, recurrences and routers.
-Decoding has other roundings, too, of as many sums: its gap is another draw of the same size. 16 is for the maxima of
-unlike draws.
-"""
-
-TF32 = 2.0**-10
-"""Unit in the last place of TF32, in which accelerators may multiply fp32."""
 
 
 def describe_drift(
@@ -52,21 +40,31 @@ def describe_drift(
     embeddings: Any = base.get_input_embeddings()
     positions = smallest_value(base.config.get_text_config(), "max_position_embeddings") or LENGTH
     length = min(LENGTH, positions, longest or LENGTH)
-    ids = (7 * torch.arange(length, device=device) + 3) % embeddings.weight.shape[0]
+    ids = check_ids(embeddings.weight.shape[0], length).to(device)
     prompt, response = ids.tensor_split([max(1, int(PROMPT * length))])
+
+    dtype = embeddings.weight.dtype
+
+    def full() -> torch.Tensor:
+        return _full(model, ids, len(response))
+
+    def measure() -> torch.Tensor:
+        effects = measure_rounding(embeddings, dtype, full, expected)
+        # with experts, a rounding that routes one token elsewhere may do so to any
+        return effects.amax().expand_as(effects)
+
     with shorten_windows(base, windows_below(base.config, longest)):
         decoded = _decode(make_rows([prompt.tolist()], len(response)), response)
-        expected = _full(model, ids, len(response))
-        with _embeddings_rounded_once(embeddings, device):
-            rounded = _full(model, ids, len(response))
-    magnitude = float(expected.abs().max())
-    gap, rounding = (float((logits - expected).abs().max()) / magnitude for logits in (decoded, rounded))
-    if not gap > MARGIN * rounding:  # nor where logits are not finite
+        expected = full()
+        if not (decoded.isfinite().all() and expected.isfinite().all()):
+            return None
+        excess = find_excess(decoded, expected, torch.finfo(dtype).eps, measure)
+    if excess is None:
         return None
     return (
         f"rollout: within {len(response)} tokens decoded one by one, logits of {type(base).__name__} differ by "
-        f"{gap:.1g} of the largest from those of a full forward ({rounding:.1g} is rounding): log-probs of rollout and "
-        "training differ by as much; watch training/rollout_probs_diff_mean, and see algorithm.correction"
+        f"{excess} from those of a full forward: log-probs of rollout and training differ by as much; watch "
+        "training/rollout_probs_diff_mean, and see algorithm.correction"
     )
 
 
@@ -80,21 +78,3 @@ def _decode(rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
 
 def _full(model: Any, ids: torch.Tensor, steps: int) -> torch.Tensor:
     return model(input_ids=ids[None], use_cache=False).logits[0, -1 - steps :].float()
-
-
-@contextmanager
-def _embeddings_rounded_once(embeddings: torch.nn.Module, device: torch.device) -> Any:
-    """Change each value of the embeddings by a unit in its last place, up or down, within the block."""
-
-    def change(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        eps = torch.finfo(output.dtype).eps
-        if output.dtype == torch.float32 and device.type != "cpu":
-            eps = TF32
-        signs = torch.randint(0, 2, output.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        return output * (1 + eps * signs.to(output))
-
-    hook = embeddings.register_forward_hook(change)
-    try:
-        yield
-    finally:
-        hook.remove()

@@ -12,14 +12,18 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_rounding
 from hwgrpo.models.windows import describe_windows, shorten_windows, windows_below
 
-CHECK_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
+CHECK_PROMPTS = ((0, 1, 2, 3, 4), (5, 6, 7))
+"""Prompts of startup checks: places of their tokens in `check_ids`."""
 EQUAL_LENGTH_PROMPTS = (CHECK_PROMPTS[0], CHECK_PROMPTS[0][::-1])
 """Prompts of one length."""
 CHECK_STEPS = 4
 CHECK_LENGTH = max(map(len, CHECK_PROMPTS)) + CHECK_STEPS
-
+FIRST_RESPONSE_TOKEN = sum(map(len, CHECK_PROMPTS))
+"""Place of the first token of the responses, of which there are up to three."""
+CHECK_IDS = FIRST_RESPONSE_TOKEN + 3 * CHECK_STEPS
 
 COMPACT_BELOW = 7 / 8
 """Share of unfinished rows at which `select` is worth its cost, a copy of the cache."""
@@ -166,27 +170,32 @@ def check_cache(model: PreTrainedModel, device: torch.device, longest: int | Non
     base = causal_lm(model)
     windows = windows_below(base.config, longest)
     with shorten_windows(base, windows):
-        supports_padding = _checked_gap(model, CHECK_PROMPTS, device) <= _tolerance(model)
+        supports_padding = _checked_excess(model, CHECK_PROMPTS, device) is None
         # Attention that selects keys may select the same for some prompts and not for others: both must be right.
-        gap = 0.0 if supports_padding and not windows else _checked_gap(model, EQUAL_LENGTH_PROMPTS, device)
-    if gap <= _tolerance(model):
+        excess = None if supports_padding and not windows else _checked_excess(model, EQUAL_LENGTH_PROMPTS, device)
+    if excess is None:
         return supports_padding
     beyond = ""
-    if windows and _checked_gap(model, EQUAL_LENGTH_PROMPTS, device) <= _tolerance(model):
+    if windows and _checked_excess(model, EQUAL_LENGTH_PROMPTS, device) is None:
         beyond = (
             f", once a sequence is longer than {describe_windows(windows)}; keep data.max_prompt_tokens + "
             f"rollout.max_response_tokens at {min(windows.values())} or less"
         )
     raise ConfigError(
-        f"rollout.engine='local' cannot sample from {type(model).__name__}: with its cache, logits differ by {gap:.2g} "
-        f"of the largest from those without{beyond}"
+        f"rollout.engine='local' cannot sample from {type(model).__name__}: with its cache, logits differ by {excess} "
+        f"from those without{beyond}"
     )
 
 
-def _checked_gap(model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
-    """Return `_max_logit_gap`; raise ConfigError where the model's forward with a cache fails."""
+def check_prompts(ids: torch.Tensor, places: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the prompts of a startup check, of the tokens at these places of `ids`."""
+    return [ids[list(prompt)].tolist() for prompt in places]
+
+
+def _checked_excess(model: PreTrainedModel, places: Sequence[Sequence[int]], device: torch.device) -> Excess | None:
+    """Return `_logit_excess`; raise ConfigError where the model's forward with a cache fails."""
     try:
-        return _max_logit_gap(model, prompts, device)
+        return _logit_excess(model, places, device)
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise ConfigError(
@@ -195,28 +204,28 @@ def _checked_gap(model: PreTrainedModel, prompts: Sequence[Sequence[int]], devic
         ) from error
 
 
-def _tolerance(model: PreTrainedModel) -> float:
-    # In 16 bits a rounded score may route a token to another expert; states with padding differ by more.
-    return max(1e-3, 32 * torch.finfo(next(model.parameters()).dtype).eps)
+def _logit_excess(model: Any, places: Sequence[Sequence[int]], device: torch.device) -> Excess | None:
+    """Return how logits differ by more than rounding; None, too, where the expected ones are not finite."""
+    embeddings, dtype = model.get_input_embeddings(), next(model.parameters()).dtype
+    ids = check_ids(embeddings.weight.shape[0], CHECK_IDS)
+    prompts, prompt_of = check_prompts(ids, places), (0, 0, 1)
+    tokens = ids[FIRST_RESPONSE_TOKEN:].view(CHECK_STEPS, 3).to(device)
+    sequences = [
+        torch.cat([torch.tensor(prompts[prompt], device=device), tokens[:, row]])[None]
+        for row, prompt in enumerate(prompt_of)
+    ]
 
+    def full() -> torch.Tensor:
+        logits = [model(input_ids=sequence, use_cache=False).logits[0, -1 - CHECK_STEPS :] for sequence in sequences]
+        return torch.stack(logits, dim=1).flatten(0, 1).float()
 
-def _max_logit_gap(model: Any, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
-    """Return the largest relative difference of logits; 0 where the expected ones are not finite."""
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    prompts = [[token % vocabulary for token in prompt] for prompt in prompts]
-    rows, prompt_of = ModelRows(model, prompts, device), (0, 0, 1)
+    rows = ModelRows(model, prompts, device)
     decoded = [rows.prefill()[list(prompt_of)]]
     rows.spread(np.array(prompt_of))
-    tokens = (torch.arange(3 * CHECK_STEPS, device=device).view(CHECK_STEPS, 3) + 9) % vocabulary
     decoded += [rows.step(step) for step in tokens]
-    gap = 0.0
-    for row, prompt in enumerate(prompt_of):
-        sequence = torch.cat([torch.tensor(prompts[prompt], device=device), tokens[:, row]])[None]
-        expected = model(input_ids=sequence, use_cache=False).logits[0, -1 - CHECK_STEPS :].float()
-        if not expected.isfinite().all():
-            return 0.0
-        relative = (
-            torch.stack([logits[row] for logits in decoded]).float() - expected
-        ).abs().max() / expected.abs().max()
-        gap = max(gap, float(relative) if relative == relative else float("inf"))
-    return gap
+    expected = full()
+    if not expected.isfinite().all():
+        return None
+    # In 16 bits a rounded score may route a token to another expert; states with padding differ by more.
+    floor = max(1e-3, 32 * torch.finfo(dtype).eps)
+    return find_excess(torch.cat(decoded), expected, floor, lambda: measure_rounding(embeddings, dtype, full, expected))

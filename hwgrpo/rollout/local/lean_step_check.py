@@ -10,9 +10,19 @@ from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel
 
 from hwgrpo.errors import RunError
+from hwgrpo.models.rounding import check_ids, find_excess, measure_rounding
 from hwgrpo.rollout.local.architectures import unsupported_reason
 from hwgrpo.rollout.local.decode_graph import RecordedRows
-from hwgrpo.rollout.local.decode_rows import CHECK_LENGTH, CHECK_PROMPTS, CHECK_STEPS, ModelRows, Rows
+from hwgrpo.rollout.local.decode_rows import (
+    CHECK_IDS,
+    CHECK_LENGTH,
+    CHECK_PROMPTS,
+    CHECK_STEPS,
+    FIRST_RESPONSE_TOKEN,
+    ModelRows,
+    Rows,
+    check_prompts,
+)
 from hwgrpo.rollout.local.lean_step import LeanRows
 
 
@@ -33,32 +43,39 @@ def check_lean_step(model: PreTrainedModel, device: torch.device, recorder: Reco
     if reason is not None:
         return reason
     embeddings: Any = model.get_input_embeddings()
-    vocabulary = int(embeddings.weight.shape[0])
-    prompts = [[token % vocabulary for token in prompt] for prompt in CHECK_PROMPTS]
+    dtype = next(model.parameters()).dtype
+    ids = check_ids(embeddings.weight.shape[0], CHECK_IDS)
+    prompts = check_prompts(ids, CHECK_PROMPTS)
+
+    def decode_by_model() -> torch.Tensor:
+        return _decode_check_tokens(ModelRows(model, prompts, device), ids.to(device))
+
     try:
-        expected = _decode_check_tokens(ModelRows(model, prompts, device), device, vocabulary)
+        expected = decode_by_model()
         rows: Rows = LeanRows(model, prompts, device, CHECK_STEPS, fixed=recorder is not None)
         if recorder is not None:
             rows = RecordedRows(rows, recorder, CHECK_STEPS, worth_recording=1)
-        decoded = _decode_check_tokens(rows, device, vocabulary)
+        decoded = _decode_check_tokens(rows, ids.to(device))
     except RunError:
         raise
     except (AttributeError, TypeError, RuntimeError) as error:  # modules that are not built as in the tested versions
         line = (str(error).splitlines() or [""])[0]
         return f"its layers are not as expected ({type(error).__name__}: {line})"
-    gap = float((decoded - expected).abs().max() / expected.abs().max())
-    # Effect of rounding: in fp32 products may be computed in TF32, in bf16 every operation rounds to 3 digits.
-    tolerance = max(1e-3, 8 * torch.finfo(next(model.parameters()).dtype).eps)
-    return None if gap <= tolerance else f"its logits would differ by {gap:.2g}"
+    floor = max(1e-3, 8 * torch.finfo(dtype).eps)
+    excess = find_excess(
+        decoded, expected, floor, lambda: measure_rounding(embeddings, dtype, decode_by_model, expected)
+    )
+    return f"its logits would differ by {excess}" if excess else None
 
 
-def _decode_check_tokens(rows: Rows, device: torch.device, vocabulary: int) -> torch.Tensor:
+def _decode_check_tokens(rows: Rows, ids: torch.Tensor) -> torch.Tensor:
     rows.prefill()
     rows.spread(np.array([0, 0, 1]))
     logits = []
     for step in range(CHECK_STEPS):
         if step == CHECK_STEPS - 1:
             rows.select(np.array([1, 2]))
-        tokens = torch.arange(2 if step == CHECK_STEPS - 1 else 3, device=device) + 9 + step
-        logits.append(rows.step(tokens % vocabulary).to(torch.float32, copy=True))
+        first = FIRST_RESPONSE_TOKEN + step
+        tokens = ids[first : first + (2 if step == CHECK_STEPS - 1 else 3)]
+        logits.append(rows.step(tokens).to(torch.float32, copy=True))
     return torch.cat(logits)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.meta_device import full_shape
+from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_rounding
 from hwgrpo.models.windows import describe_windows, shorten_windows
 from hwgrpo.training.policy.auto_settings import windows_in_reach
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
@@ -21,10 +23,20 @@ from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.values import TrainBatch
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest relative difference of hidden states due to rounding."""
+"""Relative difference of hidden states that counts as rounding in any model; in some, rounding has larger effects."""
 
 PADDING_TOLERANCE = TOLERANCE | {torch.bfloat16: 0.25}
 """The tolerance where the alternative is to reject the model: rounding may route a token to another expert."""
+
+
+@dataclass(frozen=True)
+class ExpectedStates:
+    """Hidden states of a few tokens, computed one sequence at a time, on the host."""
+
+    states: torch.Tensor
+    """[16, H] fp32."""
+    rounding: torch.Tensor
+    """Effect of rounding on each token, [16]."""
 
 
 def select_supported_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[Layout, str | None]:
@@ -46,31 +58,35 @@ def select_supported_layout(config: Config, policy: PolicyModel, layout: Layout)
     """
     windows = windows_in_reach(config, policy.base.config)
     with shorten_windows(policy.base, windows):
-        gap = _gap(policy, PADDED)
-        if gap <= PADDING_TOLERANCE[policy.compute_dtype]:
-            return _fall_back(config, policy, layout, bool(windows))
+        expected = compute_unsharded_states(policy)
+        excess = _excess(policy, PADDED, expected, PADDING_TOLERANCE)
+        if excess is None:
+            return _fall_back(config, policy, layout, bool(windows), expected)
     beyond = ""
-    if windows and _gap(policy, PADDED) <= PADDING_TOLERANCE[policy.compute_dtype]:
+    if windows and _excess(policy, PADDED, compute_unsharded_states(policy), PADDING_TOLERANCE) is None:
         beyond = (
             f" once it is longer than {describe_windows(windows)}: keep data.max_prompt_tokens + "
             f"rollout.max_response_tokens at {min(windows.values())} or less"
         )
     raise ConfigError(
-        f"{type(policy.base).__name__}: hidden states of a sequence change by {gap:.2g} when padding follows "
+        f"{type(policy.base).__name__}: hidden states of a sequence change by {excess} when padding follows "
         f"it{beyond or '; such a model is not supported'}"
     )
 
 
-def _fall_back(config: Config, policy: PolicyModel, layout: Layout, windowed: bool) -> tuple[Layout, str | None]:
+def _fall_back(
+    config: Config, policy: PolicyModel, layout: Layout, windowed: bool, expected: ExpectedStates
+) -> tuple[Layout, str | None]:
     """Return the first supported layout, and the reason for a fallback; `windowed`: a sequence can exceed a window."""
     attention = policy.base.config._attn_implementation
     reasons = []
     candidates = [layout]
     if layout.attention == "branched":
-        mask_suffices = not windowed and reason_against_layout(policy, GROUPED_MASKED) is None
+        mask_suffices = not windowed and reason_against_layout(policy, GROUPED_MASKED, expected) is None
         candidates = [layout if mask_suffices else BRANCHED, *([GROUPED_MASKED] if mask_suffices else [])]
     for candidate in candidates:
-        reason = None if candidate is PADDED else reason_against_layout(policy, replace(candidate, dense_up_to=0))
+        tested = replace(candidate, dense_up_to=0)
+        reason = None if candidate is PADDED else reason_against_layout(policy, tested, expected)
         if reason is None:
             return candidate, f"layout {candidate.name}: {'; '.join(reasons)}" if reasons else None
         policy.base.set_attn_implementation(attention)
@@ -83,9 +99,9 @@ def _fall_back(config: Config, policy: PolicyModel, layout: Layout, windowed: bo
 def reason_against_layout(
     policy: PolicyModel,
     layout: Layout,
+    expected: ExpectedStates,
     group: SequenceGroup = SINGLE_RANK,
     tolerance: Mapping[torch.dtype, float] = MappingProxyType(TOLERANCE),
-    expected: torch.Tensor | None = None,
     device: torch.device | None = None,
 ) -> str | None:
     """Return why hidden states differ from those of one sequence per row; None if they do not.
@@ -93,42 +109,57 @@ def reason_against_layout(
     Args:
         policy: the model, on its device.
         layout: layout of the rows.
+        expected: from `compute_unsharded_states`.
         group: ranks that share rows; all of them call this together.
-        tolerance: largest relative difference, by compute dtype.
-        expected: from `compute_unsharded_states`, where no rank can compute it any more.
+        tolerance: relative difference that counts as rounding in any model, by compute dtype.
         device: device that computes, where weights may be offloaded.
     """
     try:
-        gap = _gap(policy, layout, group, expected, device)
+        excess = _excess(policy, layout, expected, tolerance, group, device)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # what a forward raises at a mask it cannot read
         failure = "does not accept such a mask" if group.size == 1 else "fails where ranks share rows"
         return f"its forward {failure} ({type(error).__name__}: {str(error).splitlines()[0]})"
-    return None if gap <= tolerance[policy.compute_dtype] else f"its hidden states would differ by {gap:.2g}"
+    return f"its hidden states would differ by {excess}" if excess else None
 
 
-def compute_unsharded_states(policy: PolicyModel) -> torch.Tensor:
-    """Return [16, H] fp32 on the host: hidden states of a few tokens, computed one sequence at a time."""
-    return _states(policy, _batch(policy), [(PADDED, [[s]], SINGLE_RANK) for s in range(4)], None)
+def compute_unsharded_states(policy: PolicyModel, device: torch.device | None = None) -> ExpectedStates:
+    """Compute hidden states of a few tokens one sequence at a time, and how much rounding changes them.
+
+    Where weights are sharded, all ranks call this together: every forward gathers them.
+
+    Args:
+        policy: the model, on its device.
+        device: device that computes, where weights may be offloaded.
+    """
+    batch = _batch(policy)
+    rows = PADDED.rows(batch, range(4), 1000, policy.hidden_size)
+    embeddings: Any = policy.base.get_input_embeddings()
+
+    def together() -> torch.Tensor:
+        return _states(policy, batch, [(PADDED, rows, SINGLE_RANK)], device)
+
+    states = _states(policy, batch, [(PADDED, [[s]], SINGLE_RANK) for s in range(4)], device)
+    rounding = measure_rounding(embeddings, policy.compute_dtype, together, together())
+    return ExpectedStates(states, rounding)
 
 
-def _gap(
+def _excess(
     policy: PolicyModel,
     layout: Layout,
+    expected: ExpectedStates,
+    tolerance: Mapping[torch.dtype, float],
     group: SequenceGroup = SINGLE_RANK,
-    expected: torch.Tensor | None = None,
     device: torch.device | None = None,
-) -> float:
-    """Return the relative difference of hidden states between the layout and one sequence per row."""
+) -> Excess | None:
+    """Return how hidden states in a layout differ from those of one sequence per row by more than rounding."""
     batch = _batch(policy)
-    if expected is None:
-        expected = _states(policy, batch, [(PADDED, [[s]], SINGLE_RANK) for s in range(4)], device)
     rows = layout.rows(batch, range(4), 1000, policy.hidden_size)
     states = group.sum(_states(policy, batch, [(layout, rows, group)], device))
-    return float((states - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    return find_excess(states, expected.states, tolerance[policy.compute_dtype], lambda: expected.rounding)
 
 
 def _batch(policy: PolicyModel) -> TrainBatch:
-    ids = torch.arange(24) % full_shape(policy.base.get_input_embeddings().weight)[0]
+    ids = check_ids(full_shape(policy.base.get_input_embeddings().weight)[0], 23)
     ids[12] = ids[7]  # the first two responses begin alike
     return TrainBatch(
         prompt_tokens=ids[:7],

@@ -173,7 +173,7 @@ def test_weights_that_are_not_finite_do_not_pass_the_trial():
     model = model_of("Llama")
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-        assert check_lean_step(model, CPU) == "its logits would differ by nan"
+        assert (check_lean_step(model, CPU) or "").startswith("its logits would differ by nan")
 
 
 def test_metrics_count_response_tokens_and_the_share_of_rows_that_were_alive():
