@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from step_comparison.setting import COMPARED_SCALE, Sample, Setting, read_rows, save_gradients, set_adapter
+from step_comparison.setting import (
+    COMPARED_SCALE,
+    Sample,
+    Setting,
+    adapters,
+    read_rows,
+    save_gradients,
+    set_adapter,
+)
 
 
 def plain_sample(setting: Setting, folder: Path) -> Sample:
@@ -16,15 +24,9 @@ def plain_sample(setting: Setting, folder: Path) -> Sample:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     if setting.lora_rank:
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
 
-        adapters = LoraConfig(
-            r=setting.lora_rank,
-            lora_alpha=setting.lora_alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(model, adapters)
+        model = get_peft_model(model, adapters(setting))
         set_adapter(model, scale_b=COMPARED_SCALE)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
     rows = read_rows(folder / "train.jsonl")[: setting.prompts]

@@ -47,6 +47,18 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+def adapters(setting: Setting) -> Any:
+    """Return peft's settings of the adapters."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=setting.lora_rank,
+        lora_alpha=setting.lora_alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
 def set_adapter(model: Any, *, scale_b: float) -> None:
     """Set a model's adapters to values that depend only on their names' order; `lora_B` is 0 with `scale_b=0`.
 

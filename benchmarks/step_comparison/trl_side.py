@@ -10,6 +10,7 @@ from step_comparison.setting import (
     COMPARED_SCALE,
     Sample,
     Setting,
+    adapters,
     parameter_counts,
     read_rows,
     requests,
@@ -97,7 +98,7 @@ def run_trl(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any)
         train_dataset=load_dataset("json", data_files=str(folder / "train.jsonl"), split="train"),
         processing_class=tokenizer,
         callbacks=[Turns()],
-        peft_config=_adapters(setting) if setting.lora_rank else None,
+        peft_config=adapters(setting) if setting.lora_rank else None,
     )
     model = trainer.model
     if setting.lora_rank:
@@ -155,14 +156,3 @@ def run_trl(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any)
     trainer.train()
     for request in incoming:
         reply(greedy() if request == "greedy" else memory())
-
-
-def _adapters(setting: Setting) -> Any:
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=setting.lora_rank,
-        lora_alpha=setting.lora_alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
