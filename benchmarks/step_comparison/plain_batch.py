@@ -33,13 +33,13 @@ def plain_sample(setting: Setting, folder: Path) -> Sample:
     prompts = [row["prompt"] for row in rows for _ in range(setting.n)]
     prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     responses = torch.randint(len(tokenizer), (len(prompts), setting.response_tokens))
-    rewards = torch.rand(setting.prompts, setting.n)
+    rewards = torch.rand(setting.prompts, setting.n, dtype=torch.float64)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-    loss = torch.zeros(())
+    loss = torch.zeros((), dtype=torch.float64)
     for ids, response, advantage in zip(prompt_ids, responses, advantages.flatten(), strict=True):
         sequence = torch.cat([torch.tensor(ids), response])
         logprobs = model(sequence[None]).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-        ratio = (logprobs - logprobs.detach()).gather(-1, response[:, None]).exp()
+        ratio = (logprobs - logprobs.detach()).gather(-1, response[:, None]).exp().double()
         loss = loss - (advantage * ratio).sum() / responses.numel()
     loss.backward()
     file = folder / "gradients.safetensors"
