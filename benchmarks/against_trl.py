@@ -3,11 +3,19 @@
 Each side is a separate process with its own peak memory, of which the memory with torch and transformers imported is
 subtracted in another column. They alternate: while one runs a block of steps the other waits for its next request and
 uses no CPU. Before anything is timed, TRL samples a batch, both sides compute its loss and gradient, and a relative
-difference above 1e-5 ends the benchmark.
+difference above 1e-5 ends the benchmark; in bf16, one of the full gradient above what rounding explains.
 
     python benchmarks/against_trl.py --trl-python /path/to/venv-with-trl/bin/python --setting add --steps 60
+    python benchmarks/against_trl.py --trl-python ... --setting arithmetic --model FOLDER --dtype bfloat16 --threads 2
 
-hwgrpo logs metrics to a file at every step, TRL logs nothing; neither writes checkpoints or completions.
+`arithmetic` is the recipe smollm2_135m_arithmetic with the model of a folder: its rows, prompts, adapters and sizes.
+Both sides start with the same adapters and also report the reward of every step, and the share of held-out rows that
+greedy responses solve, before and after. In bf16, TRL gets what its users do: a model loaded in bf16 and `bf16=True`.
+
+Equal on both sides: PPO clipping at 0.2, rewards centred by their group's mean and divided by its standard deviation +
+1e-4, the mean loss over all tokens of a step, no KL term, AdamW, a constant learning rate, a gradient norm of at most
+1, no activation checkpointing. hwgrpo logs metrics to a file at every step, TRL logs nothing; neither writes
+checkpoints or completions.
 """
 
 from __future__ import annotations
@@ -19,15 +27,21 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from step_comparison.hwgrpo_side import run_hwgrpo
+from step_comparison.plain_batch import plain_sample
+from step_comparison.setting import Setting
+from step_comparison.trl_side import run_trl
+
 REPO = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
+ROUNDINGS = 24
+"""Roundings of a value on its way through a layer of a transformer and back, one after another."""
 TARGET = 0.9
 """Mean reward of the last five steps at which the task counts as learned."""
 
@@ -39,21 +53,13 @@ DIGITS = """
 def reward(completions, answer, **columns):
     return [sum(ch.isdigit() for ch in c) / max(len(c), 1) for c in completions]
 """
+LAST_NUMBER = """
+from hwgrpo.rewards.verifiers.reasoning_gym_score import answer_in
 
-
-@dataclass(frozen=True)
-class Setting:
-    """A model, a task and the sizes of a step."""
-
-    model: str
-    data: str
-    """A task of hwgrpo, or `random`: 64 random characters per prompt."""
-    reward: str
-    prompts: int
-    n: int
-    response_tokens: int
-    lr: float
-
+def reward(completions, answer, **columns):
+    return [float(answer_in(c, "number", "") == a) for c, a in zip(completions, answer)]
+"""
+"""The reward of the recipe, which needs nothing that TRL's environment lacks."""
 
 SETTINGS = {
     "add": Setting(
@@ -63,15 +69,23 @@ SETTINGS = {
     "8m": Setting("builtin://tiny?task=copy&hidden=320&layers=7&steps=1", "random", DIGITS, 16, 8, 32, 1e-4),
 }
 SMOKE = Setting("builtin://tiny?task=copy&hidden=32&layers=1&steps=1", "random", DIGITS, 2, 4, 4, 1e-4)
-Sample = dict[str, Any]
-"""A batch of responses to compare: prompts, tokens, rewards, loss, and a file with the loss's gradients."""
+RECIPES = {"arithmetic": "smollm2_135m_arithmetic"}
+"""Setting -> recipe, for the model of a folder."""
+SMOKE_RECIPE = (
+    *("data.train=task://add?max=9", "data.validation=null", "data.chat=auto", "trainer.prompts_per_step=2"),
+    *("rollout.n=4", "rollout.max_response_tokens=4"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check that both sides compute the same, then time them alternately."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", default=sys.executable, help="interpreter of an environment with TRL")
-    parser.add_argument("--setting", choices=tuple(SETTINGS), action="append", help="default: all")
+    parser.add_argument("--setting", choices=(*SETTINGS, *RECIPES), action="append", help="default: all but arithmetic")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="the model of arithmetic, in Hugging Face format")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="compute dtype of both sides"
+    )
     parser.add_argument("--steps", type=int, default=60, help="timed steps per side, after 5 for warm-up")
     parser.add_argument("--block", type=int, default=5, help="steps per turn of a side")
     parser.add_argument("--threads", type=int, default=1)
@@ -91,9 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hwgrpo alone, compared with its definition in plain transformers: {missing}")
     if args.smoke:
         args.steps, args.block = 1, 1
-    settings = {"smoke": SMOKE} if args.smoke else {name: SETTINGS[name] for name in args.setting or SETTINGS}
     results = []
-    for name, setting in settings.items():
+    for name, setting in _settings(args).items():
         with tempfile.TemporaryDirectory() as folder:
             results.append(_compare(name, setting, has_trl, args, Path(folder)))
     from hwgrpo.bench.machine import processor
@@ -105,19 +118,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _settings(args: argparse.Namespace) -> dict[str, Setting]:
+    """Return the settings to measure, by name."""
+    names = args.setting or SETTINGS
+    if args.model is None and any(name in RECIPES for name in names):
+        remedy = "python scripts/fetch_smollm2.py FOLDER makes a model, --model FOLDER names it"
+        raise SystemExit(f"--setting {' '.join(RECIPES)} needs --model: {remedy}")
+    if args.model is not None and not all(name in RECIPES for name in names):
+        raise SystemExit(f"--model is for --setting {' '.join(RECIPES)}; leave it out, or name that setting alone")
+    if args.model is None and args.smoke:
+        settings = {"smoke": SMOKE}
+    else:
+        settings = {name: SETTINGS.get(name) or _setting_of(RECIPES[name], args) for name in names}
+    return {name: replace(setting, dtype=args.dtype) for name, setting in settings.items()}
+
+
+def _setting_of(recipe: str, args: argparse.Namespace) -> Setting:
+    """Return the setting of a recipe with the model of a folder."""
+    from hwgrpo.config import load_config
+
+    config = load_config(recipe, [f"model.path={args.model}", *(SMOKE_RECIPE if args.smoke else ())])
+    return Setting(
+        model=str(args.model),
+        data=recipe,
+        reward=LAST_NUMBER,
+        prompts=config.trainer.prompts_per_step,
+        n=config.rollout.n,
+        response_tokens=config.rollout.max_response_tokens,
+        lr=config.optim.lr,
+        beta2=config.optim.betas[1],
+        lora_rank=config.model.lora.rank,
+        lora_alpha=config.model.lora.alpha,
+        trl_rows=config.rollout.n,
+    )
+
+
 def _has_trl(python: str) -> bool:
     code = "import importlib.util as u; raise SystemExit(u.find_spec('trl') is None)"
     return subprocess.run([python, "-c", code]).returncode == 0
 
 
 def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    _prepare(setting, folder)
+    _prepare(setting, folder, args.smoke)
     (folder / "setting.json").write_text(json.dumps(asdict(setting)))
     running = [_Side(side, args, folder) for side in ("trl", "hwgrpo")[not has_trl :]]
     ours = running[-1]
-    agreement = ours.ask(running[0].ask("sample") if has_trl else _plain_sample(setting, folder))
-    if max(agreement["loss"], agreement["gradient"]) > TOLERANCE:
-        raise SystemExit(f"{name}: the first step differs: {agreement}")
+    agreement = ours.ask(running[0].ask("sample") if has_trl else plain_sample(setting, folder))
+    tolerances = _tolerances(setting, folder)
+    if any(agreement[key] > limit for key, limit in tolerances.items()):
+        raise SystemExit(f"{name}: the first step differs: {agreement}, at most {tolerances}")
+    held_out = (folder / "validation.jsonl").exists()
+    before = {side.name: side.ask("greedy") for side in running if held_out}
     turns: dict[str, list[dict[str, Any]]] = {side.name: [] for side in running}
     for turn in range(-1, args.steps // args.block):
         for side in running:
@@ -132,13 +183,32 @@ def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespac
         sides[side.name] = {
             **{key: median(step[key] for step in steps) for key in ("wall", "cpu", "generate")},
             **side.ask("memory"),
-            "versions": side.versions,
+            **side.greeting,
             "steps_to_target": _reached(side.rewards),
             "seconds_to_target": sum(side.clock[: _reached(side.rewards) or 0]) or None,
-            "reward_last5": sum(side.rewards[-5:]) / 5,
+            "reward_first5": sum(side.rewards[:5]) / len(side.rewards[:5]),
+            "reward_last5": sum(side.rewards[-5:]) / len(side.rewards[-5:]),
+            "rewards": side.rewards,
+            "seconds": side.clock,
         }
+        if held_out:
+            sides[side.name] |= {"greedy_before": before[side.name], "greedy_after": side.ask("greedy")}
         side.close()
-    return {"setting": name, "parameters": ours.parameters, "agreement": agreement, **sides}
+    shown = {"setting": name, "dtype": setting.dtype, "parameters": ours.greeting["parameters"]}
+    return {**shown, "sizes": asdict(setting), "agreement": agreement, "tolerances": tolerances, **sides}
+
+
+def _tolerances(setting: Setting, folder: Path) -> Mapping[str, float]:
+    """Return the largest difference of each comparison.
+
+    In bf16, each of `ROUNDINGS` values per layer, one computed from the other, is off by up to 2**-8 of itself; the
+    errors of both sides are independent and add up like steps of a random walk. A tensor of its own may be off by more
+    than the full gradient. The loss depends on rewards and lengths alone, since the ratios of a first step are 1.
+    """
+    if setting.dtype == "float32":
+        return {"loss": TOLERANCE, "gradient": TOLERANCE}
+    layers = json.loads((folder / "model" / "config.json").read_text())["num_hidden_layers"]
+    return {"loss": TOLERANCE, "full_gradient": 2**-8 * (2 * ROUNDINGS * layers) ** 0.5}
 
 
 def _reached(rewards: list[float]) -> int | None:
@@ -164,11 +234,10 @@ class _Side:
             text=True,
             env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"},
         )
-        greeting = self._read()
-        self.versions, self.parameters = greeting["versions"], greeting["parameters"]
+        self.greeting = self._read()
 
     def ask(self, request: str | dict[str, Any]) -> dict[str, Any]:
-        """Send a request ("steps N", "sample", "memory" or a batch) and return the reply."""
+        """Send a request ("steps N", "sample", "greedy", "memory" or a batch) and return the reply."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -187,64 +256,43 @@ class _Side:
         return json.loads(line)
 
 
-def _prepare(setting: Setting, folder: Path) -> None:
+def _prepare(setting: Setting, folder: Path, smoke: bool) -> None:
     """Write the model, the prompts and the reward function that both sides read."""
-    import random
     import shutil
 
-    from hwgrpo.data.tasks import parse_task
     from hwgrpo.models.loading import resolve_model_path
 
     shutil.copytree(resolve_model_path(setting.model), folder / "model")
-    if setting.data == "random":
-        draw = random.Random(0)
-        letters = "abcdefghijklmnopqrstuvwxyz"
-        rows = [{"prompt": "".join(draw.choices(letters, k=64)), "answer": ""} for _ in range(512)]
-    else:
-        task = parse_task(setting.data)
-        rows = [{"prompt": r["prompt"], "answer": r["ground_truth"]} for r in task.splits["train"]]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split, rows in _rows(setting, smoke).items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(setting.reward)
 
 
-def _plain_sample(setting: Setting, folder: Path) -> Sample:
-    """Return random responses with their loss and gradient by plain transformers, one sequence at a time."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _rows(setting: Setting, smoke: bool) -> dict[str, list[dict[str, str]]]:
+    """Return rows `{prompt, answer}` of each split; those of a recipe are prompts after the chat template."""
+    import random
 
-    torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()[: setting.prompts]]
-    prompts = [row["prompt"] for row in rows for _ in range(setting.n)]
-    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    responses = torch.randint(len(tokenizer), (len(prompts), setting.response_tokens))
-    rewards = torch.rand(setting.prompts, setting.n)
-    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-    loss = torch.zeros(())
-    for ids, response, advantage in zip(prompt_ids, responses, advantages.flatten(), strict=True):
-        sequence = torch.cat([torch.tensor(ids), response])
-        logprobs = model(sequence[None]).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-        ratio = (logprobs - logprobs.detach()).gather(-1, response[:, None]).exp()
-        loss = loss - (advantage * ratio).sum() / responses.numel()
-    loss.backward()
-    file = folder / "gradients.safetensors"
-    _save_gradients(model, file)
-    return {
-        "prompt": prompts,
-        "prompt_ids": prompt_ids,
-        "completion_ids": responses.tolist(),
-        "rewards": rewards.flatten().tolist(),
-        "loss": loss.item(),
-        "gradients": str(file),
-    }
+    from hwgrpo.config import load_config
+    from hwgrpo.data.prompts import build_dataset
+    from hwgrpo.data.tasks import parse_task
+    from hwgrpo.models.loading import load_tokenizer
 
-
-def _save_gradients(model: Any, file: Path) -> None:
-    from safetensors.torch import save_file
-
-    # tied weights are one tensor with one gradient
-    save_file({name: p.grad.clone() for name, p in model.named_parameters()}, file)
+    if setting.data == "random":
+        draw = random.Random(0)
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        return {"train": [{"prompt": "".join(draw.choices(letters, k=64)), "answer": ""} for _ in range(512)]}
+    if setting.data not in RECIPES.values():
+        task = parse_task(setting.data)
+        return {"train": [{"prompt": r["prompt"], "answer": r["ground_truth"]} for r in task.splits["train"]]}
+    config = load_config(setting.data, [f"model.path={setting.model}", *(SMOKE_RECIPE if smoke else ())])
+    tokenizer = load_tokenizer(config.model)
+    splits = {}
+    for split in ("train", "validation"):
+        dataset = build_dataset(config.data, tokenizer, split)
+        assert dataset is not None
+        prompts = [dataset.prompt(row, 0) for row in range(len(dataset))]
+        splits[split] = [{"prompt": prompt.text, "answer": prompt.ground_truth} for prompt in prompts]
+    return splits
 
 
 def _side(args: argparse.Namespace) -> int:
@@ -270,14 +318,9 @@ def _side(args: argparse.Namespace) -> int:
         peak = _resident("VmHWM")
         return {"peak_mib": peak, "above_imports_mib": peak - imported}
 
-    run = _run_trl if args.side == "trl" else _run_hwgrpo
+    run = run_trl if args.side == "trl" else run_hwgrpo
     run(setting, args, reply, memory)
     return 0
-
-
-def _requests() -> Iterator[Any]:
-    for line in sys.stdin:
-        yield json.loads(line)
 
 
 def _resident(field: str) -> float:
@@ -286,229 +329,42 @@ def _resident(field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def _run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any) -> None:
-    import torch
-    from hwgrpo_backends.cpu import BACKEND
-    from safetensors.torch import load_file
-
-    from hwgrpo.config import load_config
-    from hwgrpo.training.loop import train_step
-    from hwgrpo.training.setup import build_run
-    from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
-    from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
-
-    folder = args.folder
-    settings = {
-        "model.path": folder / "model",
-        "data.train": folder / "train.jsonl",
-        "data.chat": "never",
-        "rollout.n": setting.n,
-        "rollout.max_response_tokens": setting.response_tokens,
-        "reward.functions": f"['{folder}/rewards.py:reward']",
-        "algorithm.advantage.eps": 1e-4,
-        "algorithm.loss.dual_clip": "null",
-        "optim.lr": setting.lr,
-        "optim.betas": "[0.9,0.95]",
-        "trainer.prompts_per_step": setting.prompts,
-        "trainer.max_steps": args.steps,
-        "trainer.seed": args.seed,
-        "trainer.threads": args.threads,
-        "trainer.output_dir": folder / "hwgrpo",
-        "observe.loggers": "[jsonl]",
-        "observe.progress": "none",
-        "observe.completions_per_step": 0,
-    }
-    run = build_run(load_config(None, [f"{key}={value}" for key, value in settings.items()]), BACKEND, 0, 1)
-    model = run.update.policy.model
-    spent = {"generate": 0.0, "reward": 0.0}
-    generate, score = run.engine.generate, run.rewards.score
-
-    def timed(batch: Any, sampling: Any) -> Any:
-        began = time.perf_counter()
-        done = generate(batch, sampling)
-        spent["generate"] += time.perf_counter() - began
-        return done
-
-    def watched(*arguments: Any, **named: Any) -> Any:
-        rewards = score(*arguments, **named)
-        spent["reward"] = float(rewards.total.mean())
-        return rewards
-
-    run.engine.generate, run.rewards.score = timed, watched
-    versions = {"torch": torch.__version__, "transformers": __import__("transformers").__version__}
-    reply({"versions": versions, "parameters": sum(p.numel() for p in model.parameters())})
-    step = 0
-    for request in _requests():
-        if request == "memory":
-            reply(memory())
-        elif isinstance(request, dict):
-            groups = list(dict.fromkeys(request["prompt"]))
-            prompts = PromptBatch(
-                tuple(Prompt(p, p, tuple(request["prompt_ids"][request["prompt"].index(p)]), None, {}) for p in groups)
-            )
-            lengths = torch.tensor([len(ids) for ids in request["completion_ids"]])
-            tokens = torch.tensor([token for ids in request["completion_ids"] for token in ids])
-            offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-            index = torch.tensor([groups.index(p) for p in request["prompt"]])
-            assert bool((index.diff() >= 0).all()), "TRL's batch holds each prompt's samples together"
-            texts = tuple("" for _ in groups for _ in range(setting.n))
-            finished = torch.ones(len(lengths), dtype=torch.bool)
-            sampled = Completions(index, tokens, offsets, torch.zeros(len(tokens)), finished, texts)
-            total = torch.tensor(request["rewards"], dtype=torch.float64)
-            rewards = Rewards(total, finished, {"reward": total})
-            advantages, _ = advantages_over_ranks(run.config, sampled, rewards, run.strategy)
-            batch = assemble(prompts, sampled, advantages, rewards.valid)
-            loss, _ = run.update.accumulate_gradients(batch, range(len(batch)))
-            theirs = load_file(request["gradients"])
-            named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-            assert named.keys() == theirs.keys(), named.keys() ^ theirs.keys()
-            assert sum(float(g.norm()) for g in theirs.values()) > 0, "a batch without gradient compares nothing"
-            gaps = [float((named[k] - g).norm() / g.norm().clamp_min(1e-12)) for k, g in theirs.items()]
-            run.strategy.discard_gradients()
-            reply({"loss": abs(loss - request["loss"]) / max(abs(request["loss"]), 1e-2), "gradient": max(gaps)})
-        else:
-            steps = []
-            for _ in range(int(request.split()[1])):
-                step += 1
-                spent["generate"] = 0.0
-                wall, cpu = time.perf_counter(), time.process_time()
-                train_step(run, step)
-                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-                steps.append({"wall": wall, "cpu": cpu, **spent})
-            reply({"steps": steps})
-
-
-def _run_trl(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any) -> None:
-    import torch
-    import transformers
-    import trl  # pyright: ignore[reportMissingImports]  (only this side's environment has it)
-    from datasets import load_dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-
-    torch.set_num_threads(args.threads)
-    folder = args.folder
-    scope: dict[str, Any] = {}
-    exec((folder / "rewards.py").read_text(), scope)
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    seen: dict[str, Any] = {"reward": 0.0, "generate": 0.0, "completion_ids": []}
-
-    def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-        values = scope["reward"](completions, **columns)
-        seen.update(prompt=list(prompts), completion_ids=completion_ids, rewards=values)
-        seen["reward"] = sum(values) / len(values)
-        return values
-
-    requests = _requests()
-    clock = {"left": 0, "wall": 0.0, "cpu": 0.0}
-    steps: list[dict[str, float]] = []
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
-
-    class Turns(TrainerCallback):
-        """Callback that waits for a request before a block of steps and replies after it."""
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            while clock["left"] == 0:
-                request = next(requests)
-                if request == "sample":
-                    reply(sample())
-                else:
-                    clock["left"] = int(request.split()[1])
-            seen["generate"] = 0.0
-            clock["wall"], clock["cpu"] = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            wall, cpu = time.perf_counter() - clock["wall"], time.process_time() - clock["cpu"]
-            steps.append({"wall": wall, "cpu": cpu, "generate": seen["generate"], "reward": seen["reward"]})
-            clock["left"] -= 1
-            if clock["left"] == 0:
-                reply({"steps": list(steps)})
-                steps.clear()
-
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=trl.GRPOConfig(
-            output_dir=str(folder / "trl"),
-            per_device_train_batch_size=setting.prompts * setting.n,
-            num_generations=setting.n,
-            max_completion_length=setting.response_tokens,
-            max_steps=args.steps,
-            learning_rate=setting.lr,
-            lr_scheduler_type="constant",
-            adam_beta2=0.95,
-            weight_decay=0.0,
-            max_grad_norm=1.0,
-            beta=0.0,
-            loss_type="dapo",
-            gradient_checkpointing=False,
-            use_cpu=True,
-            bf16=False,
-            seed=args.seed,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
-        train_dataset=load_dataset("json", data_files=str(folder / "train.jsonl"), split="train"),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
-        callbacks=[Turns()],
-    )
-    single_turn = trainer._generate_single_turn
-
-    def timed(prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        done = single_turn(prompt_ids, *arguments, **named)
-        seen["generate"] += time.perf_counter() - began
-        seen["prompt_ids"] = prompt_ids
-        return done
-
-    trainer._generate_single_turn = timed
-
-    def sample() -> dict[str, Any]:
-        """Sample one batch as a step does; return it with the loss and a file of its gradient."""
-        batch = next(iter(trainer.get_train_dataloader()))
-        model.train()
-        inputs = trainer._generate_and_score_completions(batch)
-        loss = trainer._compute_loss(model, inputs)
-        loss.backward()
-        _save_gradients(model, folder / "gradients.safetensors")
-        model.zero_grad(set_to_none=True)
-        responses = {key: seen[key] for key in ("prompt", "prompt_ids", "completion_ids", "rewards")}
-        return responses | {"loss": loss.item(), "gradients": str(folder / "gradients.safetensors")}
-
-    reply({"versions": versions, "parameters": sum(p.numel() for p in model.parameters())})
-    trainer.train()
-    for request in requests:
-        assert request == "memory", request
-        reply(memory())
-
-
 def _table(results: list[dict[str, Any]]) -> str:
-    rows = [
-        "| setting | side | step ms (wall) | step ms (CPU) | generate ms | rest ms | peak MiB | above imports "
-        "| steps and s to 0.9 |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    held_out = any("greedy_before" in result["hwgrpo"] for result in results)
+    names = "| setting | side | step ms (wall) | step ms (CPU) | generate ms | rest ms | peak MiB | above imports "
+    names += "| reward: first and last 5 steps | greedy: before, after |" if held_out else "| steps and s to 0.9 |"
+    rows = [names, "|---" * (names.count("|") - 1) + "|"]
     for result in results:
         for side in [side for side in ("trl", "hwgrpo") if side in result]:
             r = result[side]
             rest = r["wall"] - r["generate"]
-            target = f"{r['steps_to_target']}, {r['seconds_to_target']:.1f}" if r["steps_to_target"] else "not reached"
             times = " | ".join(f"{1e3 * value:.1f}" for value in (r["wall"], r["cpu"], r["generate"], rest))
             name = f"{result['setting']}, {result['parameters']:,}"
+            if result["dtype"] != "float32":
+                name += f", {result['dtype']}"
             memory = f"{r['peak_mib']:.0f} | {r['above_imports_mib']:.0f}"
-            rows.append(f"| {name} | {side} | {times} | {memory} | {target} |")
+            rows.append(f"| {name} | {side} | {times} | {memory} | {_learned(r)} |")
         if "trl" not in result:
             continue
         theirs, ours = result["trl"], result["hwgrpo"]
         ratios = [f"{theirs[key] / ours[key]:.2f}x" for key in ("wall", "cpu", "generate")]
         rest = (theirs["wall"] - theirs["generate"]) / (ours["wall"] - ours["generate"])
         memory = " | ".join(f"{theirs[key] / ours[key]:.2f}x" for key in ("peak_mib", "above_imports_mib"))
-        rows.append(
-            f"| | ratio | {' | '.join(ratios)} | {rest:.2f}x | {memory} | "
-            f"loss {result['agreement']['loss']:.1e}, gradient {result['agreement']['gradient']:.1e} apart |"
-        )
+        gradient = "gradient" if "gradient" in result["tolerances"] else "full_gradient"
+        apart = f"loss {result['agreement']['loss']:.1e}, gradient {result['agreement'][gradient]:.1e} apart"
+        apart += " |" * held_out
+        rows.append(f"| | ratio | {' | '.join(ratios)} | {rest:.2f}x | {memory} | {apart} |")
     return "\n".join(rows)
+
+
+def _learned(side: Mapping[str, Any]) -> str:
+    if "greedy_before" not in side:
+        return (
+            f"{side['steps_to_target']}, {side['seconds_to_target']:.1f}" if side["steps_to_target"] else "not reached"
+        )
+    accuracies = (side[key]["accuracy"] for key in ("greedy_before", "greedy_after"))
+    rewards = f"{side['reward_first5']:.3f}, {side['reward_last5']:.3f}"
+    return f"{rewards} | {', '.join(f'{accuracy:.3f}' for accuracy in accuracies)}"
 
 
 if __name__ == "__main__":

