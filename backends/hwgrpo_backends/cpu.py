@@ -51,9 +51,9 @@ COMMON = {
         source="oneDNN, developer guide, primitive cache",
     ),
     "GOMP_SPINCOUNT": EnvVar(
-        value="2000",
-        why="a thread that waits for the others of an operation spins 300,000 times. Where another program has one of "
-        "the cores, the thread that is waited for does not run meanwhile, and a step takes several times as long",
+        value="10000",
+        why="a thread that waits for the others of an operation spins 300,000 times. Where a program beside it needs "
+        "the core, the thread that is waited for does not run meanwhile: a step takes several times as long",
         source="GCC, libgomp manual, GOMP_SPINCOUNT",
     ),
 }

@@ -1,6 +1,8 @@
 """docs/models.md says of each family what the code makes of it."""
 
+import ast
 import copy
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -79,3 +81,13 @@ def test_the_command_of_the_page_names_what_a_run_would_do(capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert "grouped layout" in printed
     assert "memory" in printed
+
+
+def test_each_fault_of_published_tokenizers_names_a_test_that_exists():
+    rows = table(section(PAGE, "What published tokenizers and templates do"), "what they do")
+    named = [name for row in rows for name in re.findall(r"`(tests/[^`]+)`", row["test"])]
+    assert len(named) >= len(rows) - 2, "others name the test of a row above"
+    for name in named:
+        file, _, function = name.partition("::")
+        body = ast.parse((REPO / file).read_text(encoding="utf-8")).body
+        assert not function or any(isinstance(each, ast.FunctionDef) and each.name == function for each in body), name
