@@ -125,6 +125,28 @@ def test_few_keys_with_dropout_or_in_16_bits_are_left_to_sdpa():
     assert not _is_narrow(torch.zeros(2, HEADS, MOST_NARROW_KEYS + 1, SIZE), {})
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("branched", [False, True])
+def test_in_16_bits_a_cpu_attends_in_fp32_and_rounds_the_result_once(branched, autocast):
+    micro = build_micro_batch(
+        ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED if branched else GROUPED_MASKED
+    )
+    length = micro.input_ids.shape[1]
+    mask = None if micro.attention_mask is None else additive(micro.attention_mask, torch.bfloat16)
+    inputs = [
+        torch.randn(1, heads, length, SIZE).bfloat16().requires_grad_() for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    ]
+    exact = [each.detach().float().requires_grad_() for each in inputs]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output, _ = branched_attention(MODULE, *inputs, mask, branches=micro.branches)
+    expected, _ = branched_attention(MODULE, *exact, None if mask is None else mask.float(), branches=micro.branches)
+    assert torch.equal(output, expected.bfloat16())
+    weight = torch.randn(output.shape).bfloat16()
+    found = torch.autograd.grad((output * weight).sum(), inputs)
+    for ours, theirs in zip(found, torch.autograd.grad((expected * weight.float()).sum(), exact), strict=True):
+        assert torch.equal(ours, theirs.bfloat16())
+
+
 def test_a_layer_that_keeps_its_window_to_itself_is_refused():
     micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
     tensors = [torch.randn(1, heads, micro.input_ids.shape[1], SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
