@@ -3,10 +3,11 @@
     python scripts/fetch_smollm2.py FOLDER
     python benchmarks/real_model.py --model FOLDER --output benchmarks/results/real_model.json
 
-Every way trains `smollm2_135m_arithmetic` by `hwgrpo train`, one after another.
-The control draws the rewards of a step's responses in another order (`reward.shuffle`), so that nothing can be learned
-from them. The table has accuracies on held-out questions: greedy, of one sample, and the share of samples that are a
-number and nothing else, which shows what is format alone. A picture of the curves is written beside the results.
+Every way trains `smollm2_135m_arithmetic`, one after another, with a process of one thread for each of two cores:
+threads of one process would wait for each other after every operation. The control draws the rewards of a step's
+responses in another order (`reward.shuffle`), so that they say nothing of the answers. The table has accuracies on
+held-out questions: greedy, of one sample, and the share of samples that are a number and nothing else. A picture of the
+greedy accuracy is written beside the results.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), metavar="WAY", help=f"of: {'; '.join(WAYS)}")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="processes of one thread that share a step's prompts")
     parser.add_argument("--output", help="JSON file of the results; those of other ways that it holds are kept")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model")
     parser.add_argument("overrides", nargs="*", help="further settings, as of hwgrpo train")
@@ -74,41 +75,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         results: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
         for way in args.ways or (["LoRA, fp32, seed 1"] if args.smoke else list(WAYS)):
             print(f"training: {way}", file=sys.stderr, flush=True)
-            results[way] = train(Path(folder) / str(len(results)), [*WAYS[way], *more], args.threads)
+            results[way] = train(Path(folder) / str(len(results)), [*WAYS[way], *more], args.ranks)
             results = {name: results[name] for name in WAYS if name in results}
             output.write_text(json.dumps(results, indent=1) + "\n")  # keeps the finished ways if a later one fails
             output.with_suffix(".svg").write_text(picture(results))
     print(table(results))
 
 
-def train(output: Path, overrides: Sequence[str], threads: int) -> dict[str, Any]:
-    """Return the training curve, the validations, the peak memory and the warnings of a run."""
+def train(output: Path, overrides: Sequence[str], ranks: int) -> dict[str, Any]:
+    """Return `read_run` of a run, and the peak memory of its largest process."""
     settings = [
-        *(f"trainer.threads={threads}", f"trainer.output_dir={output}", "trainer.save_every=0", "backend.name=cpu"),
+        *("trainer.threads=1", f"trainer.output_dir={output}", "trainer.save_every=0", "backend.name=cpu"),
         *("observe.loggers=[jsonl]", "observe.progress=none"),
     ]
-    command = [sys.executable, "-m", "hwgrpo", "train", RECIPE, *settings, *overrides]
-    _, status, usage = os.wait4(subprocess.Popen(command).pid, 0)
+    launch = [] if ranks == 1 else ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+    command = [sys.executable, "-m", *launch, "hwgrpo", "train", RECIPE, *settings, *overrides]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"the run ended with exit code {os.waitstatus_to_exitcode(status)}: {' '.join(command)}")
+    return read_run(output) | {"peak_mib": usage.ru_maxrss / 1024}
+
+
+def read_run(output: Path) -> dict[str, Any]:
+    """Return the training curve, the validations, the time and the warnings of a run."""
     curve: Curve = []
     validations: Curve = []
-    seconds = 0.0
     for line in map(json.loads, (output / "metrics.jsonl").read_text().splitlines()):
         if "timing_s/step" in line:
-            seconds += line["timing_s/step"]
-            curve.append({"minutes": seconds / 60} | {name: line[metric] for name, metric in COLUMNS.items()})
+            curve.append({name: line[metric] for name, metric in COLUMNS.items()})
         if found := {
             name: value for name, end in VALIDATION.items() for key, value in line.items() if re.match(end, key)
         }:
-            validations.append({"step": line["step"], "minutes": seconds / 60, **found})
-        seconds += line.get("timing_s/testing", 0.0)
+            validations.append({"step": line["step"], **found})
     summary = json.loads((output / "summary.json").read_text())
     return {
         "curve": curve,
         "validations": validations,
         "minutes": summary["wall_s"] / 60,
-        "peak_mib": usage.ru_maxrss / 1024,
         "warnings": [f"{each['name']} at step {each['step']}" for each in summary["warnings"]],
     }
 
@@ -122,23 +126,26 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     for way, result in results.items():
         ends = [result["validations"][0], result["validations"][-1]]
-        greedy, sampled, formed = (", ".join(f"{end[name]:.3f}" for end in ends) for name in VALIDATION)
+        greedy, sampled, formed = (
+            ", ".join(f"{end[name]:.3f}" for end in ends if name in end) or "-" for name in VALIDATION
+        )
         step, generate, update = (median(point[name] for point in result["curve"]) for name in TIMES)
         warnings = ", ".join(result["warnings"]) or "-"
+        peak = f"{result['peak_mib']:,.0f}" if "peak_mib" in result else "-"
         lines.append(
             f"| {way} | {greedy} | {sampled} | {formed} | {len(result['curve'])}, {result['minutes']:.1f} | "
-            f"{step:.1f}: {generate:.1f}, {update:.1f} | {result['peak_mib']:,.0f} | {warnings} |"
+            f"{step:.1f}: {generate:.1f}, {update:.1f} | {peak} | {warnings} |"
         )
     return "\n".join(lines)
 
 
 def picture(results: Mapping[str, Any]) -> str:
-    """Return an SVG of greedy accuracy over minutes of each way."""
-    longest = max(result["validations"][-1]["minutes"] for result in results.values()) or 1.0
+    """Return an SVG of greedy accuracy over steps of each way."""
+    longest = max(result["validations"][-1]["step"] for result in results.values())
     left, top, width, height = 50, 20, 640, 300
 
-    def place(minutes: float, accuracy: float) -> str:
-        return f"{left + width * minutes / longest:.1f},{top + height * (1 - accuracy):.1f}"
+    def place(step: float, accuracy: float) -> str:
+        return f"{left + width * step / longest:.1f},{top + height * (1 - accuracy):.1f}"
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 {top + height + 60}" font-family="sans-serif" '
@@ -148,13 +155,13 @@ def picture(results: Mapping[str, Any]) -> str:
         _, y = place(0, tick / 100).split(",")
         parts.append(f'<path d="M{left} {y}h{width}" stroke="#dddddd"/>')
         parts.append(f'<text x="{left - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick} %</text>')
-    for minute in range(0, int(longest) + 1, max(1, int(longest) // 8)):
-        x, y = place(minute, 0).split(",")
-        parts.append(f'<text x="{x}" y="{float(y) + 20:.1f}" text-anchor="middle">{minute}</text>')
-    parts.append(f'<text x="{left + width / 2}" y="{top + height + 45}" text-anchor="middle">minutes</text>')
+    for step in range(0, longest + 1, max(1, longest // 6)):
+        x, y = place(step, 0).split(",")
+        parts.append(f'<text x="{x}" y="{float(y) + 20:.1f}" text-anchor="middle">{step}</text>')
+    parts.append(f'<text x="{left + width / 2}" y="{top + height + 45}" text-anchor="middle">step</text>')
     for number, (way, result) in enumerate(results.items()):
         color = COLORS[list(WAYS).index(way)]
-        points = [place(point["minutes"], point["greedy"]) for point in result["validations"]]
+        points = [place(point["step"], point["greedy"]) for point in result["validations"]]
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>' for x, y in (p.split(",") for p in points)]
         y = top + 14 + 22 * number
