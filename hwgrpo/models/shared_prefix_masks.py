@@ -158,8 +158,9 @@ def branched_attention(
     """
     if attend is sdpa_attention_forward and query.device.type == "cpu" and query.dtype.itemsize == 2:
         # In 16 bits sdpa's kernel takes up to five times as long on a CPU, most of it in the backward pass.
-        added = attention_mask is not None and attention_mask.is_floating_point()
-        mask = attention_mask.float() if added else attention_mask
+        mask = attention_mask
+        if mask is not None and mask.is_floating_point():
+            mask = mask.float()
         with torch.autocast("cpu", enabled=False):
             output, _ = branched_attention(
                 module, query.float(), key.float(), value.float(), mask, branches=branches, **options

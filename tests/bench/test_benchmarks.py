@@ -18,7 +18,7 @@ from tests.support.processes.launch import forked
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "benchmarks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
-SLOW = ("against_trl", "curves", "grouped_update", "memory", "overlap", "strategies")
+SLOW = ("against_trl", "curves", "grouped_update", "memory", "overlap", "real_model", "strategies")
 PAGES = sorted((FOLDER / "results").glob("*.md"))
 RUNS = REPO / "scripts" / "benchmarks.sh"
 SOURCE = os.pathsep.join(str(REPO / folder) for folder in (".", "backends", "kernels"))
