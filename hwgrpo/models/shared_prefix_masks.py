@@ -30,6 +30,13 @@ LEAST_COLUMNS = 16
 MOST_NARROW_KEYS = 32
 """Most keys that responses attend to by matrix products on a CPU (fp32), which is faster there than sdpa's kernel."""
 
+MOST_KEYS_IN_FP32 = 128
+"""Most keys at which a CPU attends in fp32 where the model has 16 bits.
+
+sdpa's kernel for 16 bits takes two to five times as long there at 60 keys, most of it in the backward pass, as long at
+128, and three quarters as long at 500 (AMX, one thread).
+"""
+
 
 @dataclass(frozen=True)
 class Branches:
@@ -156,8 +163,8 @@ def branched_attention(
     Raises:
         ValueError: the layer has a sliding window and does not pass it.
     """
-    if attend is sdpa_attention_forward and query.device.type == "cpu" and query.dtype.itemsize == 2:
-        # In 16 bits sdpa's kernel takes up to five times as long on a CPU, most of it in the backward pass.
+    keys = key.shape[2] if branches is None else branches.prompt_width + branches.responses.shape[2]
+    if attend is sdpa_attention_forward and _is_faster_in_fp32(query, keys):
         mask = attention_mask
         if mask is not None and mask.is_floating_point():
             mask = mask.float()
@@ -186,6 +193,11 @@ def branched_attention(
     of_responses = of_responses.unflatten(1, (group, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
+
+
+def _is_faster_in_fp32(query: torch.Tensor, keys: int) -> bool:
+    """Return whether attention to so many keys is faster in fp32 than in the dtype of its 16 bits."""
+    return query.device.type == "cpu" and query.dtype.itemsize == 2 and keys <= MOST_KEYS_IN_FP32
 
 
 def _is_narrow(keys: torch.Tensor, options: dict[str, Any]) -> bool:

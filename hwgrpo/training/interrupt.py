@@ -40,7 +40,7 @@ class Interrupt:
 
     def __exit__(self, *_: object) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return  # garbage collection, in whatever thread, closes a loop that was not run to its end
+            return  # garbage collection closes an unfinished loop, in any thread
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, handler)

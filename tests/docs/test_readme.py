@@ -167,7 +167,7 @@ def test_a_speed_is_the_range_on_its_page_of_results(sentence, page, pattern):
 def test_it_is_short_and_its_pictures_are_small():
     assert len(TEXT.splitlines()) <= MOST_LINES
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", TEXT)
-    assert pictures == ["docs/images/live.svg", "benchmarks/results/real_model.svg", "docs/images/report.png"]
+    assert pictures == ["docs/images/live.svg", "docs/images/report.png", "benchmarks/results/real_model.svg"]
     for picture in pictures:
         assert (REPO / picture).stat().st_size < LARGEST_PICTURE, picture
     assert "http://www.w3.org/2000/svg" in (drawn := (REPO / pictures[0]).read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hwgrpo.models.shared_prefix_masks import (
     LEAST_COLUMNS,
+    MOST_KEYS_IN_FP32,
     MOST_NARROW_KEYS,
     NAME,
     _is_narrow,
@@ -125,9 +126,18 @@ def test_few_keys_with_dropout_or_in_16_bits_are_left_to_sdpa():
     assert not _is_narrow(torch.zeros(2, HEADS, MOST_NARROW_KEYS + 1, SIZE), {})
 
 
+@pytest.mark.parametrize(("keys", "in_fp32"), [(MOST_KEYS_IN_FP32, True), (MOST_KEYS_IN_FP32 + 1, False)])
+def test_attention_of_16_bits_to_many_keys_is_left_to_its_kernel(keys, in_fp32):
+    generator = torch.Generator().manual_seed(keys)
+    inputs = [torch.randn(1, heads, keys, SIZE, generator=generator) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    inputs = [each.bfloat16() for each in inputs]
+    output, _ = branched_attention(MODULE, *inputs, None)
+    assert torch.equal(output, sdpa_attention_forward(MODULE, *inputs, None)[0]) != in_fp32
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("branched", [False, True])
-def test_in_16_bits_a_cpu_attends_in_fp32_and_rounds_the_result_once(branched, autocast):
+def test_in_16_bits_a_cpu_attends_to_few_keys_in_fp32_and_rounds_the_result_once(branched, autocast):
     micro = build_micro_batch(
         ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED if branched else GROUPED_MASKED
     )

@@ -40,7 +40,7 @@ def communication_library(backend: str) -> str:
     """
     if backend != "nccl":  # hw: the one library that refuses other versions of itself, and has a namesake (RCCL)
         return backend
-    version = importlib.import_module("torch.cuda.nccl").version()
+    version = importlib.import_module("torch.cuda.nccl").version()  # hw: where torch has that library's version
     build = "rccl" if torch.version.hip else backend
     return f"{build} {'.'.join(str(part) for part in version)}"
 
