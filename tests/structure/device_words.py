@@ -1,7 +1,8 @@
 """Find words that tie code to one vendor's device: the core must not hold any outside a line that says why.
 
 A word is `torch.cuda` / `torch.npu` (used or imported), a call of `.cuda()` / `.npu()`, an import of `torch_npu`, or a
-string that is a device, platform or communication library by name ("npu", "cuda:0", "nccl"). Docstrings may name them.
+string that is a device, platform, communication library or device module by name ("npu", "cuda:0", "nccl",
+"torch.cuda.nccl"). Docstrings may name them.
 A line excuses its words with `# hw: <reason>`.
 """
 
@@ -72,7 +73,7 @@ def _words(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
                     if _is_device_module(module) or _is_device_module(f"{module}.{alias.name}"):
                         yield node, f"from {module} import {alias.name}"
             case ast.Constant(value=str() as text) if id(node) not in docstrings:
-                if text in NAMES or text.startswith(INDEXED):
+                if text in NAMES or text.startswith(INDEXED) or _is_device_module(text):
                     yield node, f"the string {text!r}"
 
 

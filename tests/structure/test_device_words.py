@@ -36,6 +36,7 @@ def test_the_core_names_no_device():
         ("if backend in ('nccl', 'gloo'): pass", "the string 'nccl'"),
         ("module = getattr(torch, 'hip')", "the string 'hip'"),
         ("name = {'rocm': 1}", "the string 'rocm'"),
+        ("module = import_module('torch.cuda.nccl')", "the string 'torch.cuda.nccl'"),
     ],
 )
 def test_a_planted_device_word_is_found(line, what):
