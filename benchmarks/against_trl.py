@@ -72,8 +72,8 @@ SMOKE = Setting("builtin://tiny?task=copy&hidden=32&layers=1&steps=1", "random",
 RECIPES = {"arithmetic": "smollm2_135m_arithmetic"}
 """Setting -> recipe, for the model of a folder."""
 SMOKE_RECIPE = (
-    *("data.train=task://add?max=9", "data.validation=null", "data.chat=auto", "trainer.prompts_per_step=2"),
-    *("rollout.n=4", "rollout.max_response_tokens=4"),
+    *("data.train=task://add?max=9", "data.validation=null", "data.chat=auto", "data.few_shot=[]"),
+    *("trainer.prompts_per_step=2", "rollout.n=4", "rollout.max_response_tokens=4"),
 )
 
 

@@ -34,8 +34,9 @@ WAYS: dict[str, list[str]] = {
 }
 SMOKE = [
     "model.path=builtin://tiny?task=add&hidden=32&layers=1&steps=1",
-    *("data.train=task://add?max=9", "data.validation=task://add?max=9", "data.chat=never", "data.instruction=null"),
-    *("data.validation_max_rows=8", "trainer.prompts_per_step=4", "trainer.max_steps=2", "trainer.validate_every=1"),
+    *("data.train=task://add?max=9", "data.validation=task://add?max=9", "data.validation_max_rows=8"),
+    *("data.chat=never", "data.instruction=null", "data.few_shot=[]"),
+    *("trainer.prompts_per_step=4", "trainer.max_steps=2", "trainer.validate_every=1"),
     "reward.functions=[exact_match, {name: regex, weight: 0, kwargs: {pattern: '[0-9]+', mode: fullmatch}}]",
 ]
 COLORS = ("#1f5fbf", "#3f8fdf", "#7fb6ef", "#888888", "#c2571a", "#3d8b37")

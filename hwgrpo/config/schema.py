@@ -122,6 +122,14 @@ class ModelConfig:
 
 
 @dataclass
+class FewShotConfig:
+    prompt: str = MISSING
+    """Message of the user; `data.instruction` is added to it."""
+    response: str = MISSING
+    """The model's answer."""
+
+
+@dataclass
 class DataConfig:
     train: str | list[str] = setting(MISSING, path=True)
     """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, `task://sort`, or
@@ -154,6 +162,8 @@ class DataConfig:
     """System message put before every conversation that has none."""
     instruction: str | None = None
     """Text put after every prompt: plain text, or the last message of the user, e.g. Answer with the number only."""
+    few_shot: list[FewShotConfig] = field(default_factory=list)
+    """Examples that precede every prompt's conversation, after its system message."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the chat template, e.g. {enable_thinking: false}."""
     template_date: str | None = None

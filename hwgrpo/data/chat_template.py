@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -177,37 +177,53 @@ def _check_options(options: Mapping[Any, Any], template: Any) -> None:
 
 
 def conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:
-    """Return a row's prompt with the settings `chat`, `system_prompt` and `instruction` applied."""
+    """Return a row's prompt with the settings `chat`, `system_prompt`, `few_shot` and `instruction` applied."""
     prompt = _instructed(read_prompt(row, config.prompt_key, place), config.instruction, place)
     if isinstance(prompt, str):
         if config.chat != "always":
-            if config.system_prompt:
-                raise ConfigError(
-                    f"data.system_prompt is set, but {place} is plain text and gets no chat template under "
-                    f"data.chat={config.chat}; set data.chat=always, or remove the system prompt"
-                )
+            for key in ("system_prompt", "few_shot"):
+                if getattr(config, key):
+                    raise ConfigError(
+                        f"data.{key} is set, but {place} is plain text and gets no chat template under "
+                        f"data.chat={config.chat}; set data.chat=always, or remove data.{key}"
+                    )
             return prompt
         prompt = ({"role": "user", "content": prompt},)
-    if config.system_prompt and prompt[0]["role"] not in ("system", "developer"):
-        prompt = ({"role": "system", "content": config.system_prompt}, *prompt)
-    return prompt
+    own_system = prompt[0]["role"] in ("system", "developer")
+    system, rest = (prompt[:1], prompt[1:]) if own_system else ((), prompt)
+    if config.system_prompt and not own_system:
+        system = ({"role": "system", "content": config.system_prompt},)
+    return (*system, *few_shot_messages(config), *rest)
+
+
+def few_shot_messages(config: Any) -> Iterator[Message]:
+    """Yield the turns of `few_shot`, each with the instruction that a prompt gets."""
+    for example in config.few_shot:
+        yield {"role": "user", "content": _with_instruction(example.prompt, config.instruction)}
+        yield {"role": "assistant", "content": example.response}
 
 
 def _instructed(prompt: str | tuple[Message, ...], instruction: str | None, place: str) -> str | tuple[Message, ...]:
-    """Return a prompt with the instruction at its end, after a space unless it begins with white space itself."""
+    """Return a prompt with the instruction at its end."""
     if not instruction:
         return prompt
-    added = instruction if instruction[0].isspace() else f" {instruction}"
     if isinstance(prompt, str):
-        return prompt + added
+        return _with_instruction(prompt, instruction)
     last = max((number for number, message in enumerate(prompt) if message["role"] == "user"), default=None)
     if last is None:
         raise DataError(
             f"{place}: the conversation has no message of the user, to which data.instruction could be added; remove "
             "the instruction, or the row"
         )
-    message = {**prompt[last], "content": _plain(prompt[last]) + added}
+    message = {**prompt[last], "content": _with_instruction(_plain(prompt[last]), instruction)}
     return (*prompt[:last], message, *prompt[last + 1 :])
+
+
+def _with_instruction(text: str, instruction: str | None) -> str:
+    """Return a text and the instruction, after a space unless it begins with white space itself."""
+    if not instruction:
+        return text
+    return text + (instruction if instruction[0].isspace() else f" {instruction}")
 
 
 def _plain(message: Message) -> str:

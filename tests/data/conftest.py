@@ -61,6 +61,7 @@ def data_config():
             "chat": "auto",
             "system_prompt": None,
             "instruction": None,
+            "few_shot": [],
             "chat_template_kwargs": {},
             "template_date": None,
             "max_rows": 0,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from hwgrpo.config.schema import FewShotConfig
 from hwgrpo.data.prompts import _content, build_dataset, dataset_notes, template_note
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.training.resume import compare_data
@@ -80,6 +81,21 @@ def test_plain_and_chat_rows_of_one_file_keep_their_order(jsonl, data_config, to
             {"instruction": "be"},
             [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "content": "so"}],
             "<user>hi be\n<assistant>so",
+        ),
+        (
+            {"few_shot": [FewShotConfig("a", "b")], "chat": "always", "instruction": "be"},
+            "hi",
+            "<user>a be\n<assistant>b\n<user>hi be\n<assistant>",
+        ),
+        (
+            {"few_shot": [FewShotConfig("a", "b")], "system_prompt": "be"},
+            [{"role": "user", "content": "hi"}],
+            "<system>be\n<user>a\n<assistant>b\n<user>hi\n<assistant>",
+        ),
+        (
+            {"few_shot": [FewShotConfig("a", "b")]},
+            [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}],
+            "<system>own\n<user>a\n<assistant>b\n<user>hi\n<assistant>",
         ),
         ({"chat": "never"}, [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}], "own\nhi"),
         ({"chat_template_kwargs": {"mood": "sad"}}, [{"role": "user", "content": "hi"}], "sad;<user>hi\n<assistant>"),
@@ -340,6 +356,10 @@ def test_a_conversation_needs_a_chat_template(jsonl, data_config, tokenizer_with
     ("settings", "words"),
     [
         ({"system_prompt": "be"}, "data.system_prompt is set, but .*line 1 is plain text.*data.chat=always"),
+        (
+            {"few_shot": [FewShotConfig("1+1", "2")]},
+            "data.few_shot is set, but .*line 1 is plain text.*data.chat=always, or remove data.few_shot",
+        ),
         ({"overlong": "fliter"}, "data.overlong='fliter'.*Did you mean 'filter'"),
         ({"chat": "always", "chat_template_kwargs": {"tokenize": True}}, "data.chat_template_kwargs: tokenize"),
     ],

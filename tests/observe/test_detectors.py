@@ -148,8 +148,8 @@ CASES = {
         ],
     ),
     "rollout and trainer differ": (
-        [[{"training/rollout_probs_diff_mean": 0.02}] * 5],
-        [[{"training/rollout_probs_diff_mean": 0.009}] * 30, [{"training/rollout_probs_diff_mean": 0.02}] * 4],
+        [[{"training/rollout_probs_diff_mean": 0.03}] * 5],
+        [[{"training/rollout_probs_diff_mean": 0.019}] * 30, [{"training/rollout_probs_diff_mean": 0.03}] * 4],
     ),
     "gradient spike": (
         [[{}] * 20 + [{"actor/grad_norm": 5.5}]],

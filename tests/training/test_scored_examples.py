@@ -118,6 +118,9 @@ def test_a_runs_responses_are_read_with_their_conversation(tmp_path: Path):
     rows = [logged("[system]Be brief\n[user]2 + 2?\n", "2 + 2?")]
     read = texts(build(tmp_path, rows, "data.system_prompt=Be brief"))
     assert read == [["[system]Be brief\n[user]2 + 2?\n[assistant]4\n"]]
+    rows = [logged("[user]1 + 1?\n[assistant]2\n[user]2 + 2?\n", "2 + 2?")]
+    read = texts(build(tmp_path, rows, "data.few_shot=[{prompt: '1 + 1?', response: '2'}]"))
+    assert read == [["[user]1 + 1?\n[assistant]2\n[user]2 + 2?\n[assistant]4\n"]]
     with pytest.raises(DataError, match=r"the log has only the last message of this prompt's conversation"):
         build(tmp_path, rows)
 

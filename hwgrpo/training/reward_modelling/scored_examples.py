@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hwgrpo.config import Config
-from hwgrpo.data.chat_template import apply_template, conversation, render
+from hwgrpo.data.chat_template import apply_template, conversation, few_shot_messages, render
 from hwgrpo.data.examples import read_response
 from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
@@ -281,7 +281,7 @@ class _Reader:
         question = row["question"]
         if question is None or not self._tokenizer.chat_template:
             return _prompt_of(row["prompt"], None), row["response"]
-        user: tuple[Message, ...] = ({"role": "user", "content": question},)
+        user: tuple[Message, ...] = (*few_shot_messages(data), {"role": "user", "content": question})
         system = ({"role": "system", "content": data.system_prompt or ""},)
         place = self._rows.place(index)
         for messages in (user, (*system, *user)):
