@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hwgrpo.config import Config
 from hwgrpo.config.keys import expand_names
-from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.recipe_text import nested

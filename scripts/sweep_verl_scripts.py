@@ -16,8 +16,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from hwgrpo.config import Config
 from hwgrpo.config.keys import expand_names
-from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.recipe_text import nested

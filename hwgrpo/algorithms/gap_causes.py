@@ -12,7 +12,7 @@ from itertools import combinations
 from statistics import median
 from typing import NamedTuple
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 
 LAST = 3
 """Latest steps that count as the present gap."""

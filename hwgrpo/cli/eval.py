@@ -14,7 +14,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
-    from hwgrpo.config.schema import Config
+    from hwgrpo.config import Config
     from hwgrpo.rewards.combine import RewardPipeline
     from hwgrpo.rewards.randomness import Seed
     from hwgrpo.values import Completions, PromptBatch, Rewards

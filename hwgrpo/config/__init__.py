@@ -1,6 +1,6 @@
 """Settings: the schema, loading (recipe + overrides), checking, documentation.
 
-schema.py          the settings as dataclasses: type, default, limits, and a docstring for each
+schema.py          `Settings`: all settings as dataclasses: type, default, limits, and a docstring for each
 optional_settings.py those of adapters, sharded strategies and rollout servers
 adapter_settings.py settings of existing adapters
 bound_arguments.py keyword arguments of functions, within what their signatures declare
@@ -32,7 +32,6 @@ document.py        the schema as documentation
 peers.py           settings of verl and TRL, and their names here
 """
 
-from hwgrpo.config.load import load_config
-from hwgrpo.config.schema import Config
+from hwgrpo.config.load import Config, load_config
 
 __all__ = ["Config", "load_config"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo import catalog
-from hwgrpo.config.load import load_config
-from hwgrpo.config.schema import AlgorithmConfig, Config
+from hwgrpo.config.load import Config, load_config
+from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.config.validate import check_config
 from hwgrpo.errors import ConfigError
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.errors import ConfigError, choice_error
 
 BUCKET = 8_000_000
@@ -72,7 +72,7 @@ INSTEAD = {
 """What the run's settings decide, and which of them does."""
 
 
-def deepspeed_config(config: Config) -> dict[str, Any]:
+def deepspeed_config(config: Settings) -> dict[str, Any]:
     """Return what DeepSpeed is started with, but for precision and bucket sizes, which the model decides.
 
     Args:

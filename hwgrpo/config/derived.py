@@ -6,33 +6,33 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, EXACT_KL
-from hwgrpo.config.schema import Config, KlConfig
+from hwgrpo.config.schema import KlConfig, Settings
 from hwgrpo.values import Sampling
 
 
-def prompts_per_update(config: Config) -> int:
+def prompts_per_update(config: Settings) -> int:
     """Return the prompts per optimizer update, over all ranks."""
     return config.trainer.prompts_per_update or config.trainer.prompts_per_step
 
 
-def ranks_per_sequence(config: Config) -> int:
+def ranks_per_sequence(config: Settings) -> int:
     """Return how many ranks go through a sequence together, a part of its tokens each."""
     return max(config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size)
 
 
-def sharing_setting(config: Config) -> str:
+def sharing_setting(config: Settings) -> str:
     """Return the setting by which ranks share sequences, as it stands."""
     name = "tensor" if config.trainer.tensor_parallel_size > 1 else "sequence"
     return f"trainer.{name}_parallel_size={ranks_per_sequence(config)}"
 
 
-def longest_share(config: Config) -> int:
+def longest_share(config: Settings) -> int:
     """Return the most tokens of one sequence that a device has to hold in a pass."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     return -(-longest // ranks_per_sequence(config))
 
 
-def planned_steps(config: Config, prompts: int) -> int:
+def planned_steps(config: Settings, prompts: int) -> int:
     """Return the total number of steps.
 
     Args:
@@ -48,12 +48,12 @@ def largest_kl(kl: KlConfig) -> float | None:
     return kl.output_clamp if kl.estimator in CLAMPED_KL_ESTIMATORS else None
 
 
-def has_exact_kl(config: Config) -> bool:
+def has_exact_kl(config: Settings) -> bool:
     """Return whether each pass of an update runs the reference model, for the KL over the full vocabulary."""
     return config.algorithm.kl.coef > 0 and config.algorithm.kl.estimator == EXACT_KL
 
 
-def temperature_at(config: Config, step: int, total_steps: int) -> float:
+def temperature_at(config: Settings, step: int, total_steps: int) -> float:
     """Return the temperature of a step, 1 <= step <= total_steps."""
     r = config.rollout
     if r.final_temperature is None:
@@ -61,13 +61,13 @@ def temperature_at(config: Config, step: int, total_steps: int) -> float:
     return r.temperature + (r.final_temperature - r.temperature) * (step - 1) / max(1, total_steps - 1)
 
 
-def sampling_by_step(config: Config, total_steps: int) -> Callable[[int], Sampling]:
+def sampling_by_step(config: Settings, total_steps: int) -> Callable[[int], Sampling]:
     """Return how the responses of a step are drawn, as a function of the step."""
     sampling = sampling_of(config)
     return lambda step: replace(sampling, temperature=temperature_at(config, step, total_steps))
 
 
-def sampling_of(config: Config) -> Sampling:
+def sampling_of(config: Settings) -> Sampling:
     """Return how responses are drawn in training, at `rollout.temperature`.
 
     Raises:
@@ -89,7 +89,7 @@ def sampling_of(config: Config) -> Sampling:
     )
 
 
-def validation_sampling_of(config: Config) -> Sampling:
+def validation_sampling_of(config: Settings) -> Sampling:
     """Return how the sampled responses of validations are drawn; n is that of training.
 
     Raises:

@@ -32,7 +32,7 @@ class Entry:
 @cache
 def entries() -> tuple[Entry, ...]:
     """Return every setting in the schema's order, dotted keys, lists of sections as `functions[]`."""
-    return tuple(_walk(schema.Config, "", _docstrings(), ()))
+    return tuple(_walk(schema.Settings, "", _docstrings(), ()))
 
 
 def _walk(

@@ -16,7 +16,7 @@ from hwgrpo.config.document import entries
 from hwgrpo.config.interpolation_bounds import check_interpolations
 from hwgrpo.config.keys import INDEX, expand_names
 from hwgrpo.config.overrides import merge
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import alternatives, build, hint_below
 from hwgrpo.config.written_config import (
     Place,
@@ -44,7 +44,7 @@ def resolve_interpolations(raw: dict[str, Any], *, lenient: bool) -> tuple[dict[
     Raises:
         ConfigError: an interpolation names nothing that is there, or itself; the message shows no value that was read.
     """
-    found = list(interpolations(raw, Config))
+    found = list(interpolations(raw, Settings))
     check_interpolations({place: text for place, text, _ in found}, raw)
     for place, text, _ in found:
         try:
@@ -53,7 +53,7 @@ def resolve_interpolations(raw: dict[str, Any], *, lenient: bool) -> tuple[dict[
             raise unresolved_error(place, text, error) from None
     if not found:
         return raw, {}
-    settings = OmegaConf.create(merge(dataclasses.asdict(Config()), raw))
+    settings = OmegaConf.create(merge(dataclasses.asdict(Settings()), raw))
     resolved = copy.deepcopy(raw)
     left_out = _leave_out_unset(settings, resolved, found) if lenient else {}
     for place, text, _ in found:
@@ -123,4 +123,4 @@ def _value_at(settings: Any, place: Place) -> Any:
 
 def _type_at(place: Place) -> Any:
     """Return the type of the setting at a place."""
-    return functools.reduce(lambda hint, name: hint_below(hint, str(name)), place, Config)
+    return functools.reduce(lambda hint, name: hint_below(hint, str(name)), place, Settings)

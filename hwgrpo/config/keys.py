@@ -10,7 +10,7 @@ from typing import Any
 
 from hwgrpo.config.document import entries
 from hwgrpo.config.peers import last_name_here, name_here
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import alternatives, hint_below, is_list, section_of
 from hwgrpo.errors import ConfigError, nearest, shown
 
@@ -24,7 +24,7 @@ def type_of_key(dotted: str) -> Any:
     Raises:
         ConfigError: the schema has no such key; the message names the nearest that it has.
     """
-    hint: Any = Config
+    hint: Any = Settings
     walked: list[str] = []
     for name in dotted.split("."):
         section = section_of(hint)

@@ -14,7 +14,7 @@ from hwgrpo.config.keys import check_keys, leaf_keys
 from hwgrpo.config.overrides import apply_override, parse_override
 from hwgrpo.config.presets import with_presets
 from hwgrpo.config.recipe_files import settings_tree
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import unused_settings
 from hwgrpo.config.validate import check_config
@@ -36,6 +36,15 @@ _GIVEN = "_given"
 """Attribute of a loaded configuration: the keys that were set. It is no setting."""
 
 
+class Config(Settings):
+    """The settings of one run."""
+
+    @classmethod
+    def load(cls, recipe: Any = None, overrides: Sequence[str] = ()) -> Config:
+        """Return the checked settings of a recipe, or of a mapping, with `key=value` overrides; see `load_config`."""
+        return load_config(recipe, overrides)
+
+
 def load_config(
     recipe: str | Path | Mapping[str, Any] | None,
     overrides: Sequence[str] = (),
@@ -45,7 +54,7 @@ def load_config(
     variables_may_be_missing: bool = False,
     imported: Collection[str] = (),
     unread: Sequence[str] = (),
-    used: Callable[[Config], Config] = lambda config: config,
+    used: Callable[[Settings], Settings] = lambda config: config,
 ) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 

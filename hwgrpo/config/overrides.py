@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from hwgrpo.config.keys import expand_names, type_of_key
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import hint_below, is_list
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError, shown
@@ -34,7 +34,7 @@ def apply_override(raw: dict[str, Any], key: str, value: Any) -> None:
     """
     *parents, last = key.split(".")
     here: Any = raw
-    hint: Any = Config
+    hint: Any = Settings
     for i, name in enumerate([*parents, last]):
         where = ".".join(key.split(".")[:i])
         if isinstance(here, list):

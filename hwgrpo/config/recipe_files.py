@@ -8,7 +8,7 @@ from typing import Any
 
 from hwgrpo.config.keys import expand_names
 from hwgrpo.config.overrides import apply_override
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.shipped_files import recipe_files
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
@@ -83,7 +83,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         ) from error
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes, which no recipe is; name the YAML file of a run")
-    loaded = read_yaml(text, str(path), Config)
+    loaded = read_yaml(text, str(path), Settings)
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hwgrpo.catalog import ENGINES, EXACT_KL
 from hwgrpo.config.optional_settings import RolloutServerConfig
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.user_code import names_a_file
 
 
-def check_rollout(config: Config) -> None:
+def check_rollout(config: Settings) -> None:
     """Check that the engine supports the settings of `rollout` and the policy's adapters.
 
     Raises:
@@ -66,7 +66,7 @@ def check_rollout(config: Config) -> None:
         )
 
 
-def check_greedy_baseline(config: Config) -> None:
+def check_greedy_baseline(config: Settings) -> None:
     """Check that nothing else uses the engine while it samples the greedy responses that the estimator compares with.
 
     Raises:
@@ -81,7 +81,7 @@ def check_greedy_baseline(config: Config) -> None:
         )
 
 
-def check_filter(config: Config) -> None:
+def check_filter(config: Settings) -> None:
     """Check the settings of `algorithm.filter_groups`.
 
     Raises:
@@ -118,7 +118,7 @@ def check_filter(config: Config) -> None:
         )
 
 
-def _check_exact_kl(config: Config) -> None:
+def _check_exact_kl(config: Settings) -> None:
     """Check that the policy's log-probs are over the full vocabulary where the KL is.
 
     An engine that reports which tokens its filters drop makes them those of the truncated distribution.

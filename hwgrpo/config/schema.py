@@ -5,7 +5,6 @@ A recipe states only what differs from these defaults. `hwgrpo config` prints th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -523,7 +522,7 @@ class BackendConfig:
 
 
 @dataclass
-class Config:
+class Settings:
     """The settings of one run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -540,10 +539,3 @@ class Config:
     plugins: list[str] = field(default_factory=list)
     """Python files, or modules of this environment, that are imported before the settings are checked; settings can
     name the components that they register (see docs/extend.md)."""
-
-    @classmethod
-    def load(cls, recipe: Any = None, overrides: Sequence[str] = ()) -> Config:
-        """Return the checked settings of a recipe, or of a mapping, with `key=value` overrides; see `load_config`."""
-        from hwgrpo.config.load import load_config
-
-        return load_config(recipe, overrides)

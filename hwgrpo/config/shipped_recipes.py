@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hwgrpo.config.load import load_config
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.shipped_files import recipe_files
 
 _DEVICES = re.compile(r"\bon (\d+) devices")
@@ -52,7 +52,7 @@ def _read(name: str, file: Path) -> ShippedRecipe:
     )
 
 
-def _method(config: Config) -> str:
+def _method(config: Settings) -> str:
     """Return the estimator or preset, and which parameters are trained."""
     rank, quantize = config.model.lora.rank, config.model.quantize
     trained = f"LoRA of rank {rank}" if rank else "all parameters"

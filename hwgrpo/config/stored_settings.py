@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hwgrpo.config.keys import check_keys, expand_names
-from hwgrpo.config.load import resolved
-from hwgrpo.config.schema import Config
+from hwgrpo.config.load import Config, resolved
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.yaml_text import read_yaml
 
 
@@ -24,9 +24,9 @@ def settings_from(saved: Mapping[str, Any] | str) -> Config:
     Raises:
         ConfigError: it has settings that this version does not have.
     """
-    raw = read_yaml(saved, "config.yaml", Config) if isinstance(saved, str) else copy.deepcopy(dict(saved))
+    raw = read_yaml(saved, "config.yaml", Settings) if isinstance(saved, str) else copy.deepcopy(dict(saved))
     raw = expand_names(raw or {})
-    check_keys(raw, Config, "")
+    check_keys(raw, Settings, "")
     return resolved(raw, lenient=True)
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import copy
 
-from hwgrpo.config.schema import AlgorithmConfig, Config, LossConfig, RewardConfig, RewardFunctionConfig, RolloutConfig
+from hwgrpo.config.schema import (
+    AlgorithmConfig,
+    LossConfig,
+    RewardConfig,
+    RewardFunctionConfig,
+    RolloutConfig,
+    Settings,
+)
 
 
-def supervised_settings(config: Config) -> Config:
+def supervised_settings(config: Settings) -> Settings:
     """Return a copy of a recipe's settings for supervised training, which samples and scores nothing.
 
     The loss is `gpg`, which with an advantage of 1 is the negative log-prob, at temperature 1. Of `rollout` only

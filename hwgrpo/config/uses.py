@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from hwgrpo.config.fields import AnyOf, Limits, Use
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import hints_of
 from hwgrpo.errors import ConfigError, shown
 
 
-def check_used(config: Config, imported: Collection[str] = ()) -> list[str]:
+def check_used(config: Settings, imported: Collection[str] = ()) -> list[str]:
     """Check that every setting that differs from its default has an effect.
 
     Args:
@@ -33,12 +33,12 @@ def check_used(config: Config, imported: Collection[str] = ()) -> list[str]:
     return notes
 
 
-def unused_settings(config: Config) -> set[str]:
+def unused_settings(config: Settings) -> set[str]:
     """Return the keys of non-default settings that have no effect."""
     return {key for key, _ in _unused(config, config, "", ())}
 
 
-def _unused(config: Config, section: Any, prefix: str, inherited: Sequence[AnyOf]) -> Iterator[tuple[str, str]]:
+def _unused(config: Settings, section: Any, prefix: str, inherited: Sequence[AnyOf]) -> Iterator[tuple[str, str]]:
     """Yield the key and the message of each setting of a section without effect."""
     for field in dataclasses.fields(section):
         key, value = prefix + field.name, getattr(section, field.name)
@@ -66,7 +66,7 @@ def _unused(config: Config, section: Any, prefix: str, inherited: Sequence[AnyOf
                 break
 
 
-def _look_up(config: Config, section: Any, prefix: str, key: str) -> tuple[str, Any]:
+def _look_up(config: Settings, section: Any, prefix: str, key: str) -> tuple[str, Any]:
     """Return the full key and the value of the setting that a condition names."""
     if key.startswith("."):
         return prefix + key[1:], getattr(section, key[1:])
@@ -98,7 +98,7 @@ def _describe(use: Use, prefix: str) -> str:
 
 def _choices(key: str) -> Sequence[str]:
     """Return the allowed names of a setting by its full key."""
-    section: Any = Config
+    section: Any = Settings
     *sections, last = key.split(".")
     for name in sections:
         section = hints_of(section)[name]

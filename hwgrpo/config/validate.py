@@ -19,7 +19,7 @@ from hwgrpo.config.fields import Limits
 from hwgrpo.config.optional_settings import LARGEST_ERROR
 from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
-from hwgrpo.config.schema import Config, ObserveConfig
+from hwgrpo.config.schema import ObserveConfig, Settings
 from hwgrpo.config.shipped_files import preset_names
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
@@ -30,7 +30,7 @@ from hwgrpo.user_code import FORM, names_a_file, split_name
 
 
 def check_config(
-    config: Config,
+    config: Settings,
     *,
     data_may_be_missing: bool = False,
     files_may_be_missing: bool = False,
@@ -71,12 +71,12 @@ def check_config(
     return notes
 
 
-def _strategy_kind(config: Config) -> Any:
+def _strategy_kind(config: Settings) -> Any:
     """Return the `StrategyKind`; None for `auto`, and for one of a missing plugin where the section is not read."""
     return STRATEGIES.load(config.trainer.strategy) if config.trainer.strategy in STRATEGIES else None
 
 
-def check_world_size(config: Config, world_size: int) -> None:
+def check_world_size(config: Settings, world_size: int) -> None:
     """Check what depends on the number of ranks.
 
     Raises:
@@ -171,7 +171,7 @@ def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
     return error
 
 
-def _check_sources(config: Config) -> None:
+def _check_sources(config: Settings) -> None:
     read_date(config.data.template_date)
     for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
         listed = named if isinstance(named, list) else [named]
@@ -183,7 +183,7 @@ def _check_sources(config: Config) -> None:
             )
 
 
-def _check_names(config: Config, unread: Sequence[str]) -> None:
+def _check_names(config: Settings, unread: Sequence[str]) -> None:
     if "observe" not in unread:
         _check_observe(config.observe)
     for i, function in enumerate(config.reward.functions):
@@ -243,7 +243,7 @@ def _check_fused_modules(modules: list[str]) -> None:
         )
 
 
-def check_resume(config: Config) -> None:
+def check_resume(config: Settings) -> None:
     """Check what `trainer.resume` names.
 
     Raises:
@@ -258,7 +258,7 @@ def check_resume(config: Config) -> None:
         )
 
 
-def missing_loggers(config: Config) -> list[str]:
+def missing_loggers(config: Settings) -> list[str]:
     """Return problems with the packages of `observe.loggers`."""
     missing = []
     for name in config.observe.loggers:
@@ -269,7 +269,7 @@ def missing_loggers(config: Config) -> list[str]:
     return missing
 
 
-def missing_data(config: Config) -> list[str]:
+def missing_data(config: Settings) -> list[str]:
     """Return problems with the files, folders and packages of `data.train` and `data.validation`; hub names pass.
 
     Raises:
@@ -299,7 +299,7 @@ def missing_data(config: Config) -> list[str]:
     return missing
 
 
-def _check_files(config: Config) -> None:
+def _check_files(config: Settings) -> None:
     for key, name in (("model.path", config.model.path), ("model.tokenizer", config.model.tokenizer)):
         if is_object(name):
             find_object(str(name), key)
@@ -328,7 +328,7 @@ def _check_files(config: Config) -> None:
         raise ConfigError(f"model.chat_template={template!r}: there is no such file; name one in Jinja.{hint}")
 
 
-def _check_contradictions(config: Config) -> None:
+def _check_contradictions(config: Settings) -> None:
     c, t = config, config.trainer
     if not c.reward.functions:
         raise ConfigError("reward.functions is empty; name at least one reward, e.g. reward.functions=[exact_match]")
@@ -386,7 +386,7 @@ def _check_contradictions(config: Config) -> None:
         )
 
 
-def _check_responses_differ(config: Config) -> None:
+def _check_responses_differ(config: Settings) -> None:
     """Check that a training run samples different responses to a prompt."""
     if config.rollout.top_k == 1:
         raise ConfigError(
@@ -396,7 +396,7 @@ def _check_responses_differ(config: Config) -> None:
         )
 
 
-def _check_horizon(config: Config) -> None:
+def _check_horizon(config: Settings) -> None:
     """Check that an adapted KL coefficient stays above 0."""
     kl, responses = config.algorithm.kl, config.trainer.prompts_per_step * config.rollout.n
     least = math.floor(LARGEST_ERROR * responses) + 1
@@ -408,7 +408,7 @@ def _check_horizon(config: Config) -> None:
         )
 
 
-def _check_process(config: Config) -> None:
+def _check_process(config: Settings) -> None:
     """Check the settings of steps, which estimators read that have one advantage per token."""
     process = config.algorithm.process
     if not process.delimiter:
@@ -424,7 +424,7 @@ def _check_process(config: Config) -> None:
         )
 
 
-def check_strategy(config: Config) -> None:
+def check_strategy(config: Settings) -> None:
     """Check that the strategy supports the other settings.
 
     Raises:
@@ -488,7 +488,7 @@ def check_strategy(config: Config) -> None:
         strategy.refuse(config)
 
 
-def _check_quantized(config: Config, strategy: Any) -> None:
+def _check_quantized(config: Settings, strategy: Any) -> None:
     """Check that adapters are trained, and that the strategy and the rollout engine support `model.quantize`."""
     quantize = f"model.quantize={config.model.quantize!r}"
     if not (config.model.lora.rank or config.model.lora.adapter):

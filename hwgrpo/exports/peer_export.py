@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.catalog import TASK_SCHEMES
+from hwgrpo.config import Config
 from hwgrpo.config.document import entries
 from hwgrpo.config.keys import expand_names
-from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import unused_settings
 from hwgrpo.imports.import_result import Imported

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hwgrpo.config.schema import Config, RewardFunctionConfig
+from hwgrpo.config import Config
+from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
 from hwgrpo.exports.variable_settings import variable_keys, with_variables
 from hwgrpo.imports.import_result import Imported

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hwgrpo.catalog import LOGGERS, REWARDS
+from hwgrpo.config import Config
 from hwgrpo.config.document import entries
 from hwgrpo.config.keys import INDEX
-from hwgrpo.config.schema import Config
 from hwgrpo.config.written_config import Place, dotted, interpolated_texts, value_at
 from hwgrpo.errors import ConfigError
 from hwgrpo.imports.hydra_values import Resolver

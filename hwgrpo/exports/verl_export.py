@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hwgrpo.catalog import TASK_SCHEMES
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.exports.peer_export import Exported, choice, export_peer, synthetic
 from hwgrpo.exports.variable_settings import with_variables
 from hwgrpo.imports.import_result import Imported

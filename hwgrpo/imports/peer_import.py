@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hwgrpo.config import Config
 from hwgrpo.config.document import entries as entries_here
 from hwgrpo.config.keys import expand_names
-from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import check_used, unused_settings
 from hwgrpo.errors import ConfigError, error_text, shown

@@ -18,7 +18,7 @@ from hwgrpo.observe import shown_fields
 from hwgrpo.observe.series import MetricSeries, Series
 
 if TYPE_CHECKING:
-    from hwgrpo.config.schema import Config
+    from hwgrpo.config import Config
 
 START = 5
 """Steps at the beginning that later ones are compared with: few, for good runs move early."""

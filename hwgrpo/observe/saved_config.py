@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hwgrpo.config.schema import Config
+    from hwgrpo.config import Config
 
 FILE = "config.yaml"
 

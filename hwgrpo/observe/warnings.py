@@ -13,7 +13,7 @@ from hwgrpo.observe.series import MetricSeries
 from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
-    from hwgrpo.config.schema import Config
+    from hwgrpo.config import Config
 
 FILE = "warnings.jsonl"
 WORSE = 2.0

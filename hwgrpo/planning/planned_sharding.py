@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.config.schema import Config, TrainerConfig
+from hwgrpo.config import Config
+from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.errors import choice_error
 from hwgrpo.training.strategies.sharding import Sharding
 from hwgrpo.training.strategies.strategy_kind import StrategyKind

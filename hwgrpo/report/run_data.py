@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.config import Config
 from hwgrpo.config.derived import largest_kl
-from hwgrpo.config.schema import Config, KlConfig
+from hwgrpo.config.schema import KlConfig
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.file_systems import lock as lock_file

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hwgrpo.catalog import ENGINES
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.registry import import_target
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
-    from hwgrpo.config.schema import Config
+    from hwgrpo.config import Config
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.terminal_width import format_bytes

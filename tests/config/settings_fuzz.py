@@ -10,10 +10,9 @@ from pathlib import Path
 from hwgrpo_backends import BackendError
 from hwgrpo_backends.cpu import BACKEND
 
-from hwgrpo.config import load_config
+from hwgrpo.config import Config, load_config
 from hwgrpo.config.document import entries
 from hwgrpo.config.fields import Limits
-from hwgrpo.config.schema import Config
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
 
 BASE = (

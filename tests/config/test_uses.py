@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo.config import load_config
+from hwgrpo.config import Config, load_config
 from hwgrpo.config.document import entries
 from hwgrpo.config.fields import AnyOf
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.schema import Config
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hwgrpo.config import Config
 from hwgrpo.config.document import entries
-from hwgrpo.config.schema import Config
 from hwgrpo.observe.detectors import DETECTORS, WATCHED, Finding
 from hwgrpo.observe.series import MetricSeries, Series
 from hwgrpo.observe.shown_fields import REWARD

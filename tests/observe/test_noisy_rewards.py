@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.observe.warnings import Monitor
 
 N = 8

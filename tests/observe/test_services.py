@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from hwgrpo.catalog import LOGGERS, SERVICES
+from hwgrpo.config import Config
 from hwgrpo.config.load import load_config, to_yaml
-from hwgrpo.config.schema import Config, ObserveConfig
+from hwgrpo.config.schema import ObserveConfig
 from hwgrpo.config.validate import check_logger_installed
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.observe.observer import Observer

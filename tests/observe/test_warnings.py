@@ -7,8 +7,9 @@ import json
 import pytest
 from rich.console import Console
 
+from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.schema import Config, ObserveConfig
+from hwgrpo.config.schema import ObserveConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.observe.console.panel import LivePanel
 from hwgrpo.observe.detectors import Finding

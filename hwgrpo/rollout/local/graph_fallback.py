@@ -9,7 +9,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.lean_step import LeanRows

@@ -16,7 +16,7 @@ weights_folder.py     safetensors files per version
 weights_group.py      the trainer's side of the process group
 """
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
 from hwgrpo.rollout.vllm import refuse_adapters

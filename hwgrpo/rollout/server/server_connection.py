@@ -14,9 +14,9 @@ from typing import Any
 from hwgrpo_backends import Backend
 from torch import distributed as dist
 
+from hwgrpo.config import Config
 from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.config.rollout_rules import server_urls
-from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights

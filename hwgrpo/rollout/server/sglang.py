@@ -13,7 +13,7 @@ from typing import Any
 
 from hwgrpo_backends import Backend
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights

@@ -12,7 +12,7 @@ from typing import Any
 
 from hwgrpo_backends import Backend
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import vllm_plugin
 from hwgrpo.rollout.engine_parts import EngineParts

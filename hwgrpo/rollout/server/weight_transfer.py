@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hwgrpo.catalog import ENGINES
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.rollout.policy_weights import AdapterWeights, PolicyWeights
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse, ServerProblem

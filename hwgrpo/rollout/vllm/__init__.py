@@ -6,8 +6,8 @@ installed_vllm.py    which vLLM an environment has; it runs vllm_probe.py there
 vllm_settings.py     the run's settings -> vLLM's arguments, for an engine here and for a server
 """
 
+from hwgrpo.config import Config
 from hwgrpo.config.adapter_settings import refuse_dora
-from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
 from hwgrpo.rollout.vllm.installed_vllm import DISTRIBUTIONS

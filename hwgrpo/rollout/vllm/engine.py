@@ -20,7 +20,7 @@ import torch
 from hwgrpo_backends import Backend
 from torch import distributed as dist
 
-from hwgrpo.config.schema import Config
+from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.deadlines import GroupDeadlines

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.config import Config
 from hwgrpo.config.deepspeed_json import deepspeed_config
-from hwgrpo.config.schema import Config, TrainerConfig
+from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.registry import import_target
 from hwgrpo.training.strategies.sharding import Sharding
