@@ -71,8 +71,8 @@ ENTROPY_SHARE = 0.1
 ROOM = 0.9
 """A mean reward above this share of the range is a learned task, whose low entropy is as it should be."""
 LARGE_GAP = 0.02
-"""Mean difference of token probabilities between engine and trainer: twice what vendors' documents accept, for a model of
-135M parameters in bf16 learns with the 0.011 of its rounding."""
+"""Mean difference of token probabilities between engine and trainer: twice what vendors' documents accept, for a model
+of 135M parameters in bf16 learns with the 0.011 of its rounding."""
 SPIKE = 10.0
 """A gradient norm this many times the median of the SPIKE_BEFORE steps before is a spike ..."""
 SPIKE_RECORD = 3.0
