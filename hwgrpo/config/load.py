@@ -54,7 +54,7 @@ def load_config(
     variables_may_be_missing: bool = False,
     imported: Collection[str] = (),
     unread: Sequence[str] = (),
-    used: Callable[[Settings], Settings] = lambda config: config,
+    used: Callable[[Config], Config] = lambda config: config,
 ) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import copy
 
-from hwgrpo.config.schema import (
-    AlgorithmConfig,
-    LossConfig,
-    RewardConfig,
-    RewardFunctionConfig,
-    RolloutConfig,
-    Settings,
-)
+from hwgrpo.config.load import Config
+from hwgrpo.config.schema import AlgorithmConfig, LossConfig, RewardConfig, RewardFunctionConfig, RolloutConfig
 
 
-def supervised_settings(config: Settings) -> Settings:
+def supervised_settings(config: Config) -> Config:
     """Return a copy of a recipe's settings for supervised training, which samples and scores nothing.
 
     The loss is `gpg`, which with an advantage of 1 is the negative log-prob, at temperature 1. Of `rollout` only
