@@ -24,7 +24,7 @@ REPO = Path(__file__).resolve().parent.parent
 PAGE = REPO / "docs" / "architecture.md"
 PACKAGES = tuple(f"{REPO}{os.sep}{folder}{os.sep}" for folder in ("hwgrpo", "backends", "kernels"))
 STEP = ("hwgrpo/training/loop.py", "train_step")
-MARKS = ("<!-- trace -->\n", "<!-- end of trace -->")
+MARKS = ("<!-- trace -->\n\n", "\n<!-- end of trace -->")
 
 
 class Trace:
