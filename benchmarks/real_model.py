@@ -156,7 +156,7 @@ def picture(results: Mapping[str, Any]) -> str:
         _, y = place(0, tick / 100).split(",")
         parts.append(f'<path d="M{left} {y}h{width}" stroke="#dddddd"/>')
         parts.append(f'<text x="{left - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick} %</text>')
-    for step in range(0, longest + 1, max(1, longest // 6)):
+    for step in range(0, longest + 1, max(1, longest // 5)):
         x, y = place(step, 0).split(",")
         parts.append(f'<text x="{x}" y="{float(y) + 20:.1f}" text-anchor="middle">{step}</text>')
     parts.append(f'<text x="{left + width / 2}" y="{top + height + 45}" text-anchor="middle">step</text>')
