@@ -137,7 +137,7 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         "flops_per_token": 2 * sum(weight.numel() for weight in weights_of(model)),
         "decode_path": engine.decode_path,
         "logprobs_apart": apart,
-        "settings": {k: v for k, v in vars(args).items() if k not in ("output", "size", "dtype")},
+        "settings": {k: v for k, v in vars(args).items() if k not in ("output", "model", "size", "dtype")},
         "date": datetime.date.today().isoformat(),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in ("torch", "transformers", *VLLM[args.peer])},
