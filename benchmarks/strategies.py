@@ -142,7 +142,7 @@ def sequences(args: argparse.Namespace) -> TrainBatch:
         tokens=tokens(count * response_tokens),
         offsets=torch.arange(count + 1) * response_tokens,
         advantages=torch.randn(count, generator=generator),
-        rollout_logprobs=torch.full((count * response_tokens,), -9.0),
+        logprobs=torch.full((count * response_tokens,), -9.0),
     )
 
 

@@ -14,7 +14,8 @@ imports/      recipes from the settings of other projects; exports/ the other wa
 config/       the settings: schema, loading, checks
 data/         prompts
 rewards/      reward functions
-values.py     the values that flow through one step; step_rewards.py those of process supervision
+values.py     the values that flow through one step; step_rewards.py those of process supervision; ragged.py their
+              columns: selecting, splitting, concatenating, storing
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
 errors.py     errors with key, value, remedy
 launched_ranks.py   the ranks of this host

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
+from hwgrpo.ragged import Ragged, per_token
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
-class StepRewards:
+class StepRewards(Ragged):
     """The rewards of the K steps of S responses, ragged; every response has at least one step."""
 
-    rewards: torch.Tensor
+    rewards: torch.Tensor = field(metadata=per_token())
     """[K] fp64: weighted sums; meaningless where the response is not valid."""
-    ends: torch.Tensor
+    ends: torch.Tensor = field(metadata=per_token())
     """[K] int64: index of a step's last token in its response, not descending; -1 in a response without tokens."""
     offsets: torch.Tensor
     """[S + 1] int64: the steps of response i are `offsets[i]:offsets[i + 1]`."""
-
-    def of_responses(self, first: int, end: int) -> StepRewards:
-        """Return the steps of responses `first` to `end`, as copies."""
-        steps = slice(int(self.offsets[first]), int(self.offsets[end]))
-        offsets = self.offsets[first : end + 1] - self.offsets[first]
-        return StepRewards(self.rewards[steps].clone(), self.ends[steps].clone(), offsets)
-
-
-def join_steps(ranks: Sequence[StepRewards]) -> StepRewards:
-    """Concatenate the steps of all ranks' responses."""
-    return StepRewards(
-        torch.cat([steps.rewards for steps in ranks]),
-        torch.cat([steps.ends for steps in ranks]),
-        torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat([steps.offsets.diff() for steps in ranks]).cumsum(0)]),
-    )

@@ -2,22 +2,24 @@
 
 Shapes: G prompts, S sequences (completions), P prompt tokens in total, R response tokens in total. Sequences are stored
 ragged: the tokens of sequence i are `tokens[offsets[i]:offsets[i + 1]]`. All tensors are on the CPU; only micro-batches
-are moved to the device.
+are moved to the device. A further column is a field of `Responses`, `Completions`, `Rewards` or `TrainBatch`
+(`hwgrpo.ragged`), and a line where it is made and where it is used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Self
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.ragged import Ragged, offsets_of, per_batch, per_prompt_token, per_sequence, per_token
+from hwgrpo.step_rewards import StepRewards
 
 if TYPE_CHECKING:
     import torch
-
-    from hwgrpo.step_rewards import StepRewards
 
 
 @dataclass(frozen=True)
@@ -104,39 +106,78 @@ class PromptBatch:
 
 
 @dataclass(frozen=True)
-class Completions:
-    """S sampled responses, ragged, with their log-probs under the sampling distribution."""
+class Responses(Ragged):
+    """S responses as they were sampled, with what belongs to each token from there to the loss."""
 
-    prompt_index: torch.Tensor
+    prompt_index: torch.Tensor = field(metadata=per_sequence())
     """[S] int64: index of each response's prompt in the batch; ascending."""
-    tokens: torch.Tensor
+    tokens: torch.Tensor = field(metadata=per_token())
     """[R] int64: response tokens, the stop token included when one was sampled."""
     offsets: torch.Tensor
     """[S + 1] int64."""
-    logprobs: torch.Tensor
+    logprobs: torch.Tensor = field(metadata=per_token())
     """[R] fp32: log-prob of each token under the distribution it was sampled from (temperature, top-k/p, min-p)."""
-    finished: torch.Tensor
+    _: KW_ONLY
+    floors: torch.Tensor | None = field(default=None, metadata=per_token(missing=-math.inf))
+    """[R] fp32: log-prob under the full distribution below which the filters dropped tokens, and the trainer does;
+    None: not reported."""
+    loss_mask: torch.Tensor | None = field(default=None, metadata=per_token(missing=True, dtype="bool"))
+    """[R] bool: False for tokens that the policy did not sample, as a tool's reply: they are inputs of the model, without
+    log-prob, loss or count. None: all were sampled."""
+    token_extras: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names="token_extras"))
+    """name -> [R, ...]: further values of each token, as an engine or a loss of one's own makes them. Those of one
+    floating-point number are rows of the loss."""
+
+    @property
+    def loss_lengths(self) -> torch.Tensor:
+        """[S] int64: tokens of each response that carry loss."""
+        if self.loss_mask is None:
+            return self.lengths
+        return offsets_of(self.loss_mask.long())[self.offsets].diff()
+
+    def carries_loss(self, sequences: torch.Tensor) -> torch.Tensor:
+        """Return [R] bool: the tokens that carry loss of the sequences where `sequences` [S] bool is true."""
+        chosen = self.per_token_of(sequences)
+        return chosen if self.loss_mask is None else chosen & self.loss_mask
+
+    def column(self, name: str) -> tuple[torch.Tensor, bool]:
+        if name in self.token_extras:
+            return self.token_extras[name], True
+        return super().column(name)
+
+    def token_lists(self) -> list[list[int]]:
+        """Return the tokens of each response."""
+        tokens = self.tokens.tolist()
+        return [tokens[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+    def by_prompt(self, prompts: int) -> list[Self]:
+        """Return the responses to each of the prompts, as copies, with `prompt_index` 0."""
+        parts = self.split(self.prompt_index.bincount(minlength=prompts).tolist())
+        return [replace(part, prompt_index=part.prompt_index - i) for i, part in enumerate(parts)]
+
+
+def _oldest(parts: Sequence[Completions]) -> int:
+    return min((part.weight_version for part in parts if len(part)), default=0)
+
+
+@dataclass(frozen=True)
+class Completions(Responses):
+    """S sampled responses, ragged, with their log-probs under the sampling distribution."""
+
+    finished: torch.Tensor = field(metadata=per_sequence())
     """[S] bool: True if the response ended with a stop token or string, False if it was truncated at the limit."""
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = field(metadata=per_sequence())
     """S decoded responses (`Sampling.skip_special_tokens`), without the stop string."""
-    weight_version: int = 0
+    weight_version: int = field(default=0, metadata=per_batch(joined=_oldest))
     """Policy version that sampled the responses; the oldest, if there are several."""
-    versions: torch.Tensor | None = None
+    versions: torch.Tensor | None = field(
+        default=None, metadata=per_token(missing=lambda part: part.weight_version, dtype="int64")
+    )
     """[R] int64: policy version that sampled each token, if weights changed in between; None: all `weight_version`."""
-    floors: torch.Tensor | None = None
-    """[R] fp32: log-prob under the full distribution below which the filters dropped tokens; None: not reported."""
     late: int | None = None
     """Groups that missed `Sampling.group_timeout`; None: there is none."""
     dropped: Mapping[int, str] = field(default_factory=dict)
     """Index of each prompt whose group was dropped, so that it has no responses here -> reason."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    @property
-    def lengths(self) -> torch.Tensor:
-        """[S] int64: response lengths in tokens."""
-        return self.offsets.diff()
 
     @property
     def newest_version(self) -> int:
@@ -145,70 +186,61 @@ class Completions:
 
 
 @dataclass(frozen=True)
-class Rewards:
+class Rewards(Ragged):
     """The reward of each response, and its components."""
 
-    total: torch.Tensor
+    total: torch.Tensor = field(metadata=per_sequence())
     """[S] fp64: the weighted sum; meaningless where `valid` is False."""
-    valid: torch.Tensor
+    valid: torch.Tensor = field(metadata=per_sequence())
     """[S] bool: False for a sample removed by a failure policy (`mask_sample`, `drop_group`)."""
-    per_function: Mapping[str, torch.Tensor]
+    per_function: Mapping[str, torch.Tensor] = field(metadata=per_sequence(stored="reward", names="functions"))
     """name -> [S] fp64, NaN where the function returned no value."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """`errors/<name>`, `nans/<name>`, `timeouts/<name>` -> count in this batch."""
     first_failures: Mapping[str, str] = field(default_factory=dict)
     """The same keys -> the first failed sample and its error, as text."""
-    extras: tuple[Mapping[str, Any], ...] = ()
+    extras: tuple[Mapping[str, Any], ...] = field(default=(), metadata=per_sequence(missing={}))
     """S dicts of extra fields that reward functions returned with the score; may be empty."""
-    steps: StepRewards | None = None
+    steps: StepRewards | None = field(default=None, metadata=per_sequence(kind=StepRewards))
     """The rewards of the responses' steps, whose sums are `total`; None: the estimator reads none."""
-    greedy: torch.Tensor | None = None
+    greedy: torch.Tensor | None = field(default=None, metadata=per_sequence())
     """[S] fp64: reward of the greedy response to the same prompt, NaN: none; None: the estimator reads none."""
+
+    def __len__(self) -> int:
+        return len(self.total)
 
 
 @dataclass(frozen=True)
-class TrainBatch:
-    """The batch of a step's policy updates: ragged sequences and their per-sequence and per-token signals."""
+class TrainBatch(Responses):
+    """The batch of a step's policy updates: the valid responses, with what their losses need."""
 
-    prompt_tokens: torch.Tensor
+    prompt_tokens: torch.Tensor = field(metadata=per_prompt_token())
     """[P] int64: each prompt once."""
     prompt_offsets: torch.Tensor
     """[G + 1] int64."""
-    prompt_index: torch.Tensor
-    """[S] int64: the prompt of each sequence; ascending."""
-    tokens: torch.Tensor
-    """[R] int64: response tokens."""
-    offsets: torch.Tensor
-    """[S + 1] int64."""
-    advantages: torch.Tensor
+    advantages: torch.Tensor = field(metadata=per_sequence())
     """[S] fp32; with `token_advantages` their mean over the tokens of each sequence."""
-    rollout_logprobs: torch.Tensor
-    """[R] fp32: log-probs that the rollout engine reported."""
-    floors: torch.Tensor | None = None
-    """[R] fp32: as in `Completions`; the trainer's log-probs are then those of the same tokens."""
-    old_logprobs: torch.Tensor | None = None
+    old_logprobs: torch.Tensor | None = field(default=None, metadata=per_token())
     """[R] fp32: log-probs of the policy at the start of the update; None on policy, where the ratio is 1."""
-    ref_logprobs: torch.Tensor | None = None
+    ref_logprobs: torch.Tensor | None = field(default=None, metadata=per_token())
     """[R] fp32: log-probs of the reference model; None when no KL term needs them."""
-    rollout_shares: torch.Tensor | None = None
+    rollout_shares: torch.Tensor | None = field(default=None, metadata=per_token())
     """[R] fp32: weight of the rollout's log-prob in the old one, the rest is the current; None: `old_logprobs`."""
-    token_advantages: torch.Tensor | None = None
+    token_advantages: torch.Tensor | None = field(default=None, metadata=per_token())
     """[R] fp32: the advantage of each token; None: every token has the advantage of its sequence."""
 
-    def __len__(self) -> int:
-        return self.offsets.numel() - 1
+    weights: torch.Tensor | None = field(default=None, metadata=per_sequence())
+    """[S] fp32: weight of every token of a sequence in the loss of one update; None: not known yet."""
 
     @property
-    def lengths(self) -> torch.Tensor:
-        """[S] int64: response lengths in tokens."""
-        return self.offsets.diff()
+    def rollout_logprobs(self) -> torch.Tensor:
+        """[R] fp32: `logprobs`, those that the rollout engine reported."""
+        return self.logprobs
 
     @property
     def advantages_R(self) -> torch.Tensor:
         """[R] fp32: the advantage of each token."""
-        if self.token_advantages is None:
-            return self.advantages.repeat_interleave(self.lengths)
-        return self.token_advantages
+        return self.per_token_of(self.advantages) if self.token_advantages is None else self.token_advantages
 
 
 @dataclass(frozen=True)

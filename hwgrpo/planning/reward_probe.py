@@ -10,6 +10,7 @@ import torch
 
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.ragged import offsets_of
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.ground_truths import own_answer
 from hwgrpo.values import Completions, PromptBatch
@@ -58,7 +59,7 @@ def _completions(texts: tuple[str, ...], tokenizer: Any) -> Completions:
     return Completions(
         prompt_index=torch.zeros(len(texts), dtype=torch.int64),
         tokens=tokens,
-        offsets=torch.tensor([0, *map(len, rows)]).cumsum(0),
+        offsets=offsets_of(torch.tensor([*map(len, rows)])),
         logprobs=torch.zeros(len(tokens)),
         finished=torch.ones(len(texts), dtype=torch.bool),
         texts=texts,

@@ -14,7 +14,6 @@ A function declares the parameters of its form that it needs; `solution_str`, on
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -94,8 +93,6 @@ class Signature:
         if self.form == "batch":
             passed = {"step": step} if "step" in self.parameters - self.given else {}
             return [self._accepted({"batch": batch, "completions": completions, **passed})]
-        bounds = completions.offsets.tolist()
-        tokens = completions.tokens.tolist()
         # TRL's names come last: there, too, they override data columns of the same name.
         names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         arguments: dict[str, Any] = {"ground_truth": [prompt.ground_truth for prompt in prompts]}
@@ -107,7 +104,7 @@ class Signature:
                 text if prompt.messages is None else [{"role": "assistant", "content": text}]
                 for prompt, text in zip(prompts, completions.texts, strict=True)
             ],
-            "completion_ids": [tokens[start:end] for start, end in itertools.pairwise(bounds)],
+            "completion_ids": completions.token_lists(),
             "trainer_state": None if step is None else SimpleNamespace(global_step=step),
             "environments": None,
         }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hwgrpo.errors import RewardError
+from hwgrpo.ragged import offsets_of
 from hwgrpo.rewards.failure_policy import FunctionValues
 from hwgrpo.step_rewards import StepRewards
 from hwgrpo.values import Completions
@@ -23,12 +23,8 @@ class StepTotals:
     """
 
     def __init__(self, finder: StepFinder, completions: Completions) -> None:
-        tokens = completions.tokens.tolist()
-        bounds = itertools.pairwise(completions.offsets.tolist())
-        self._ends = [
-            finder.token_ends(text, tokens[start:end])
-            for text, (start, end) in zip(completions.texts, bounds, strict=True)
-        ]
+        responses = zip(completions.texts, completions.token_lists(), strict=True)
+        self._ends = [finder.token_ends(text, tokens) for text, tokens in responses]
         self.counts = [len(ends) for ends in self._ends]
         """Number of steps of each response."""
         self._sums = [[0.0] * count for count in self.counts]
@@ -61,5 +57,5 @@ class StepTotals:
         return StepRewards(
             torch.tensor(sums, dtype=torch.float64),
             torch.tensor([end for ends in self._ends for end in ends], dtype=torch.int64),
-            torch.tensor([0, *itertools.accumulate(self.counts)], dtype=torch.int64),
+            offsets_of(torch.tensor(self.counts, dtype=torch.int64)),
         )

@@ -137,19 +137,10 @@ class GroupDeadlines:
 
 def _without(completions: Completions, dropped: Mapping[int, str]) -> Completions:
     """Return completions without the responses to some prompts."""
-    kept = torch.tensor([prompt not in dropped for prompt in completions.prompt_index.tolist()], dtype=torch.bool)
-    kept_R = torch.repeat_interleave(kept, completions.lengths)
-    versions = None if completions.versions is None else completions.versions[kept_R]
-    if versions is not None and versions.numel():
-        completions = replace(completions, weight_version=int(versions.min()))
-    return replace(
-        completions,
-        prompt_index=completions.prompt_index[kept],
-        tokens=completions.tokens[kept_R],
-        offsets=torch.nn.functional.pad(completions.lengths[kept].cumsum(0), (1, 0)),
-        logprobs=completions.logprobs[kept_R],
-        floors=None if completions.floors is None else completions.floors[kept_R],
-        finished=completions.finished[kept],
-        texts=tuple(text for text, keep in zip(completions.texts, kept.tolist(), strict=True) if keep),
-        versions=versions if versions is not None and versions.numel() else None,
-    )
+    wanted = [prompt not in dropped for prompt in completions.prompt_index.tolist()]
+    kept = completions.select(torch.tensor(wanted, dtype=torch.bool))
+    if kept.versions is None:
+        return kept
+    if not kept.versions.numel():
+        return replace(kept, versions=None)
+    return replace(kept, weight_version=int(kept.versions.min()))

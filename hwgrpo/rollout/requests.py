@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.ragged import offsets_of
 from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.stopping import StopDetector
 from hwgrpo.values import Completions, PromptBatch, Sampling
@@ -139,7 +140,7 @@ def make_completions(
     return Completions(
         prompt_index=torch.tensor([prompt for prompt, _ in kept], dtype=torch.int64).repeat_interleave(sampling.n),
         tokens=torch.tensor(tokens, dtype=torch.int64),
-        offsets=torch.nn.functional.pad(torch.tensor(lengths, dtype=torch.int64).cumsum(0), (1, 0)),
+        offsets=offsets_of(torch.tensor(lengths, dtype=torch.int64)),
         logprobs=torch.tensor(logprobs, dtype=torch.float32),
         finished=torch.tensor(finished, dtype=torch.bool),
         texts=tuple(texts),

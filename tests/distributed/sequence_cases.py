@@ -43,7 +43,7 @@ from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.train_batch import token_signals
+from hwgrpo.training.update.train_batch import loss_signals, with_weights
 from tests.distributed.strategy_worker import gradients, share
 from tests.support.models.tiny import VOCAB, ragged_batch, settings, sharpened, tiny_llama, tiny_qwen3
 from tests.support.numbers.rounding import BF16, STEP
@@ -241,9 +241,9 @@ def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
     policy = PolicyModel(tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
     batch = ragged_batch(prompts=1, n=1)
     tokens = batch.tokens[:1].repeat(120)
-    batch = replace(batch, tokens=tokens, offsets=torch.tensor([0, len(tokens)]), rollout_logprobs=torch.zeros(120))
-    signals = token_signals(batch, [0], torch.ones(1), rollout=False)
-    micro = build_micro_batch(batch, [[0]], signals, PADDED, multiple=size)
+    batch = replace(batch, tokens=tokens, offsets=torch.tensor([0, len(tokens)]), logprobs=torch.zeros(120))
+    batch = with_weights(batch, [0], torch.ones(1))
+    micro = build_micro_batch(batch, [[0]], loss_signals(batch, rollout=False), PADDED, multiple=size)
     group = join_sequence_group(size, "gloo", tensor=tensor)
     assert group.rank == rank
     if tensor:

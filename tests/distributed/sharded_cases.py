@@ -17,7 +17,7 @@ from hwgrpo.config.schema import AlgorithmConfig, KlConfig
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.update.train_batch import token_signals
+from hwgrpo.training.update.train_batch import loss_signals, with_weights
 from tests.support.models.tiny import ragged_batch, tiny_qwen3
 from tests.support.numbers.rounding import BF16_FLIP, STEP, assert_updates_close
 
@@ -79,9 +79,8 @@ def policy_of(case: Case) -> PolicyModel:
 def micro_batches() -> list[MicroBatch]:
     """Return the update's micro-batches; weights add up to a mean over its tokens, times the number of ranks."""
     batch = ragged_batch(old=True, ref=True)
-    weights = torch.full((len(batch),), RANKS / len(batch.tokens))
-    signals = token_signals(batch, range(len(batch)), weights, rollout=False)
-    return [build_micro_batch(batch, rows, signals, PADDED) for rows in MICRO_BATCHES]
+    batch = with_weights(batch, range(len(batch)), torch.full((len(batch),), RANKS / len(batch.tokens)))
+    return [build_micro_batch(batch, rows, loss_signals(batch, rollout=False), PADDED) for rows in MICRO_BATCHES]
 
 
 def share_of(rank: int) -> list[int]:

@@ -32,7 +32,7 @@ from hwgrpo.training.strategies.sharding import Sharding
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.train_batch import token_signals
+from hwgrpo.training.update.train_batch import loss_signals, with_weights
 from hwgrpo.values import TrainBatch
 from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
 
@@ -54,20 +54,13 @@ CASES: dict[str, tuple[dict[int, list[int]], list[str]]] = {
 def share(batch: TrainBatch, first: int, stop: int) -> TrainBatch:
     """Select the prompts [first, stop) with their sequences."""
     mine = (batch.prompt_index >= first) & (batch.prompt_index < stop)
-    tokens = torch.repeat_interleave(mine, batch.lengths)
-    lengths = batch.lengths[mine]
+    part = batch.select(mine)
     start, end = int(batch.prompt_offsets[first]), int(batch.prompt_offsets[stop])
     return dataclasses.replace(
-        batch,
+        part,
         prompt_tokens=batch.prompt_tokens[start:end],
         prompt_offsets=batch.prompt_offsets[first : stop + 1] - start,
-        prompt_index=batch.prompt_index[mine] - first,
-        tokens=batch.tokens[tokens],
-        offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
-        advantages=batch.advantages[mine],
-        rollout_logprobs=batch.rollout_logprobs[tokens],
-        old_logprobs=batch.old_logprobs[tokens],
-        ref_logprobs=batch.ref_logprobs[tokens],
+        prompt_index=part.prompt_index - first,
     )
 
 
@@ -106,7 +99,8 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     result |= joined_shards(strategy)
     update.accumulate_gradients(batch, range(len(batch) // 2))
     strategy.discard_gradients()
-    signals = token_signals(full, range(len(full)), torch.ones(len(full)), rollout=False)
+    full = with_weights(full, range(len(full)), torch.ones(len(full)))
+    signals = loss_signals(full, rollout=False)
     if strategy.rank == 0 or strategy.has_collectives_in_passes:  # else a rank repeats its passes alone
         with strategy.accumulate(last=False):  # as an update that was broken off leaves it
             group = strategy.sequence_group

@@ -20,7 +20,7 @@ from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update.train_batch import token_signals
+from hwgrpo.training.update.train_batch import loss_signals, with_weights
 from tests.distributed.sequence_cases import CASES, TENSOR, cut_policy, kept_bytes, run_all, run_case
 from tests.support.models.families import ALTERNATING, SHAPE
 from tests.support.models.tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
@@ -137,9 +137,8 @@ def passed(policy: PolicyModel, group: SequenceGroup) -> dict[str, torch.Tensor]
     batch = ragged_batch(old=True)
     every = range(len(batch))
     rows = PADDED.rows(batch, every, 1000, policy.hidden_size)
-    micro = build_micro_batch(
-        batch, rows, token_signals(batch, every, torch.ones(len(batch)), rollout=False), PADDED, group.size
-    )
+    batch = with_weights(batch, every, torch.ones(len(batch)))
+    micro = build_micro_batch(batch, rows, loss_signals(batch, rollout=False), PADDED, group.size)
     policy(shard_micro_batch(micro, group, full_sequences=False), build_loss(AlgorithmConfig())).loss.backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 

@@ -24,7 +24,7 @@ from hwgrpo.models.shared_prefix_masks import (
     enable,
 )
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED
-from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
+from hwgrpo.training.policy.micro_batch import build_micro_batch
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
 from tests.support.numbers import npu_reference_ops
 from tests.support.numbers.rounding import STEP, assert_values_close, bound
@@ -53,7 +53,7 @@ ATTENDS = {
 def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window, attend):
     attend, dtype, value_size, close = attend
     batch = ragged_batch(prompts=3, n=3, empty=empty)
-    nothing = TokenSignals({}, {})
+    nothing = {}
     micro, masked = (build_micro_batch(batch, rows, nothing, layout) for layout in (BRANCHED, GROUPED_MASKED))
     assert micro.attention_mask is None
     assert masked.branches is None
@@ -138,9 +138,7 @@ def test_attention_of_16_bits_to_many_keys_is_left_to_its_kernel(keys, in_fp32):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("branched", [False, True])
 def test_in_16_bits_a_cpu_attends_to_few_keys_in_fp32_and_rounds_the_result_once(branched, autocast):
-    micro = build_micro_batch(
-        ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED if branched else GROUPED_MASKED
-    )
+    micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], {}, BRANCHED if branched else GROUPED_MASKED)
     length = micro.input_ids.shape[1]
     mask = None if micro.attention_mask is None else additive(micro.attention_mask, torch.bfloat16)
     inputs = [
@@ -158,7 +156,7 @@ def test_in_16_bits_a_cpu_attends_to_few_keys_in_fp32_and_rounds_the_result_once
 
 
 def test_a_layer_that_keeps_its_window_to_itself_is_refused():
-    micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
+    micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], {}, BRANCHED)
     tensors = [torch.randn(1, heads, micro.input_ids.shape[1], SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     kinds = ["sliding_attention", "full_attention"]
     for layer, refused in ((0, True), (1, False)):
@@ -169,7 +167,7 @@ def test_a_layer_that_keeps_its_window_to_itself_is_refused():
 
 
 def test_a_full_layer_that_tells_a_window_all_the_same_sees_everything():
-    micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
+    micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], {}, BRANCHED)
     query, key, value = (torch.randn(1, n, micro.input_ids.shape[1], SIZE) for n in (HEADS, KEY_HEADS, KEY_HEADS))
     config = SimpleNamespace(sliding_window=2, layer_types=["full_attention"])
     module: Any = SimpleNamespace(**vars(MODULE), config=config, layer_idx=0)

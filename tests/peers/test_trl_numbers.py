@@ -164,7 +164,7 @@ def first_step_here(
         tokens=fixed_tokens(),
         offsets=OFFSETS,
         advantages=group_advantages(total, groups, valid, config.algorithm.advantage, LENGTHS, parts),
-        rollout_logprobs=rollout[MASK],
+        logprobs=rollout[MASK],
         old_logprobs=old[MASK],
         ref_logprobs=policy_logprobs(reference, config.rollout.temperature)[MASK],
     )

@@ -4,11 +4,32 @@ from tests.planted_faults.fault import Fault
 
 FAULTS = (
     Fault(
-        "floors of prefetched responses not in checkpoints",
-        "training/feed/prefetched_batches.py",
-        '"versions", "floors")',
-        '"versions")',
-        "training/test_rollout_guard.py -k prefetched",
+        "a part's tokens without its offset",
+        "ragged.py",
+        'runs["token"] = slice(int(bounds[0]), int(bounds[-1]))',
+        'runs["token"] = slice(0, int(bounds[-1] - bounds[0]))',
+        "training/test_ragged.py -k split_by_prompt",
+    ),
+    Fault(
+        "tokens selected by the sequences' number",
+        "ragged.py",
+        'of["token"] = self.per_token_of(wanted)',
+        'of["token"] = self.per_token_of(wanted.flip(0))',
+        "training/test_ragged.py -k selection",
+    ),
+    Fault(
+        "a part without a column takes that of others away",
+        "ragged.py",
+        "if any(lacks) and column.missing is NOTHING:",
+        "if any(lacks):",
+        "training/test_ragged.py -k stands_for_it",
+    ),
+    Fault(
+        "a value of the whole not stored",
+        "ragged.py",
+        "            elif value is not None:\n                values_json[stored] =",
+        "            elif column is not None and value is not None:\n                values_json[stored] =",
+        "training/test_ragged.py -k files",
     ),
     Fault(
         "log-probs of probes not compared",
@@ -74,13 +95,6 @@ FAULTS = (
         "training/feed/test_weight_probes.py -k each_of_several",
     ),
     Fault(
-        "dropped groups lost in a checkpoint",
-        "training/feed/prefetched_batches.py",
-        '        "dropped": [*completions.dropped.items()],\n',
-        "",
-        "training/test_late_groups.py -k checkpoint",
-    ),
-    Fault(
         "groups without a signal pass",
         "training/feed/scored_groups.py",
         "or not values.max() > values.min():",
@@ -116,13 +130,6 @@ FAULTS = (
         "training/feed/test_group_filter.py -k resumed_run",
     ),
     Fault(
-        "surplus has no age",
-        "training/feed/scored_groups.py",
-        "torch.full_like(p.tokens, p.weight_version) if p.versions is None else p.versions for p in parts",
-        "torch.zeros_like(p.tokens) if p.versions is None else p.versions for p in parts",
-        "training/feed/test_group_filter.py -k several_versions",
-    ),
-    Fault(
         "the spare prompt of a rank without any is trained",
         "training/feed/group_filter.py",
         "            if not own:\n                return []\n",
@@ -132,7 +139,7 @@ FAULTS = (
     Fault(
         "a resumed run trains groups of other reward functions",
         "training/feed/group_files.py",
-        'if prompt is None or values_json["functions"] != list(functions):',
+        'if prompt is None or packed["functions"] != list(functions):',
         "if prompt is None:",
         "training/feed/test_group_filter.py -k other_reward_functions",
     ),
@@ -156,13 +163,6 @@ FAULTS = (
         "REPLAY_STREAM + step]",
         "REPLAY_STREAM]",
         "training/feed/test_group_filter.py -k replayed_groups_fill",
-    ),
-    Fault(
-        "groups sampled without filters take the floors of others away",
-        "training/feed/scored_groups.py",
-        "if all(part.floors is None for part in parts):",
-        "if any(part.floors is None for part in parts):",
-        "training/feed/test_group_filter.py -k keep_all_tokens",
     ),
     Fault(
         "late groups of a filter's last round only are recorded",

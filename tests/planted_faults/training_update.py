@@ -13,8 +13,8 @@ FAULTS = (
     Fault(
         "the loss over dropped tokens, too",
         "training/update/train_batch.py",
-        ', "logprob_floor": batch.floors}',
-        "}",
+        '        "logprob_floor": "floors",\n',
+        "",
         "training/test_rollout_guard.py -k has_no_gap",
     ),
     Fault(
@@ -27,8 +27,8 @@ FAULTS = (
     Fault(
         "gradients averaged, not summed",
         "training/update/policy_update.py",
-        "weights = weights * self.strategy.world_size",
-        "weights = weights * 1",
+        "weights * self.strategy.world_size)",
+        "weights)",
         "distributed/test_strategies.py -k ddp-2",
     ),
     Fault(
@@ -79,13 +79,6 @@ FAULTS = (
         "    if late and kind not in reported:",
         "    if False:",
         "training/test_late_groups.py -k is_noted",
-    ),
-    Fault(
-        "rewards of other functions handed to an estimator by parts",
-        "training/update/train_batch.py",
-        "torch.cat([parts[name] for *_, parts in ranks])",
-        "torch.cat([total for total, *_ in ranks])",
-        "training/test_parts.py",
     ),
     Fault(
         "prompts of this rank alone counted",
@@ -188,8 +181,8 @@ FAULTS = (
     Fault(
         "old log-probs of other responses in the reward's KL",
         "training/update/advantage_inputs.py",
-        "torch.repeat_interleave(trained[valid], lengths[valid])",
-        "torch.repeat_interleave(trained[valid].flip(0), lengths[valid])",
+        "trained[valid].repeat_interleave(lengths[valid])",
+        "trained[valid].flip(0).repeat_interleave(lengths[valid])",
         "training/update/test_reward_kl.py",
     ),
     Fault(
@@ -202,8 +195,8 @@ FAULTS = (
     Fault(
         "tokens with the advantage of their sequence",
         "training/update/train_batch.py",
-        'per_token["advantage"] = batch.token_advantages',
-        'per_sequence["advantage"] = batch.advantages',
+        '"advantages" if batch.token_advantages is None else "token_advantages"',
+        '"advantages"',
         "training/update/test_token_advantages.py -k fp64",
     ),
     Fault(
@@ -216,15 +209,15 @@ FAULTS = (
     Fault(
         "advantages of invalid responses' tokens",
         "training/update/train_batch.py",
-        "else token_advantages[token_valid]",
-        "else token_advantages[: int(token_valid.sum())]",
+        "else token_advantages[completions.per_token_of(valid)]",
+        "else token_advantages[: len(kept.tokens)]",
         "training/update/test_token_advantages.py -k invalid",
     ),
     Fault(
         "token advantages of another rank",
         "training/update/train_batch.py",
-        "own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]",
-        "own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[-1 - rank]",
+        "own_R = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]",
+        "own_R = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[-1 - rank]",
         "training/update/test_token_advantages.py -k two_ranks",
     ),
     Fault(

@@ -225,12 +225,12 @@ def test_lists_need_an_estimator_of_steps(make_batch, reward_config, reward_file
 
 
 def test_ranks_join_their_steps():
-    from hwgrpo.step_rewards import StepRewards, join_steps
+    from hwgrpo.step_rewards import StepRewards
 
     parts = [
         StepRewards(torch.tensor([1.0]).double(), torch.tensor([2]), torch.tensor([0, 1])),
         StepRewards(torch.tensor([2.0, 3.0]).double(), torch.tensor([0, 1]), torch.tensor([0, 0, 2])),
     ]
-    joined = join_steps(parts)
+    joined = StepRewards.concat(parts)
     assert joined.rewards.tolist() == [1, 2, 3]
     assert joined.offsets.tolist() == [0, 1, 1, 3]

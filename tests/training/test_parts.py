@@ -22,7 +22,7 @@ from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.policy.layouts import PADDED
-from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
+from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
 from hwgrpo.training.resume import seed_rank
@@ -37,7 +37,7 @@ from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
 from tests.support.numbers.rounding import assert_values_close
 
-NOTHING = TokenSignals({}, {})
+NOTHING: dict[str, str] = {}
 
 
 def policy_of(model) -> PolicyModel:

@@ -369,17 +369,6 @@ class OnlineRewardModel:
 
 def _selected(completions: Completions, samples: Sequence[int]) -> Completions:
     """Return some of the responses, ascending, without log-probs of other policies."""
-    index = torch.tensor(list(samples))
-    bounds = completions.offsets.tolist()
-    kept = torch.cat([torch.arange(bounds[sample], bounds[sample + 1]) for sample in samples])
-    return replace(
-        completions,
-        prompt_index=completions.prompt_index[index],
-        tokens=completions.tokens[kept],
-        offsets=torch.nn.functional.pad(completions.lengths[index].cumsum(0), (1, 0)),
-        logprobs=completions.logprobs[kept],
-        finished=completions.finished[index],
-        texts=tuple(completions.texts[sample] for sample in samples),
-        versions=None,
-        floors=None,
-    )
+    wanted = torch.zeros(len(completions), dtype=torch.bool)
+    wanted[list(samples)] = True
+    return replace(completions.select(wanted), versions=None, floors=None)

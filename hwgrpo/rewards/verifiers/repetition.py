@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from hwgrpo.errors import ConfigError
 from hwgrpo.values import Completions, PromptBatch
 
@@ -32,11 +30,7 @@ def repetition(
         raise ConfigError(f"kwargs.ngram_size={ngram_size} of reward repetition; allowed: from 1")
     if not max_penalty <= 0:
         raise ConfigError(f"kwargs.max_penalty={max_penalty} of reward repetition; allowed: at most 0")
-    tokens = completions.tokens.tolist()
-    return [
-        max_penalty * repeated_share(tokens[start:end], ngram_size)
-        for start, end in itertools.pairwise(completions.offsets.tolist())
-    ]
+    return [max_penalty * repeated_share(tokens, ngram_size) for tokens in completions.token_lists()]
 
 
 def repeated_share(tokens: list[int], size: int) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.counter_rng import uniforms
 from hwgrpo.rollout.local.decode_rows import Rows
-from hwgrpo.rollout.local.token_sampling import draw
+from hwgrpo.rollout.local.token_sampling import Drawn, draw
 from hwgrpo.rollout.stopping import StopDetector
 from hwgrpo.values import Sampling
 
@@ -25,18 +26,13 @@ class Decoded:
 
     lengths: np.ndarray
     """[S] int64."""
-    tokens: np.ndarray
-    """[R] int64."""
-    logprobs: np.ndarray
-    """[R] fp32."""
     finished: np.ndarray
     """[S] bool."""
     rows_decoded: int
     """Drawn tokens, including those of rows that had ended."""
-    versions: np.ndarray
-    """[R] int64: version of the weights that gave each token's logits."""
-    floors: np.ndarray | None
-    """[R] fp32: `Completions.floors`; None without filters."""
+    per_token: Mapping[str, np.ndarray]
+    """[R] each: `tokens`, what else `draw` returned for them, and the `versions` int64 of the weights that gave each
+    token's logits."""
 
 
 def decode(
@@ -74,14 +70,14 @@ def decode(
     finished = np.zeros(len(prompt_of), dtype=bool)
     sequence = np.arange(len(prompt_of))  # the response that each row of the batch holds
     growing = np.ones(len(prompt_of), dtype=bool)  # rows of the batch that have not ended
-    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[torch.Tensor | None]]] = []
-    unseen: list[tuple[torch.Tensor, list[torch.Tensor | None]]] = []
+    steps: list[_Step] = []
+    unseen: list[Drawn] = []
     versions: list[int] = []
     block = torch.empty(0)
     for position in range(sampling.max_response_tokens):
         if position % UNIFORM_BLOCK == 0 and not sampling.greedy:
             block = uniforms(keys[sequence], position, UNIFORM_BLOCK).to(device)
-        token, *stats = draw(
+        drawn = draw(
             logits,
             None if sampling.greedy else block[:, position % UNIFORM_BLOCK],
             temperature=sampling.temperature,
@@ -89,21 +85,22 @@ def decode(
             top_p=sampling.top_p,
             min_p=sampling.min_p,
         )
+        token = drawn.tokens
         logits = logits.new_empty(0)  # the next step may be recorded, which needs the memory
-        unseen.append((token, stats))
+        unseen.append(drawn)
         versions.append(version)
         last = position + 1 == sampling.max_response_tokens
         if last or len(unseen) == sync_every:
-            tokens = torch.stack([token for token, _ in unseen]).cpu().numpy()
-            for drawn, (_, stats) in zip(tokens, unseen, strict=True):
-                if (drawn[growing] < 0).any():
+            tokens = torch.stack([each.tokens for each in unseen]).cpu().numpy()
+            for token_S, each in zip(tokens, unseen, strict=True):
+                if (token_S[growing] < 0).any():
                     raise RunError(
                         f"the model's logits at response position {len(steps)} are not finite: its weights hold NaN "
                         "or infinite values, or the compute dtype overflows (model.dtype: bfloat16 has the range of "
                         "float32)"
                     )
-                steps.append((growing.copy(), sequence, drawn, stats))
-                growing[growing] = ~watch.ended(sequence[growing], drawn[growing])
+                steps.append(_Step(growing.copy(), sequence, each))
+                growing[growing] = ~watch.ended(sequence[growing], token_S[growing])
             unseen.clear()
             finished[sequence[~growing]] = True
             if last or not growing.any() or overdue(sequence[growing]):
@@ -120,27 +117,27 @@ def decode(
     return _collect(steps, finished, np.array(versions, dtype=np.int64))
 
 
-def _collect(
-    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[torch.Tensor | None]]],
-    finished: np.ndarray,
-    versions: np.ndarray,
-) -> Decoded:
-    """Turn steps of (growing [B], sequence [B], token [B], (logprob [B], floor [B])) into ragged responses."""
-    valid = np.concatenate([growing for growing, _, _, _ in steps])
-    sequence = np.concatenate([row for _, row, _, _ in steps])[valid]
-    position = np.repeat(np.arange(len(steps)), [len(row) for _, row, _, _ in steps])[valid]
+class _Step(NamedTuple):
+    """What a step drew for the B rows of the batch."""
+
+    growing: np.ndarray
+    """[B] bool: rows that had not ended."""
+    sequence: np.ndarray
+    """[B] int64: the response that each row holds."""
+    drawn: Drawn
+
+
+def _collect(steps: Sequence[_Step], finished: np.ndarray, versions: np.ndarray) -> Decoded:
+    """Turn the steps, and the version of each one's weights, into ragged responses."""
+    valid = np.concatenate([step.growing for step in steps])
+    sequence = np.concatenate([step.sequence for step in steps])[valid]
+    position = np.repeat(np.arange(len(steps)), [len(step.growing) for step in steps])[valid]
     lengths = np.bincount(sequence, minlength=len(finished))
     place = (np.cumsum(lengths) - lengths)[sequence] + position
-    tokens = np.empty(len(place), dtype=np.int64)
-    tokens[place] = np.concatenate([token for _, _, token, _ in steps])[valid]
-    per_token: list[np.ndarray | None] = []
-    for stat in zip(*(stats for *_, stats in steps), strict=True):
-        values = [each for each in stat if each is not None]
-        per_token.append(np.empty(len(place), dtype=np.float32) if values else None)
-        if per_token[-1] is not None:
-            per_token[-1][place] = torch.cat(values).cpu().numpy()[valid]
-    logprobs, floors = per_token
-    assert logprobs is not None
-    of_token = np.empty(len(place), dtype=np.int64)
-    of_token[place] = versions[position]
-    return Decoded(lengths, tokens, logprobs, finished, rows_decoded=len(valid), versions=of_token, floors=floors)
+    drawn = {name: [getattr(step.drawn, name) for step in steps] for name in Drawn._fields}
+    in_order = {name: torch.cat(each).cpu().numpy()[valid] for name, each in drawn.items() if each[0] is not None}
+    in_order["versions"] = versions[position]
+    per_token = {name: np.empty(len(place), dtype=values.dtype) for name, values in in_order.items()}
+    for name, values in in_order.items():
+        per_token[name][place] = values
+    return Decoded(lengths, finished, rows_decoded=len(valid), per_token=per_token)

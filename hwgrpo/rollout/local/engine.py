@@ -12,6 +12,7 @@ import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hwgrpo.ragged import offsets_of
 from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.deadlines import GroupDeadlines, Overdue
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -169,19 +170,20 @@ class LocalEngine:
             "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - start, 1e-9),
             "perf/rollout_live_rows": int(lengths.sum()) / sum(part.rows_decoded for part in parts),
         }
-        versions = torch.from_numpy(np.concatenate([part.versions for part in parts]))
-        oldest, newest = (int(version) for version in versions.aminmax())
-        floors = [torch.from_numpy(part.floors) for part in parts if part.floors is not None]
+        columns = {
+            name: torch.from_numpy(np.concatenate([part.per_token[name] for part in parts]))
+            for name in parts[0].per_token
+        }
+        oldest, newest = (int(version) for version in columns["versions"].aminmax())
+        if oldest == newest:
+            del columns["versions"]
         completions = Completions(
             prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
-            tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
-            offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-            logprobs=torch.from_numpy(np.concatenate([part.logprobs for part in parts])),
+            offsets=offsets_of(lengths),
             finished=torch.from_numpy(np.concatenate([part.finished for part in parts])),
             texts=tuple(texts),
             weight_version=oldest,
-            versions=versions if newest > oldest else None,
-            floors=torch.cat(floors) if floors else None,
+            **columns,
         )
         return deadlines.apply(completions)
 
@@ -251,7 +253,7 @@ class LocalEngine:
             apply_new_weights=self._apply_new_weights,
             overdue=overdue,
         )
-        tokens, ends = decoded.tokens.tolist(), np.cumsum(decoded.lengths).tolist()
+        tokens, ends = decoded.per_token["tokens"].tolist(), np.cumsum(decoded.lengths).tolist()
         bounds = zip([0, *ends], ends, decoded.finished.tolist())  # one shorter: the responses
         return decoded, [watch.text(tokens[start:end], finished) for start, end, finished in bounds]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from hwgrpo.rollout.local.logit_filters import filter_logits, logprob_floor
@@ -81,6 +83,17 @@ def _running_sum(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+class Drawn(NamedTuple):
+    """A token of each of S rows, and what belongs to it, under the names of the columns of `Responses`."""
+
+    tokens: torch.Tensor
+    """[S] int64; -1 where the row's logits are not finite."""
+    logprobs: torch.Tensor
+    """[S] fp32: log-prob under the distribution that the token was drawn from."""
+    floors: torch.Tensor | None
+    """[S] fp32: log-prob under the full distribution below which tokens were dropped; None without a filter."""
+
+
 def draw(
     logits_SV: torch.Tensor,
     uniform_S: torch.Tensor | None,
@@ -89,8 +102,8 @@ def draw(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Draw one token per row and return its log-prob under the distribution it was drawn from.
+) -> Drawn:
+    """Draw one token per row.
 
     Args:
         logits_SV: [S, V], any float dtype.
@@ -99,10 +112,6 @@ def draw(
         top_k: see `filter_logits`.
         top_p: see `filter_logits`.
         min_p: see `filter_logits`.
-
-    Returns:
-        tokens [S] int64 (-1 where the row's logits are not finite), log-probs [S] fp32, and with a filter the floor [S]
-        fp32: log-prob under the full distribution below which tokens were dropped.
     """
     if logits_SV.device.type != "cpu":
         return _draw(logits_SV, uniform_S, temperature, top_k, top_p, min_p)
@@ -110,13 +119,12 @@ def draw(
     logits = logits_SV.split(rows)
     uniforms = [None] * len(logits) if uniform_S is None else uniform_S.split(rows)
     drawn = [_draw(*each, temperature, top_k, top_p, min_p) for each in zip(logits, uniforms, strict=True)]
-    tokens, logprobs, floors = zip(*drawn, strict=True)
-    return torch.cat(tokens), torch.cat(logprobs), None if floors[0] is None else torch.cat(floors)
+    return Drawn(*(None if values[0] is None else torch.cat(values) for values in zip(*drawn, strict=True)))
 
 
 def _draw(
     logits_SV: torch.Tensor, uniform_S: torch.Tensor | None, temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> Drawn:
     """Return what `draw` does, of all rows at a time."""
     logits_SV, floor_S = logits_SV.float(), None
     if uniform_S is None:
@@ -131,4 +139,4 @@ def _draw(
         token_S = inverse_cdf(probability_SV, uniform_S)
     logprob_S = probability_SV.gather(-1, token_S.clamp_min(0)[:, None])[:, 0].log()
     # False for NaN, too; no log-prob is +inf
-    return torch.where(logprob_S > -torch.inf, token_S, -1), logprob_S, floor_S
+    return Drawn(torch.where(logprob_S > -torch.inf, token_S, -1), logprob_S, floor_S)

@@ -19,16 +19,11 @@ from hwgrpo.config.load import to_tree
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
-from hwgrpo.jsonlines import jsonable
-from hwgrpo.step_rewards import StepRewards
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
-from hwgrpo.training.feed.prefetched_batches import pack, unpack
+from hwgrpo.training.feed.prefetched_batches import pack, values_json
 from hwgrpo.training.feed.scored_groups import ScoredGroup
-from hwgrpo.values import Prompt, Rewards
-
-_STEPS = ("rewards", "ends", "offsets")
-"""Fields of `StepRewards`."""
+from hwgrpo.values import Completions, Prompt, Rewards
 
 
 @dataclass(frozen=True)
@@ -52,18 +47,8 @@ def files_of(
     tensors: dict[str, torch.Tensor] = {}
     for kind, groups in (("surplus", surplus), ("replay", replay)):
         for i, group in groups.items():
-            scored, prefix = group.rewards, f"{kind}.{i}."
-            values_json = {
-                "uid": group.prompt.uid,
-                "prompt": list(group.prompt.token_ids),
-                "functions": list(scored.per_function),
-                "extras": jsonable(scored.extras),
-            }
-            tensors |= pack(prefix, group.completions, values_json)
-            tensors |= {f"{prefix}total": scored.total, f"{prefix}valid": scored.valid}
-            if scored.steps is not None:
-                tensors |= {f"{prefix}steps.{name}": getattr(scored.steps, name) for name in _STEPS}
-            tensors |= {f"{prefix}reward.{name}": values for name, values in scored.per_function.items()}
+            further = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids)}
+            tensors |= pack(f"{kind}.{i}.", [group.completions, group.rewards], further)
     return {_file(rank): tensors} if tensors else {}
 
 
@@ -144,26 +129,18 @@ def _group(
     prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptDataset, functions: Sequence[str]
 ) -> ScoredGroup | None:
     """Return one group; None if its prompt is no longer in the data, or other reward functions have scored it."""
-    packed = unpack(prefix, tensors)
+    packed = values_json(prefix, tensors)
     assert packed is not None, prefix
-    completions, values_json = packed
-    prompt = _prompt(values_json, dataset)
-    if prompt is None or values_json["functions"] != list(functions):
+    prompt = _prompt(packed, dataset)
+    if prompt is None or packed["functions"] != list(functions):
         return None
-    has_steps = f"{prefix}steps.offsets" in tensors
-    rewards = Rewards(
-        total=tensors[f"{prefix}total"],
-        valid=tensors[f"{prefix}valid"],
-        per_function={name: tensors[f"{prefix}reward.{name}"] for name in functions},
-        extras=tuple(values_json["extras"]),
-        steps=StepRewards(**{name: tensors[f"{prefix}steps.{name}"] for name in _STEPS}) if has_steps else None,
-    )
+    completions, rewards = (kind.from_tensors(prefix, tensors, packed) for kind in (Completions, Rewards))
     return ScoredGroup(prompt, completions, rewards)
 
 
-def _prompt(values_json: Mapping[str, Any], dataset: PromptDataset) -> Prompt | None:
-    epoch, row = epoch_and_row(values_json["uid"])
+def _prompt(packed: Mapping[str, Any], dataset: PromptDataset) -> Prompt | None:
+    epoch, row = epoch_and_row(packed["uid"])
     if row >= len(dataset):
         return None
     prompt = dataset.prompt(row, epoch)
-    return prompt if list(prompt.token_ids) == values_json["prompt"] else None
+    return prompt if list(prompt.token_ids) == packed["prompt"] else None

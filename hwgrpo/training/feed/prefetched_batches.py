@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from hwgrpo.ragged import Ragged
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch
 from hwgrpo.values import Completions, PromptBatch
 
-_TENSORS = ("prompt_index", "tokens", "offsets", "logprobs", "finished", "versions", "floors")
 _JSON = "words"
 """Suffix of a batch's JSON values, as bytes."""
 
@@ -32,34 +32,27 @@ def files_of(batches: Sequence[Batch], rank: int) -> dict[str, dict[str, torch.T
     """
     tensors: dict[str, torch.Tensor] = {}
     for i, batch in enumerate(batches):
-        values_json = {"asked": _prompt_key(batch.prompts), "metrics": dict(batch.metrics)}
-        tensors |= pack(f"{i}.", batch.completions, values_json)
+        further = {"asked": _prompt_key(batch.prompts), "metrics": dict(batch.metrics)}
+        tensors |= pack(f"{i}.", [batch.completions], further)
     return {_file(rank): tensors} if tensors else {}
 
 
-def pack(prefix: str, completions: Completions, values_json: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return completions and further JSON values as tensors, their names with a prefix; `unpack` reads them."""
-    values_json = {
-        **values_json,
-        "texts": completions.texts,
-        "weight_version": completions.weight_version,
-        "late": completions.late,
-        "dropped": [*completions.dropped.items()],
-    }
-    values = {name: getattr(completions, name) for name in _TENSORS}
-    values[_JSON] = torch.tensor(list(json.dumps(values_json).encode()), dtype=torch.uint8)
-    return {prefix + name: value for name, value in values.items() if value is not None}
+def pack(prefix: str, values: Sequence[Ragged], further: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return ragged values and further JSON values as tensors, their names with a prefix; `values_json` reads these."""
+    tensors: dict[str, torch.Tensor] = {}
+    values_json = {**further}
+    for value in values:
+        of_value, json_of_value = value.to_tensors(prefix)
+        tensors |= of_value
+        values_json |= json_of_value
+    tensors[prefix + _JSON] = torch.tensor(list(json.dumps(values_json).encode()), dtype=torch.uint8)
+    return tensors
 
 
-def unpack(prefix: str, tensors: Mapping[str, torch.Tensor]) -> tuple[Completions, dict[str, Any]] | None:
-    """Return what `pack` packed, with all JSON values; None if there is nothing under this prefix."""
-    if prefix + _JSON not in tensors:
-        return None
-    values_json = json.loads(bytes(tensors[prefix + _JSON].tolist()))
-    values: dict[str, Any] = {name: tensors.get(prefix + name) for name in _TENSORS}
-    values |= {"texts": tuple(values_json["texts"]), "weight_version": values_json["weight_version"]}
-    late, dropped = values_json.get("late"), dict(values_json.get("dropped", ()))  # absent in older checkpoints
-    return Completions(**values, late=late, dropped=dropped), values_json
+def values_json(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """Return all JSON values that `pack` packed; None if there is nothing under this prefix."""
+    packed = tensors.get(prefix + _JSON)
+    return None if packed is None else json.loads(bytes(packed.tolist()))
 
 
 def load(
@@ -80,14 +73,14 @@ def load(
     if ranks != source.world_size:
         return [], [f"responses prefetched by {ranks} ranks are sampled again: now there are {source.world_size}"]
     prefetched: list[PrefetchedBatch] = []
-    for completions, values_json in _read(checkpoint.folder / name):
+    for completions, packed in _read(checkpoint.folder / name):
         age = step + len(prefetched) - completions.weight_version
         before = source.state()
         prompts = source.next()
         reason = None
         if age > max_staleness:
             reason = f"rollout.max_staleness={max_staleness}"
-        elif _prompt_key(prompts) != values_json["asked"]:
+        elif _prompt_key(prompts) != packed["asked"]:
             reason = "the prompts have changed"
         elif full_vocabulary and completions.floors is not None:
             reason = "algorithm.kl.estimator=exact needs responses that were sampled from the full vocabulary"
@@ -96,7 +89,7 @@ def load(
             return prefetched, [
                 f"prefetched responses are sampled again from step {step + len(prefetched) + 1} on: {reason}"
             ]
-        prefetched.append(PrefetchedBatch(Batch(prompts, completions, values_json["metrics"]), source.state()))
+        prefetched.append(PrefetchedBatch(Batch(prompts, completions, packed["metrics"]), source.state()))
     return prefetched, []
 
 
@@ -112,6 +105,6 @@ def _prompt_key(batch: PromptBatch) -> list[list[Any]]:
 def _read(path: Path) -> Iterator[tuple[Completions, dict[str, Any]]]:
     tensors = checkpoint_files.read_tensors(path)
     i = 0
-    while (batch := unpack(f"{i}.", tensors)) is not None:
-        yield batch
+    while (packed := values_json(f"{i}.", tensors)) is not None:
+        yield Completions.from_tensors(f"{i}.", tensors, packed), packed
         i += 1

@@ -353,7 +353,7 @@ def _as_batch(sequences: Sequence[Sequence[int]]) -> TrainBatch:
         tokens=tokens[:, 1:].reshape(-1),
         offsets=torch.arange(count + 1) * length,
         advantages=torch.ones(count),
-        rollout_logprobs=torch.zeros(count * length),
+        logprobs=torch.zeros(count * length),
     )
 
 

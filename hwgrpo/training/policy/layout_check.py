@@ -16,7 +16,7 @@ from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_round
 from hwgrpo.models.windows import describe_windows, shorten_windows
 from hwgrpo.training.policy.auto_settings import windows_in_reach
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
-from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
+from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
@@ -168,7 +168,7 @@ def _batch(policy: PolicyModel) -> TrainBatch:
         tokens=ids[7:23],
         offsets=torch.tensor([0, 5, 8, 12, 16]),
         advantages=torch.ones(4),
-        rollout_logprobs=torch.zeros(16),
+        logprobs=torch.zeros(16),
     )
 
 
@@ -185,7 +185,7 @@ def _states(
     policy.eval()
     with torch.no_grad():
         for layout, rows, group in parts:
-            micro = build_micro_batch(batch, rows, TokenSignals({}, {}), layout, multiple=group.size)
+            micro = build_micro_batch(batch, rows, {}, layout, multiple=group.size)
             micro = shard_micro_batch(micro, group, full_sequences=False)
             by_token[micro.token_index] = policy.hidden_states(micro.to(target)).cpu().float()
     policy.train(was_training)

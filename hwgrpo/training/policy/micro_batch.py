@@ -14,6 +14,7 @@ import torch
 
 from hwgrpo.models.shared_prefix_masks import Branches
 from hwgrpo.models.ulysses_attention import all_to_all
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.policy.layouts import Layout, Rows, input_lengths
 from hwgrpo.training.policy.row_members import feeders, row_branches, row_mask, row_members, spread
 from hwgrpo.values import TrainBatch
@@ -26,7 +27,7 @@ def split_micro_batches(
 
     Args:
         batch: the update's sequences.
-        sequences: indices of the sequences; those without response tokens are skipped (they have no gradient).
+        sequences: indices of the sequences; those without tokens that carry loss are skipped (they have no gradient).
         budget: tokens per micro-batch, prompt and response.
         layout: forms the rows.
         hidden_size: the model's; layouts weigh attention against matrix products with it.
@@ -34,7 +35,7 @@ def split_micro_batches(
     Returns:
         Rows per micro-batch. A row longer than the budget is alone in its micro-batch.
     """
-    filled = batch.lengths.gt(0).tolist()
+    filled = batch.loss_lengths.gt(0).tolist()
     lengths = input_lengths(batch).tolist()
     prompts = batch.prompt_offsets.diff()[batch.prompt_index].tolist()
 
@@ -101,7 +102,7 @@ class MicroBatch:
     hidden_rows: torch.Tensor
     """[N] int64: index in the flattened [B * L] hidden states of the one that predicts each response token."""
     targets: torch.Tensor
-    """[N] int64: the response tokens."""
+    """[N] int64: the response tokens that carry loss."""
     cu_seqlens: torch.Tensor
     """[S + 1] int64: bounds of the sequences among the N rows."""
     token_index: torch.Tensor
@@ -131,25 +132,15 @@ class MicroBatch:
         )
 
 
-@dataclass(frozen=True)
-class TokenSignals:
-    """Signals of a full TrainBatch: per sequence and per response token."""
-
-    per_sequence: Mapping[str, torch.Tensor]
-    """name -> [S] fp32, repeated over a sequence's tokens."""
-    per_token: Mapping[str, torch.Tensor]
-    """name -> [R] fp32."""
-
-
 def build_micro_batch(
-    batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout, multiple: int = 1
+    batch: TrainBatch, rows: Rows, signals: Mapping[str, str], layout: Layout, multiple: int = 1
 ) -> MicroBatch:
     """Build a micro-batch from rows of sequences.
 
     Args:
         batch: the update's sequences.
         rows: B rows of sequence indices; no rows give one row of one token and N = 0.
-        signals: inputs of the loss per token.
+        signals: inputs of the loss per token: name -> column of the batch, [R] fp32 or [S] fp32, repeated over tokens.
         layout: layout of the rows; if it shares prompts, the sequences of a row must have the same prompt.
         multiple: divisor of the width L, padding included.
     """
@@ -194,6 +185,13 @@ def build_micro_batch(
     feeder = feeders(shared_S, of, before) if shared_S.any() else of
     place = row_S[of] * width + response_S[feeder] + before
     last.view(-1).scatter_reduce_(0, place[within > 0], number_S[of[within > 0]], "amax")
+    if batch.loss_mask is not None:
+        carries_loss = batch.loss_mask[token_index]
+        token_index, within, of, place = (each[carries_loss] for each in (token_index, within, of, place))
+
+    def at_rows(column: str) -> torch.Tensor:
+        values, per_token = batch.column(column)
+        return values[token_index] if per_token else values[sequence_S][of]
 
     masked = len(sequence_S) > len(rows)
     if not masked:
@@ -209,8 +207,7 @@ def build_micro_batch(
         else None,
         hidden_rows=torch.where(within > 0, place, row_S[of] * width + prompt_end_S[of] - 1),
         targets=batch.tokens[token_index],
-        cu_seqlens=torch.cat([length_S.new_zeros(1), length_S.cumsum(0)]),
+        cu_seqlens=offsets_of(batch.loss_lengths[sequence_S]),
         token_index=token_index,
-        signals={name: tensor[sequence_S][of] for name, tensor in signals.per_sequence.items()}
-        | {name: tensor[token_index] for name, tensor in signals.per_token.items()},
+        signals={name: at_rows(column) for name, column in signals.items()},
     )

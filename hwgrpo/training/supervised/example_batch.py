@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from hwgrpo.data.examples import Example
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import TrainBatch
 
@@ -17,17 +18,15 @@ def assemble_examples(examples: Sequence[Example]) -> TrainBatch:
 
     There is no rollout engine: its log-probs are 0.
     """
-    prompts = [torch.tensor(each.token_ids, dtype=torch.int64) for each in examples]
-    responses = [torch.tensor(each.response_ids, dtype=torch.int64) for each in examples]
-    tokens = torch.cat(responses)
+    tokens = torch.tensor([token for each in examples for token in each.response_ids], dtype=torch.int64)
     return TrainBatch(
-        prompt_tokens=torch.cat(prompts),
-        prompt_offsets=_offsets(prompts),
+        prompt_tokens=torch.tensor([token for each in examples for token in each.token_ids], dtype=torch.int64),
+        prompt_offsets=offsets_of(torch.tensor([len(each.token_ids) for each in examples])),
         prompt_index=torch.arange(len(examples)),
         tokens=tokens,
-        offsets=_offsets(responses),
+        offsets=offsets_of(torch.tensor([len(each.response_ids) for each in examples])),
         advantages=torch.ones(len(examples)),
-        rollout_logprobs=torch.zeros(len(tokens)),
+        logprobs=torch.zeros(len(tokens)),
         token_advantages=torch.tensor([float(t) for each in examples for t in each.trained]),
     )
 
@@ -43,7 +42,7 @@ def mean_over_trained(batch: TrainBatch, prompts_per_update: int, strategy: Stra
         strategy: sums over ranks.
     """
     assert batch.token_advantages is not None
-    update_R = (batch.prompt_index // prompts_per_update).repeat_interleave(batch.lengths)
+    update_R = batch.per_token_of(batch.prompt_index // prompts_per_update)
     updates = (len(batch) - 1) // prompts_per_update + 1
     counts = torch.zeros(2, updates, dtype=torch.float64)
     counts[0].index_add_(0, update_R, torch.ones(len(update_R), dtype=torch.float64))
@@ -51,7 +50,3 @@ def mean_over_trained(batch: TrainBatch, prompts_per_update: int, strategy: Stra
     everything, trained = torch.tensor(strategy.sum(counts.flatten().tolist()), dtype=torch.float64).view(2, -1)
     scale_R = (everything / trained)[update_R]
     return replace(batch, token_advantages=(batch.token_advantages * scale_R).float())
-
-
-def _offsets(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)

@@ -42,7 +42,7 @@ class AdvantageInputs:
         if self.old_logprobs is None:
             return batch
         valid = self.rewards.valid
-        kept_R = torch.repeat_interleave(trained[valid], lengths[valid])
+        kept_R = trained[valid].repeat_interleave(lengths[valid])
         return replace(batch, old_logprobs=self.old_logprobs[kept_R])
 
 

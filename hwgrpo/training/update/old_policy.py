@@ -30,5 +30,5 @@ def with_rollout_shares(
     versions_R = completions.versions
     if versions_R is None:
         versions_R = torch.full_like(completions.tokens, completions.weight_version)
-    versions_R = versions_R[torch.repeat_interleave(trained, completions.lengths)]
+    versions_R = versions_R[completions.per_token_of(trained)]
     return replace(batch, rollout_shares=1 / (step - versions_R).clamp(min=1).float())

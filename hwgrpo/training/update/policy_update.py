@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
@@ -18,7 +18,7 @@ from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout, Rows
-from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, build_micro_batch, split_micro_batches
+from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch, split_micro_batches
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
@@ -28,7 +28,7 @@ from hwgrpo.training.update.flops import training_work
 from hwgrpo.training.update.group_batch import GroupBatch, gather_group_batch
 from hwgrpo.training.update.step_metrics import WorstToken, gap_to_rollout, update_metrics
 from hwgrpo.training.update.token_budget import TokenBudget
-from hwgrpo.training.update.train_batch import split_updates, token_signals
+from hwgrpo.training.update.train_batch import loss_signals, split_updates, with_weights
 from hwgrpo.training.update.training_pass import forward_backward
 from hwgrpo.training.update.update_tokens import select_tokens
 from hwgrpo.values import TrainBatch
@@ -97,7 +97,8 @@ class PolicyUpdate:
             return list(sequences)
         has_gradient = batch.advantages.ne(0)
         if batch.token_advantages is not None:  # their mean may be 0
-            has_gradient = sequence_sum(batch.token_advantages.ne(0).float(), batch.offsets)[0] > 0
+            mine_R = batch.carries_loss(torch.ones(len(batch), dtype=torch.bool))
+            has_gradient = sequence_sum((batch.token_advantages.ne(0) & mine_R).float(), batch.offsets)[0] > 0
         kept = has_gradient.tolist()
         return [s for s in sequences if kept[s]]
 
@@ -122,13 +123,14 @@ class PolicyUpdate:
         options = {f"with_{name}": values is not None for name, values in further.items()}
         results = {"logprob": torch.zeros(len(batch.tokens))} | {n: v for n, v in further.items() if v is not None}
         wanted = range(len(batch)) if sequences is None else sequences
-        signals = TokenSignals({}, {} if batch.floors is None else {"logprob_floor": batch.floors})
-        pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted, signals)
+        signals = {} if batch.floors is None else {"logprob_floor": "floors"}
+        pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted)
         pooled_results = {name: torch.zeros(len(pooled.batch.tokens)) for name in results}
 
         def passes() -> None:
             for part in self._micro_batches(pooled.batch, pooled.sequences):
-                micro = shard_micro_batch(self._build_micro_batch(pooled, part), pooled.group, full_sequences=False)
+                micro = self._build_micro_batch(pooled, part, signals)
+                micro = shard_micro_batch(micro, pooled.group, full_sequences=False)
                 scored = scorer(micro.to(self.device), **options)
                 for name, values in pooled_results.items():
                     values[micro.token_index] = getattr(scored, name).float().cpu()
@@ -219,7 +221,7 @@ class PolicyUpdate:
             log-prob, whose mean is the entropy; the trained tokens alone would be a biased sample.
         """
         chosen = torch.tensor(list(sequences), dtype=torch.int64)
-        lengths = batch.lengths[chosen]
+        lengths = batch.loss_lengths[chosen]
         prompt_tokens, prompts = tokens_of_prompts(lengths, batch.prompt_index[chosen])
         tokens, filled, prompts = self.strategy.sum([*count(lengths), prompts])
         aggregation = self.config.algorithm.aggregation
@@ -233,16 +235,15 @@ class PolicyUpdate:
             prompt_tokens_S=prompt_tokens,
         )
         # Strategies average gradients over ranks; the factor turns that average into a sum.
-        weights = weights * self.strategy.world_size
-        signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.needs_rollout)
+        batch = with_weights(batch, sequences, weights * self.strategy.world_size)
         if selections := self.loss_fn.selections:
             entropies = torch.zeros(len(batch.tokens))
             scored = self.score(batch, sequences=sequences, entropies=entropies), entropies
             seed = self.config.trainer.seed * 1_000_003 + self.updates_done
             chosen_tokens = select_tokens(selections, batch, sequences, scored, self.strategy, seed)
-            signals = replace(signals, per_token={**signals.per_token, **chosen_tokens})
+            batch = replace(batch, token_extras={**batch.token_extras, **chosen_tokens})
         trained = self.trained_sequences(batch, sequences)
-        pooled = gather_group_batch(self.strategy.sequence_group, batch, trained, signals)
+        pooled = gather_group_batch(self.strategy.sequence_group, batch, trained)
         pooled_logprobs = None if logprobs is None else torch.zeros(len(pooled.batch.tokens))
         loss, sums = self._run_within_budget(
             "updating", lambda: self._passes(pooled, tokens, pooled_logprobs), undo=self.strategy.discard_gradients
@@ -254,9 +255,9 @@ class PolicyUpdate:
         skipped[trained] = False
         skipped &= torch.isin(torch.arange(len(batch)), torch.tensor(list(sequences), dtype=torch.int64))
         if skipped.any():
-            surprise = -batch.rollout_logprobs[torch.repeat_interleave(skipped, batch.lengths)].sum()
+            surprise = -batch.rollout_logprobs[batch.carries_loss(skipped)].sum()
             sums["entropy"] = sums.get("entropy", 0.0) + surprise
-        sums["trained"] = batch.lengths[torch.tensor(trained, dtype=torch.int64)].sum()
+        sums["trained"] = batch.loss_lengths[torch.tensor(trained, dtype=torch.int64)].sum()
         names = sorted({name for names in self.strategy.gather_objects(list(sums)) for name in names})
         values = [float(sums[name]) if name in sums else 0.0 for name in names]
         total_loss, *totals = self.strategy.sum([float(loss) / self.strategy.world_size, *values])
@@ -271,12 +272,13 @@ class PolicyUpdate:
             This rank's loss and metric sums, not yet divided by the number of ranks.
         """
         parts = self._micro_batches(pooled.batch, pooled.sequences)
+        signals = loss_signals(pooled.batch, rollout=self.loss_fn.needs_rollout)
         loss = torch.zeros((), dtype=torch.float64)
         sums: dict[str, torch.Tensor] = {}
         flops = 0.0
         self.policy.train()
         for i, part in enumerate(parts):
-            micro = self._build_micro_batch(pooled, part)
+            micro = self._build_micro_batch(pooled, part, signals)
             flops += self._work.of(micro) / pooled.group.size if self._work else 0.0
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
             micro = shard_micro_batch(micro, pooled.group, full_sequences=self.loss_fn.scope != "token")
@@ -302,8 +304,8 @@ class PolicyUpdate:
     def _run_within_budget(self, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
         return self.budget.run(self.strategy, what, work, undo) if self.budget else work()
 
-    def _build_micro_batch(self, pooled: GroupBatch, part: Rows) -> MicroBatch:
-        return build_micro_batch(pooled.batch, part, pooled.signals, self.layout, multiple=pooled.group.size)
+    def _build_micro_batch(self, pooled: GroupBatch, part: Rows, signals: Mapping[str, str]) -> MicroBatch:
+        return build_micro_batch(pooled.batch, part, signals, self.layout, multiple=pooled.group.size)
 
     def _micro_batches(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
         """Split into micro-batches, the same number on every rank, since collectives must match."""

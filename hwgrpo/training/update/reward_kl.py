@@ -45,7 +45,7 @@ def penalize(
     kl_S = sequence_sum(kl_R, batch.offsets)[0]
     total_S = rewards.total.clone()
     total_S[valid] -= coef * kl_S
-    means, responses = strategy.sum([float((kl_S / batch.lengths.clamp(min=1)).sum()), len(batch)])
+    means, responses = strategy.sum([float((kl_S / batch.loss_lengths.clamp(min=1)).sum()), len(batch)])
     kl = means / max(responses, 1)
     update.coefficients.follow_kl(kl, responses)
     metrics = {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": coef}

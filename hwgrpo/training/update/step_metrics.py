@@ -11,6 +11,7 @@ import torch
 
 from hwgrpo.algorithms.correction import mismatch_metrics, mismatch_sums
 from hwgrpo.algorithms.groups import group_statistics
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
 
@@ -54,19 +55,18 @@ def sample_metrics(
     valid = rewards.valid
     advantages = advantages[valid]
     if token_advantages is not None:
-        advantages = token_advantages[torch.repeat_interleave(valid, completions.lengths)]
+        advantages = token_advantages[completions.per_token_of(valid)]
     steps = rewards.steps
     rewarded = (rewards.total, completions.prompt_index, valid)
     if steps is not None:
-        of = torch.repeat_interleave(steps.offsets.diff())
-        rewarded = (steps.rewards, completions.prompt_index[of], valid[of])
+        rewarded = (steps.rewards, steps.per_token_of(completions.prompt_index), steps.per_token_of(valid))
     zero, groups, group_std = group_statistics(*rewarded)
     ranks = gather(
         {
             "total": rewards.total[valid],
             "group_std": group_std,
             "advantages": advantages,
-            "steps": None if steps is None else steps.offsets.diff(),
+            "steps": None if steps is None else steps.lengths,
             "greedy": rewards.greedy,
             "lengths": completions.lengths,
             "finished": completions.finished,
@@ -192,16 +192,16 @@ def gap_to_rollout(
     Returns:
         The metrics and the worst token, over all ranks; none without a token of these sequences.
     """
-    lengths = torch.where(computed, batch.lengths, 0)
-    tokens_R = torch.repeat_interleave(computed, batch.lengths)
+    lengths = torch.where(computed, batch.loss_lengths, 0)
+    tokens_R = batch.carries_loss(computed)
     logprobs, rollout = logprobs[tokens_R], batch.rollout_logprobs[tokens_R]
-    sums = mismatch_sums(logprobs, rollout, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+    sums = mismatch_sums(logprobs, rollout, offsets_of(lengths))
     metrics = mismatch_metrics(torch.tensor(strategy.sum(sums.tolist()), dtype=torch.float64))
     gap = (logprobs.exp() - rollout.exp()).abs()
     total, tokens = strategy.sum([float(gap.sum()), gap.numel()])
     if not tokens:
         return metrics, None
-    own = _worst_token(batch, computed, logprobs, rollout, strategy.rank)
+    own = _worst_token(batch, tokens_R, logprobs, rollout, strategy.rank)
     ranks = strategy.gather_objects((float(gap.max()) if gap.numel() else 0.0, own))
     worst = max((each for _, each in ranks if each is not None), key=lambda each: each.log_ratio)
     metrics["training/rollout_probs_diff_mean"] = total / tokens
@@ -211,21 +211,20 @@ def gap_to_rollout(
 
 
 def _worst_token(
-    batch: TrainBatch, computed: torch.Tensor, logprobs: torch.Tensor, rollout: torch.Tensor, rank: int
+    batch: TrainBatch, tokens_R: torch.Tensor, logprobs: torch.Tensor, rollout: torch.Tensor, rank: int
 ) -> WorstToken | None:
-    """Return this rank's worst token; `logprobs` and `rollout` are those of the `computed` sequences."""
+    """Return this rank's worst token of those where `tokens_R` is true, of which the log-probs are."""
     if not logprobs.numel():
         return None
     at = int((logprobs - rollout).abs().nan_to_num(nan=math.inf, posinf=math.inf).argmax())
-    ends = batch.lengths[computed].cumsum(0)
-    sequence = int(torch.searchsorted(ends, at, right=True))
-    length = int(batch.lengths[computed][sequence])
+    token = int(tokens_R.nonzero()[at, 0])
+    sequence = int(torch.searchsorted(batch.offsets[1:], token, right=True))
     return WorstToken(
         rank=rank,
-        prompt=int(batch.prompt_index[computed][sequence]),
-        position=at - int(ends[sequence]) + length,
-        length=length,
-        token=int(batch.tokens[torch.repeat_interleave(computed, batch.lengths)][at]),
+        prompt=int(batch.prompt_index[sequence]),
+        position=token - int(batch.offsets[sequence]),
+        length=int(batch.lengths[sequence]),
+        token=int(batch.tokens[token]),
         logprob=float(logprobs[at]),
         rollout_logprob=float(rollout[at]),
     )

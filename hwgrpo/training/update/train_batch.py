@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.token_advantages import TokenProbs, is_token_level, mean_over_tokens
 from hwgrpo.config import Config
-from hwgrpo.step_rewards import join_steps
-from hwgrpo.training.policy.micro_batch import TokenSignals
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
+from hwgrpo.values import Completions, PromptBatch, Responses, Rewards, TrainBatch
 
 
 def advantages_over_ranks(
@@ -33,33 +33,34 @@ def advantages_over_ranks(
         [S] fp32 per response, and [R] fp32 per token; None where all tokens have that of their response. Per response
         is otherwise the mean over its tokens.
     """
-    group = completions.prompt_index
     rank, gather = (strategy.rank, strategy.gather_objects) if probs is None else (0, lambda value: [value])
-    ranks = gather((rewards.total, group, rewards.valid, completions.lengths, rewards.per_function))
+    per_token = is_token_level(config.algorithm.advantage, kl_R is not None)
+    own = replace(rewards, extras=(), failures={}, first_failures={})
+    ranks = gather((own, completions.prompt_index, completions.lengths, kl_R if per_token else None))
+    every = Rewards.concat([scored for scored, *_ in ranks])
     offset, groups = 0, []
     for _, index, *_ in ranks:
         groups.append(index + offset)
         offset += int(index.max()) + 1 if index.numel() else 0
-    per_token = is_token_level(config.algorithm.advantage, kl_R is not None)
     advantages = group_advantages(
-        torch.cat([total for total, *_ in ranks]),
+        every.total,
         torch.cat(groups),
-        torch.cat([valid for _, _, valid, *_ in ranks]),
+        every.valid,
         config.algorithm.advantage,
         torch.cat([lengths for *_, lengths, _ in ranks]),
         {
-            name: (function.weight, torch.cat([parts[name] for *_, parts in ranks]))
-            for name, function in zip(rewards.per_function, config.reward.functions, strict=True)
+            name: (function.weight, values)
+            for (name, values), function in zip(every.per_function.items(), config.reward.functions, strict=True)
         },
-        None if rewards.steps is None else join_steps(gather(rewards.steps)),
-        None if rewards.greedy is None else torch.cat(gather(rewards.greedy)),
+        every.steps,
+        every.greedy,
         probs,
-        torch.cat(gather(kl_R)) if kl_R is not None and per_token else None,
+        torch.cat([kl for *_, kl in ranks]) if kl_R is not None and per_token else None,
     )
     if not per_token:
         return advantages.split([len(index) for _, index, *_ in ranks])[rank], None
-    own = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]
-    return mean_over_tokens(own, completions.lengths), own
+    own_R = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]
+    return mean_over_tokens(own_R, completions.lengths), own_R
 
 
 def assemble(
@@ -81,20 +82,14 @@ def assemble(
     Returns:
         The batch with every prompt once and the valid sequences, ragged.
     """
-    lengths = completions.lengths
-    token_valid = torch.repeat_interleave(valid, lengths)
-    kept = lengths[valid]
+    kept = completions.select(valid)
     prompt_lengths = torch.tensor([len(p.token_ids) for p in batch.prompts], dtype=torch.int64)
     return TrainBatch(
+        **{each.name: getattr(kept, each.name) for each in fields(Responses)},
         prompt_tokens=torch.tensor([t for p in batch.prompts for t in p.token_ids], dtype=torch.int64),
-        prompt_offsets=_offsets(prompt_lengths),
-        prompt_index=completions.prompt_index[valid],
-        tokens=completions.tokens[token_valid],
-        offsets=_offsets(kept),
+        prompt_offsets=offsets_of(prompt_lengths),
         advantages=advantages[valid],
-        rollout_logprobs=completions.logprobs[token_valid],
-        floors=None if completions.floors is None else completions.floors[token_valid],
-        token_advantages=None if token_advantages is None else token_advantages[token_valid],
+        token_advantages=None if token_advantages is None else token_advantages[completions.per_token_of(valid)],
     )
 
 
@@ -116,30 +111,29 @@ def split_updates(batch: TrainBatch, prompts: int, prompts_per_update: int) -> l
     return updates
 
 
-def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Tensor, rollout: bool) -> TokenSignals:
-    """Return the loss's inputs per sequence and per token.
+def with_weights(batch: TrainBatch, sequences: Sequence[int], weights: torch.Tensor) -> TrainBatch:
+    """Return the batch with the `weights` [len(sequences)] fp32 of every token of these sequences, of others 0."""
+    weights_S = torch.zeros(len(batch))
+    weights_S[torch.tensor(list(sequences), dtype=torch.int64)] = weights
+    return replace(batch, weights=weights_S)
+
+
+def loss_signals(batch: TrainBatch, *, rollout: bool) -> dict[str, str]:
+    """Return the inputs of the loss per token, as far as the batch has them: name -> column of the batch.
 
     Args:
         batch: the step's sequences.
-        sequences: indices of this update's sequences.
-        weights: [len(sequences)] fp32: weight of every token of a sequence.
         rollout: whether the loss needs the rollout engine's log-probs.
     """
-    weight = torch.zeros(len(batch))
-    weight[torch.tensor(list(sequences), dtype=torch.int64)] = weights
-    per_token: dict[str, torch.Tensor | None]
-    per_token = {"old_logprob": batch.old_logprobs, "ref_logprob": batch.ref_logprobs, "logprob_floor": batch.floors}
+    signals = {
+        "advantage": "advantages" if batch.token_advantages is None else "token_advantages",
+        "weight": "weights",
+        "old_logprob": "old_logprobs",
+        "ref_logprob": "ref_logprobs",
+        "logprob_floor": "floors",
+    }
     if rollout:
-        per_token |= {"rollout_logprob": batch.rollout_logprobs, "rollout_share": batch.rollout_shares}
-    per_sequence = {"advantage": batch.advantages, "weight": weight}
-    if batch.token_advantages is not None:
-        del per_sequence["advantage"]
-        per_token["advantage"] = batch.token_advantages
-    return TokenSignals(
-        per_sequence=per_sequence,
-        per_token={name: tensor for name, tensor in per_token.items() if tensor is not None},
-    )
-
-
-def _offsets(lengths: torch.Tensor) -> torch.Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        signals |= {"rollout_logprob": "logprobs", "rollout_share": "rollout_shares"}
+    present = {name: column for name, column in signals.items() if getattr(batch, column) is not None}
+    extras = batch.token_extras.items()
+    return present | {name: name for name, values in extras if values.ndim == 1 and values.is_floating_point()}

@@ -31,13 +31,13 @@ def select_tokens(
     """
     chosen = torch.zeros(len(batch), dtype=torch.bool)
     chosen[torch.tensor(list(sequences), dtype=torch.int64)] = True
-    mine_R = torch.repeat_interleave(chosen, batch.lengths)
+    mine_R = batch.carries_loss(chosen)
     logprob_R, entropy_R = scored
     old_R = logprob_R if batch.old_logprobs is None else batch.old_logprobs
     if batch.rollout_shares is not None:
         old_R = logprob_R.lerp(batch.rollout_logprobs, batch.rollout_shares)
     own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, batch.advantages_R)]
-    ranks = strategy.gather_objects([*own, batch.lengths[chosen]])
+    ranks = strategy.gather_objects([*own, batch.loss_lengths[chosen]])
     new_R, old_R, rollout_R, entropy_R, advantage_R, lengths_S = map(torch.cat, zip(*ranks, strict=True))
     order_R = torch.randperm(len(new_R), generator=torch.Generator().manual_seed(seed))
     tokens = UpdateTokens(new_R, old_R, rollout_R, entropy_R, advantage_R, order_R, lengths_S)

@@ -20,7 +20,7 @@ from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout, layout_note
 from hwgrpo.training.policy.layout_check import select_supported_layout
 from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
+from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import Prompt, PromptBatch, Sampling, TrainBatch
 from tests.support.models.steps import gradients, reference_gradients, updater
@@ -311,7 +311,7 @@ def entropies(update: PolicyUpdate, batch: TrainBatch) -> torch.Tensor:
     """Return the entropy [R] of each response token's distribution, as a training step computes it."""
     found = torch.zeros(len(batch.tokens))
     for part in update._micro_batches(batch, range(len(batch))):
-        micro = build_micro_batch(batch, part, TokenSignals({}, {}), update.layout)
+        micro = build_micro_batch(batch, part, {}, update.layout)
         found[micro.token_index] = update.policy(micro, lambda stats, rows: (-stats.logprob, {})).entropy_N
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import torch
 
@@ -49,15 +50,16 @@ def reference_gradients(model, config, batch: TrainBatch, other=None) -> tuple[f
     model = copy.deepcopy(model).double()
     other = None if other is None else copy.deepcopy(other).double().eval()
     a = config.algorithm
-    lengths = batch.lengths.tolist()
+    mask = torch.ones(len(batch.tokens), dtype=torch.bool) if batch.loss_mask is None else batch.loss_mask
+    places = [slice(*bounds) for bounds in itertools.pairwise(batch.offsets.tolist())]
+    lengths = [int(mask[here].sum()) for here in places]
     total_tokens, total_sequences = sum(lengths), sum(length > 0 for length in lengths)
     loss = torch.zeros((), dtype=torch.float64)
-    for s, length in enumerate(lengths):
+    for s, (here, length) in enumerate(zip(places, lengths, strict=True)):
         if length == 0:
             continue
         p = int(batch.prompt_index[s])
         prompt = batch.prompt_tokens[batch.prompt_offsets[p] : batch.prompt_offsets[p + 1]]
-        here = slice(int(batch.offsets[s]), int(batch.offsets[s + 1]))
         ids = torch.cat([prompt, batch.tokens[here]])[None]
         logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / config.rollout.temperature
         log_p = logits.log_softmax(-1)
@@ -77,7 +79,7 @@ def reference_gradients(model, config, batch: TrainBatch, other=None) -> tuple[f
         elif a.kl.coef:
             x = batch.ref_logprobs[here].double() - lp
             token = token + a.kl.coef * (x.exp() - x - 1)
-        token = token - a.entropy_coef * entropy
+        token = (token - a.entropy_coef * entropy)[mask[here]]
         if a.aggregation.name == "token-mean":
             loss = loss + token.sum() / total_tokens
         elif a.aggregation.name == "seq-mean-token-mean":

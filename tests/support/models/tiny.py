@@ -100,7 +100,7 @@ def ragged_batch(
         tokens=torch.randint(2 if alike else VOCAB, (total,), generator=g),
         offsets=offsets(lengths),
         advantages=torch.randn(prompts * n, generator=g),
-        rollout_logprobs=rollout,
+        logprobs=rollout,
         old_logprobs=rollout + 0.3 * torch.randn(total, generator=g) if old else None,
         ref_logprobs=rollout + 0.3 * torch.randn(total, generator=g) if ref else None,
     )

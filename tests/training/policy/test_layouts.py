@@ -18,12 +18,12 @@ from hwgrpo.training.policy.layouts import (
     PADDED,
     responses_per_row,
 )
-from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch, split_micro_batches
+from hwgrpo.training.policy.micro_batch import build_micro_batch, split_micro_batches
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.values import TrainBatch
 from tests.support.models.tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 
-NOTHING = TokenSignals({}, {})
+NOTHING: dict[str, str] = {}
 LAYOUTS = pytest.mark.parametrize(
     "layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED, BRANCHED], ids=lambda layout: layout.name
 )
@@ -87,7 +87,7 @@ def batch_of(*responses: list[int], prompt: tuple[int, ...] = (7, 8)) -> TrainBa
         tokens=torch.tensor([token for response in responses for token in response]),
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
         advantages=torch.ones(len(responses)),
-        rollout_logprobs=torch.zeros(int(lengths.sum())),
+        logprobs=torch.zeros(int(lengths.sum())),
     )
 
 

@@ -25,7 +25,7 @@ from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training import sequence_checks
 from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_layout, micro_batch_tokens
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED, Layout
-from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, build_micro_batch
+from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
@@ -33,7 +33,7 @@ from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.group_batch import gather_group_batch
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.train_batch import token_signals
+from hwgrpo.training.update.train_batch import loss_signals, with_weights
 from tests.support.models.tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 from tests.support.runs import runs
 
@@ -42,7 +42,8 @@ SDPA = AttentionSelection("sdpa")
 
 def shards(size: int, layout: Layout, *, full_sequences: bool) -> tuple[MicroBatch, list[MicroBatch]]:
     batch = ragged_batch(empty=True)
-    signals = token_signals(batch, range(len(batch)), torch.ones(len(batch)), rollout=True)
+    batch = with_weights(batch, range(len(batch)), torch.ones(len(batch)))
+    signals = loss_signals(batch, rollout=True)
     rows = [[0], [2], [3]] if layout is PADDED else [[0, 1, 2], [3, 4, 6]]
     micro = build_micro_batch(batch, rows, signals, layout, multiple=size)
     return micro, [shard_micro_batch(micro, SequenceGroup(size, r), full_sequences=full_sequences) for r in range(size)]
@@ -91,9 +92,9 @@ def test_losses_of_tokens_are_shared_out_evenly_and_hidden_states_meet_their_tok
 
 def test_a_rank_alone_keeps_batch_and_micro_batch_as_they_are():
     batch = ragged_batch()
-    micro = build_micro_batch(batch, [[0]], TokenSignals({}, {}), PADDED)
+    micro = build_micro_batch(batch, [[0]], {}, PADDED)
     assert shard_micro_batch(micro, SINGLE_RANK, full_sequences=False) is micro
-    given = gather_group_batch(SINGLE_RANK, batch, [1, 3], TokenSignals({}, {}))
+    given = gather_group_batch(SINGLE_RANK, batch, [1, 3])
     assert given.batch is batch
     assert given.scatter_back(torch.arange(len(batch.tokens))).tolist() == given.own_tokens.tolist()
     assert len(given.own_tokens) == int(batch.lengths[[1, 3]].sum())
@@ -210,20 +211,22 @@ def test_heads_that_cannot_be_shared_out_are_refused_in_the_forward(heads: int, 
         )
 
 
-def test_a_pool_of_one_group_keeps_the_signals_of_what_is_computed(monkeypatch: pytest.MonkeyPatch):
-    batches = [ragged_batch(prompts=2, n=2, seed=seed) for seed in (0, 1)]
-    signals = [token_signals(batch, range(4), torch.arange(4.0) + 1, rollout=True) for batch in batches]
+def test_a_pool_of_one_group_keeps_the_columns_of_what_is_computed(monkeypatch: pytest.MonkeyPatch):
+    batches = [
+        with_weights(ragged_batch(prompts=2, n=2, seed=seed), range(4), torch.arange(4.0) + 1) for seed in (0, 1)
+    ]
     sent: list[Any] = []
     monkeypatch.setattr(SequenceGroup, "gather", lambda self, value: sent.append(value) or [value, value])
-    for batch, each in zip(batches, signals, strict=True):
-        gather_group_batch(SequenceGroup(2, 0), batch, [0, 3], each)
+    for batch in batches:
+        gather_group_batch(SequenceGroup(2, 0), batch, [0, 3])
     monkeypatch.setattr(SequenceGroup, "gather", lambda self, value: sent)
-    given = gather_group_batch(SequenceGroup(2, 1), batches[1], [0, 3], signals[1])
-    assert given.signals.per_sequence["weight"].tolist() == [1, 4, 1, 4]
+    given = gather_group_batch(SequenceGroup(2, 1), batches[1], [0, 3])
+    assert given.batch.weights is not None
+    assert given.batch.weights.tolist() == [1, 4, 1, 4]
     assert given.batch.prompt_index.tolist() == [0, 1, 2, 3]
     assert len(given.sequences) == 4
     expected = torch.cat([b.rollout_logprobs[torch.repeat_interleave(b.lengths) % 3 == 0] for b in batches])
-    assert torch.equal(given.signals.per_token["rollout_logprob"], expected)
+    assert torch.equal(given.batch.rollout_logprobs, expected)
     assert torch.equal(given.batch.rollout_logprobs[given.positions], batches[1].rollout_logprobs[given.own_tokens])
 
 

@@ -98,7 +98,7 @@ def test_its_expectation_is_that_of_k1_and_its_gradient_that_of_k2():
         tokens=torch.arange(VOCAB),
         offsets=torch.arange(VOCAB + 1),
         advantages=torch.zeros(VOCAB),
-        rollout_logprobs=torch.zeros(VOCAB),
+        logprobs=torch.zeros(VOCAB),
     )
     logprobs = update.score(batch).double()
     assert update.reference is not None

@@ -1,5 +1,7 @@
 """One whole update against an independent fp64 computation on full logits, and against itself cut differently."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,6 +61,35 @@ def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(
     assert again_sums == pytest.approx(sums, rel=STEP, abs=STEP * sums["tokens"])
 
 
+@pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED, BRANCHED], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_tokens_that_were_not_sampled_are_inputs_without_loss(layout: Layout, aggregation: str):
+    batch = ragged_batch(old=True, ref=True, empty=True, alike=True)
+    mask = torch.rand(len(batch.tokens), generator=torch.Generator().manual_seed(2)) > 0.4
+    mask[: int(batch.offsets[1])] = False  # a sequence without loss
+    batch = replace(batch, loss_mask=mask)
+    words = [f"algorithm.aggregation.name={aggregation}", "algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01"]
+    model = tiny_qwen3()
+    update = updater(model, *words, "trainer.tokens_per_micro_batch=64", layout=layout)
+    loss, ours, sums = gradients(update, batch)
+    expected_loss, theirs = reference_gradients(model, update.config, batch)
+    assert loss == pytest.approx(expected_loss, rel=STEP, abs=STEP)
+    assert_gradients_close(ours, theirs)
+    assert sums["tokens"] == sums["trained"] == int(mask.sum())
+    scored, everything = update.score(batch), update.score(replace(batch, loss_mask=None))
+    assert not scored[~mask].any()
+    assert_values_close(scored[mask], everything[mask])
+
+
+def test_a_mask_of_all_tokens_changes_no_bit():
+    batch = ragged_batch(old=True)
+    loss, expected, _ = gradients(updater(tiny_qwen3()), batch)
+    all_of_them = replace(batch, loss_mask=torch.ones(len(batch.tokens), dtype=torch.bool))
+    again, ours, _ = gradients(updater(tiny_qwen3()), all_of_them)
+    assert again == loss
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
 def test_sequences_without_tokens_change_nothing():
     full = ragged_batch(prompts=2, n=2, old=True)
     lengths = torch.tensor([full.lengths[0], 0, *full.lengths[1:], 0])
@@ -81,7 +112,7 @@ def test_an_update_without_any_token_has_a_zero_gradient_for_every_parameter():
     batch = ragged_batch(prompts=1, n=1)
     nothing = TrainBatch(
         **{**vars(batch)}
-        | {"offsets": torch.tensor([0, 0]), "tokens": batch.tokens[:0], "rollout_logprobs": batch.rollout_logprobs[:0]}
+        | {"offsets": torch.tensor([0, 0]), "tokens": batch.tokens[:0], "logprobs": batch.rollout_logprobs[:0]}
     )
     loss, ours, _ = gradients(updater(tiny_qwen3()), nothing)
     assert loss == 0

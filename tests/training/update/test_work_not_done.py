@@ -73,7 +73,7 @@ def test_the_entropy_of_what_was_left_out_comes_from_its_rollout_log_probs():
 def test_the_gap_to_the_rollout_engine_is_measured_on_what_was_computed():
     batch = some_zero()
     update = updater(tiny_qwen3(), "optim.lr=1e-9")
-    batch = replace(batch, rollout_logprobs=update.score(batch))
+    batch = replace(batch, logprobs=update.score(batch))
     metrics = update(batch)
     assert abs(metrics["training/rollout_probs_diff_max"]) < STEP
     assert metrics["actor/trained_tokens_ratio"] == pytest.approx(

@@ -1,0 +1,191 @@
+"""Columns: what is declared once is selected, split, concatenated and stored, each entry with its sequence."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import subprocess
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hwgrpo.ragged import Ragged, offsets_of
+from hwgrpo.step_rewards import StepRewards
+from hwgrpo.values import Completions, Rewards, TrainBatch
+
+LENGTHS = st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4)
+"""Of each prompt, the lengths of its responses."""
+
+
+def numbered(lengths: list[list[int]], *, floors: bool, versions: bool, version: int = 3) -> Completions:
+    """Return completions whose entries are all different."""
+    flat = torch.tensor([length for group in lengths for length in group], dtype=torch.int64)
+    total = int(flat.sum())
+    return Completions(
+        prompt_index=torch.repeat_interleave(torch.tensor([len(group) for group in lengths], dtype=torch.int64)),
+        tokens=torch.arange(total) + 100,
+        offsets=offsets_of(flat),
+        logprobs=-torch.arange(total).float(),
+        finished=torch.arange(len(flat)) % 2 == 0,
+        texts=tuple(f"text {i}" for i in range(len(flat))),
+        weight_version=version,
+        versions=torch.arange(total) + version if versions else None,
+        floors=-10.0 - torch.arange(total) if floors else None,
+        token_extras={"routes": torch.arange(total * 6, dtype=torch.uint8).view(total, 2, 3)},
+    )
+
+
+def scored(count: int, *, steps: bool, extras: bool) -> Rewards:
+    counts = torch.arange(count) % 3 + 1
+    total = int(counts.sum())
+    return Rewards(
+        total=torch.arange(count).double(),
+        valid=torch.arange(count) % 3 > 0,
+        per_function={"b": torch.arange(count).double() + 10, "a": torch.arange(count).double() + 20},
+        failures={"errors/a": 1},
+        extras=tuple({"n": i} for i in range(count)) if extras else (),
+        steps=StepRewards(torch.arange(total).double(), torch.arange(total), offsets_of(counts)) if steps else None,
+        greedy=torch.arange(count).double() + 30,
+    )
+
+
+def rows(value: Ragged) -> list[dict[str, Any]]:
+    """Return the entries of each sequence, one plain dict per sequence."""
+    count, columns = len(value), {}
+    for field in fields(value):  # type: ignore[arg-type]
+        column, content = field.metadata.get("column"), getattr(value, field.name)
+        if column is None or column.per == "prompt_token" or content is None or content == ():
+            continue
+        if isinstance(content, Ragged):
+            columns[field.name] = rows(content)
+        elif isinstance(content, dict):
+            each = {name: _entries(values, column.per, value) for name, values in content.items()}
+            columns[field.name] = [{name: values[i] for name, values in each.items()} for i in range(count)]
+        else:
+            columns[field.name] = _entries(content, column.per, value)
+    return [{name: values[i] for name, values in columns.items()} for i in range(count)]
+
+
+def _entries(values: Any, per: str, value: Ragged) -> list[Any]:
+    if isinstance(values, tuple):
+        return list(values)
+    if per == "sequence":
+        return values.tolist()
+    bounds = value.offsets.tolist()
+    return [values[bounds[i] : bounds[i + 1]].tolist() for i in range(len(value))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, floors=st.booleans(), versions=st.booleans(), data=st.data())
+def test_a_selection_has_the_rows_of_its_sequences(lengths: Any, floors: bool, versions: bool, data: Any):
+    value = numbered(lengths, floors=floors, versions=versions)
+    wanted = data.draw(st.lists(st.booleans(), min_size=len(value), max_size=len(value)))
+    mask = torch.tensor(wanted, dtype=torch.bool)
+    for each in (value, scored(len(value), steps=True, extras=True)):
+        found = each.select(mask)
+        assert rows(found) == [row for row, keep in zip(rows(each), wanted, strict=True) if keep]
+    assert value.select(mask).weight_version == value.weight_version
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, floors=st.booleans(), versions=st.booleans(), steps=st.booleans(), extras=st.booleans())
+def test_what_is_split_by_prompt_concatenates_to_the_same(
+    lengths: Any, floors: bool, versions: bool, steps: bool, extras: bool
+):
+    value, rewards = numbered(lengths, floors=floors, versions=versions), scored(sum(map(len, lengths)), steps=steps, extras=extras)
+    parts = value.by_prompt(len(lengths))
+    assert [len(part) for part in parts] == [len(group) for group in lengths]
+    assert all(not part.prompt_index.any() for part in parts)
+    if parts:
+        again = Completions.concat(parts, prompts=[1] * len(parts))
+        assert rows(again) == rows(value)
+        assert again.weight_version == (value.weight_version if len(value) else 0)
+        assert rows(Rewards.concat(rewards.split(map(len, parts)))) == rows(rewards)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, floors=st.booleans(), versions=st.booleans(), steps=st.booleans(), extras=st.booleans())
+def test_files_return_what_was_stored(lengths: Any, floors: bool, versions: bool, steps: bool, extras: bool):
+    value = replace(numbered(lengths, floors=floors, versions=versions), late=2, dropped={1: "late"})
+    rewards = scored(len(value), steps=steps, extras=extras)
+    for each in (value, rewards):
+        tensors, values_json = each.to_tensors("x.")
+        again = type(each).from_tensors("x.", tensors, json.loads(json.dumps(values_json)))
+        assert rows(again) == rows(each)
+        assert {f.name: getattr(again, f.name) for f in fields(each) if not f.metadata and f.name != "offsets"} == {
+            f.name: getattr(each, f.name) for f in fields(each) if not f.metadata and f.name != "offsets"
+        }
+
+
+def test_parts_without_an_optional_column_get_what_stands_for_it():
+    with_floors, without = numbered([[2]], floors=True, versions=False), numbered([[1]], floors=False, versions=False)
+    floors = Completions.concat([without, with_floors], prompts=[1, 1]).floors
+    assert floors is not None
+    assert floors.tolist() == [-math.inf, -10, -11]
+    mixed = Completions.concat([with_floors, replace(without, weight_version=5)], prompts=[1, 1])
+    assert mixed.versions is not None
+    assert mixed.versions.tolist() == [3, 3, 5]
+    assert mixed.weight_version == 3
+    assert Completions.concat([without, without], prompts=[1, 1]).versions is None
+    with_extras, bare = scored(2, steps=False, extras=True), scored(1, steps=False, extras=False)
+    assert Rewards.concat([bare, with_extras]).extras == ({}, {"n": 0}, {"n": 1})
+    assert Rewards.concat([bare, bare]).extras == ()
+
+
+def test_an_optional_column_without_a_stand_in_needs_all_parts():
+    with_steps, without = scored(2, steps=True, extras=False), scored(2, steps=False, extras=False)
+    assert Rewards.concat([with_steps, without]).steps is None
+    assert Rewards.concat([with_steps, with_steps]).steps is not None
+
+
+def test_parts_without_responses_do_not_decide():
+    nothing = replace(numbered([[]], floors=False, versions=False), weight_version=0)
+    joined = Completions.concat([nothing, numbered([[1, 2]], floors=False, versions=False)], prompts=[1, 1])
+    assert joined.prompt_index.tolist() == [1, 1]
+    assert joined.weight_version == 3
+    assert joined.versions is None
+
+
+def test_prompts_of_batches_are_numbered_one_after_another():
+    batch = TrainBatch(
+        prompt_index=torch.tensor([1, 1]),
+        tokens=torch.tensor([5, 6, 7]),
+        offsets=torch.tensor([0, 1, 3]),
+        logprobs=torch.zeros(3),
+        prompt_tokens=torch.tensor([1, 2, 3]),
+        prompt_offsets=torch.tensor([0, 2, 3]),
+        advantages=torch.tensor([1.0, -1.0]),
+    )
+    joined = TrainBatch.concat([batch, batch])
+    assert joined.prompt_index.tolist() == [1, 1, 3, 3]
+    assert joined.prompt_offsets.tolist() == [0, 2, 3, 5, 6]
+    assert joined.prompt_tokens.tolist() == [1, 2, 3, 1, 2, 3]
+    assert joined.offsets.tolist() == [0, 1, 3, 4, 6]
+    assert joined.select(torch.tensor([False, False, True, False])).prompt_tokens.tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_part_holds_no_storage_of_the_whole():
+    part = numbered([[4], [4000]], floors=True, versions=True).by_prompt(2)[0]
+    assert len(pickle.dumps(part)) < 4000
+
+
+def test_failures_stay_behind_when_a_batch_is_split():
+    assert scored(2, steps=False, extras=False).split([1, 1])[0].failures == {}
+    late = replace(numbered([[1]], floors=False, versions=False), late=1, dropped={0: "late"})
+    assert (late.by_prompt(1)[0].late, late.by_prompt(1)[0].dropped) == (None, {})
+
+
+def test_the_values_are_declared_without_torch():
+    code = "import sys, hwgrpo.values; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [3, 0, 2]])
+def test_offsets_bound_runs_of_the_lengths(lengths: list[int]):
+    assert offsets_of(torch.tensor(lengths, dtype=torch.int64)).tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
