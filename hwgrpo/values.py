@@ -122,8 +122,8 @@ class Responses(Ragged):
     """[R] fp32: log-prob under the full distribution below which the filters dropped tokens, and the trainer does;
     None: not reported."""
     loss_mask: torch.Tensor | None = field(default=None, metadata=per_token(missing=True, dtype="bool"))
-    """[R] bool: False for tokens that the policy did not sample, as a tool's reply: they are inputs of the model, without
-    log-prob, loss or count. None: all were sampled."""
+    """[R] bool: False for tokens that the policy did not sample, as a tool's reply: they are inputs of the model and
+    have no log-prob, loss or count. None: all were sampled."""
     token_extras: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names="token_extras"))
     """name -> [R, ...]: further values of each token, as an engine or a loss of one's own makes them. Those of one
     floating-point number are rows of the loss."""

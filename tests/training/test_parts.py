@@ -234,7 +234,7 @@ def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
         finished=valid,
         texts=("",) * 4,
     )
-    strategy = _SecondOfTwo((other, group, valid, lengths, {"exact_match": other}))
+    strategy = _SecondOfTwo((Rewards(other, valid, {"exact_match": other}), group, lengths, None))
     rewards = Rewards(total=mine, valid=valid, per_function={"exact_match": mine})
     by_group, _ = advantages_over_ranks(settings("algorithm.advantage.std=none"), completions, rewards, strategy)
     assert by_group.tolist() == [0.5, -0.5, 0.0, 0.0]
@@ -259,7 +259,7 @@ def test_rewards_of_each_function_reach_an_estimator_by_parts_with_their_weights
     def parts(*values: float) -> dict[str, torch.Tensor]:
         return {"exact_match": torch.tensor(values[:2]).double(), "format": torch.tensor(values[2:]).double()}
 
-    strategy = _SecondOfTwo((torch.zeros(2).double(), group, valid, lengths, parts(0, 1, 0, 4)))
+    strategy = _SecondOfTwo((Rewards(torch.zeros(2).double(), valid, parts(0, 1, 0, 4)), group, lengths, None))
     rewards = Rewards(total=torch.zeros(2).double(), valid=valid, per_function=parts(1, 0, 3, 1))
     functions = "reward.functions=[{name: exact_match, weight: 1}, {name: format, weight: 3}]"
     words = (functions, "algorithm.advantage.name=gdpo", "algorithm.advantage.std=none")
@@ -281,11 +281,10 @@ def test_the_kl_of_the_tokens_of_all_ranks_reaches_an_estimator_that_whitens_ove
     )
     there, here = (torch.tensor(each).double() for each in ([0.0, 1.0], [3.0, 2.0]))
     kl_there, kl_here = (torch.tensor(each).double() for each in ([0.5, 0.25, 0.0], [1.0, -0.5, 0.1]))
-    others = iter([(there, group, valid, lengths, {"exact_match": there}), kl_there])
-    strategy = SimpleNamespace(rank=1, gather_objects=lambda own: [next(others), own])
+    strategy = _SecondOfTwo((Rewards(there, valid, {"exact_match": there}), group, lengths, kl_there))
     rewards = Rewards(total=here, valid=valid, per_function={"exact_match": here})
     config = settings("algorithm.advantage.name=reinforce_plus_plus")
-    per_response, found = advantages_over_ranks(config, completions, rewards, strategy, kl_R=kl_here)  # type: ignore[arg-type]
+    per_response, found = advantages_over_ranks(config, completions, rewards, strategy, kl_R=kl_here)
     to_go = torch.tensor([0, 0.5, 1, 3, 4, 2])  # of the sum less the KL: that plus the KL of earlier tokens
     whitened = ((to_go - to_go.mean()) / to_go.std())[3:]
     torch.testing.assert_close(found, whitened, rtol=1e-5, atol=0)

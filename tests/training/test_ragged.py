@@ -98,7 +98,10 @@ def test_a_selection_has_the_rows_of_its_sequences(lengths: Any, floors: bool, v
 def test_what_is_split_by_prompt_concatenates_to_the_same(
     lengths: Any, floors: bool, versions: bool, steps: bool, extras: bool
 ):
-    value, rewards = numbered(lengths, floors=floors, versions=versions), scored(sum(map(len, lengths)), steps=steps, extras=extras)
+    value, rewards = (
+        numbered(lengths, floors=floors, versions=versions),
+        scored(sum(map(len, lengths)), steps=steps, extras=extras),
+    )
     parts = value.by_prompt(len(lengths))
     assert [len(part) for part in parts] == [len(group) for group in lengths]
     assert all(not part.prompt_index.any() for part in parts)
@@ -121,6 +124,44 @@ def test_files_return_what_was_stored(lengths: Any, floors: bool, versions: bool
         assert {f.name: getattr(again, f.name) for f in fields(each) if not f.metadata and f.name != "offsets"} == {
             f.name: getattr(each, f.name) for f in fields(each) if not f.metadata and f.name != "offsets"
         }
+
+
+def test_checkpoints_of_version_0_1_are_read():
+    """The names in their files, written out: a renamed field needs the former name as `stored`."""
+    tensors = {
+        "prompt_index": torch.tensor([0, 0]),
+        "tokens": torch.tensor([5, 6, 7]),
+        "offsets": torch.tensor([0, 2, 3]),
+        "logprobs": torch.tensor([-1.0, -2.0, -3.0]),
+        "finished": torch.tensor([True, False]),
+        "versions": torch.tensor([1, 2, 2]),
+        "floors": torch.tensor([-9.0, -8.0, -7.0]),
+        "total": torch.tensor([0.5, 1.0]).double(),
+        "valid": torch.tensor([True, False]),
+        "steps.rewards": torch.tensor([0.5, 1.0]).double(),
+        "steps.ends": torch.tensor([1, 0]),
+        "steps.offsets": torch.tensor([0, 1, 2]),
+        "reward.match": torch.tensor([0.5, 1.0]).double(),
+        "reward.format": torch.tensor([0.0, 1.0]).double(),
+    }
+    packed = {"functions": ["match", "format"], "extras": [{"n": 1}, {}], "texts": ["a", "b"], "weight_version": 1}
+    files = {f"surplus.0.{name}": values for name, values in tensors.items()}
+    completions = Completions.from_tensors("surplus.0.", files, packed)
+    assert rows(completions) == [
+        {"prompt_index": 0, "tokens": [5, 6], "logprobs": [-1, -2], "floors": [-9, -8], "token_extras": {}}
+        | {"finished": True, "texts": "a", "versions": [1, 2]},
+        {"prompt_index": 0, "tokens": [7], "logprobs": [-3], "floors": [-7], "token_extras": {}}
+        | {"finished": False, "texts": "b", "versions": [2]},
+    ]
+    assert (completions.weight_version, completions.late, completions.dropped) == (1, None, {})
+    late = Completions.from_tensors("surplus.0.", files, packed | {"late": 2, "dropped": [[3, "late"]]})
+    assert (late.late, late.dropped) == (2, {3: "late"})
+    assert rows(Rewards.from_tensors("surplus.0.", files, packed)) == [
+        {"total": 0.5, "valid": True, "per_function": {"match": 0.5, "format": 0.0}, "extras": {"n": 1}}
+        | {"steps": {"rewards": [0.5], "ends": [1]}},
+        {"total": 1.0, "valid": False, "per_function": {"match": 1.0, "format": 1.0}, "extras": {}}
+        | {"steps": {"rewards": [1.0], "ends": [0]}},
+    ]
 
 
 def test_parts_without_an_optional_column_get_what_stands_for_it():
@@ -188,4 +229,6 @@ def test_the_values_are_declared_without_torch():
 
 @pytest.mark.parametrize("lengths", [[], [0], [3, 0, 2]])
 def test_offsets_bound_runs_of_the_lengths(lengths: list[int]):
-    assert offsets_of(torch.tensor(lengths, dtype=torch.int64)).tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    assert offsets_of(torch.tensor(lengths, dtype=torch.int64)).tolist() == [
+        sum(lengths[:i]) for i in range(len(lengths) + 1)
+    ]

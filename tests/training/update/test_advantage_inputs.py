@@ -11,10 +11,11 @@ import torch
 from hwgrpo.config import load_config
 from hwgrpo.errors import DataError, RunError
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.policy.layouts import BRANCHED, PACKED, PADDED, Layout
 from hwgrpo.training.update.advantage_inputs import advantage_inputs
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.values import Rewards, TrainBatch
+from hwgrpo.values import Completions, Rewards, TrainBatch
 from tests.support.models.steps import updater
 from tests.support.models.tiny import ragged_batch, tiny_qwen3
 from tests.support.numbers.rounding import assert_values_close
@@ -87,9 +88,9 @@ def inputs(*words: str, needs_old: bool = True) -> Any:
         config=load_config("tiny_sort", [*words]), score=score, needs_old_logprobs=needs_old,
         strategy=SimpleNamespace(rank=0, gather_objects=lambda value: [value]),
     )  # fmt: skip
-    completions: Any = SimpleNamespace(
-        lengths=lengths, prompt_index=torch.tensor([0, 0, 1, 1]), tokens=torch.arange(8),
-        logprobs=torch.full((8,), -9.0), floors=None,
+    completions = Completions(
+        prompt_index=torch.tensor([0, 0, 1, 1]), tokens=torch.arange(8), offsets=offsets_of(lengths),
+        logprobs=torch.full((8,), -9.0), finished=valid, texts=("",) * 4,
     )  # fmt: skip
     prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[2])])
     rewards = Rewards(total, valid, {"r": total})

@@ -13,8 +13,9 @@ from hwgrpo.algorithms.token_advantages import check_token_level
 from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.update.advantage_inputs import advantage_inputs
-from hwgrpo.values import Rewards, TrainBatch
+from hwgrpo.values import Completions, Rewards, TrainBatch
 from tests.support.runs import runs
 
 OLD = torch.tensor([-1.0, -2.0, -0.5, -3.0, -1.0])
@@ -35,12 +36,13 @@ def penalized(*words: str) -> tuple[Any, Any]:
         score=lambda batch, policy=None, square_sums=None: REF if policy == "reference" else OLD,
         needs_old_logprobs=True,
     )
-    completions: Any = SimpleNamespace(
-        lengths=lengths,
+    completions = Completions(
         prompt_index=torch.tensor([0, 0, 1, 1]),
         tokens=torch.arange(8),
+        offsets=offsets_of(lengths),
         logprobs=torch.tensor([0.0, 0.0, 9.0, 9.0, 9.0, 0.0, 0.0, 0.0]),
-        floors=None,
+        finished=valid,
+        texts=("",) * 4,
     )
     prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[2])])
     rewards: Any = rewards_of(torch.tensor([1.0, 7.0, 0.5, 0.0], dtype=torch.float64), valid)
