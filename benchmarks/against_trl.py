@@ -169,6 +169,8 @@ def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespac
         raise SystemExit(f"{name}: the first step differs: {agreement}, at most {tolerances}")
     held_out = (folder / "validation.jsonl").exists()
     before = {side.name: side.ask("greedy") for side in running if held_out}
+    for side in running:
+        side.forget_peak()
     turns: dict[str, list[dict[str, Any]]] = {side.name: [] for side in running}
     for turn in range(-1, args.steps // args.block):
         for side in running:
@@ -242,6 +244,10 @@ class _Side:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._read()
+
+    def forget_peak(self) -> None:
+        """Count the peak memory from now on: of the steps, without greedy responses to all held-out rows at a time."""
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
 
     def close(self) -> None:
         assert self._process.stdin is not None
