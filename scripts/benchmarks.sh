@@ -37,8 +37,8 @@ memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --free
 online_reward_model online_reward_model_cpu.md python benchmarks/online_reward_model.py --seeds 5
 overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
 real_model_curves real_model.md python benchmarks/real_model.py --model SMOLLM2 --output benchmarks/results/real_model.json
-real_model_float32 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --threads 2 --steps 40 --block 2 --output benchmarks/results/real_model_float32.json
-real_model_bfloat16 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --dtype bfloat16 --threads 2 --steps 40 --block 2 --output benchmarks/results/real_model_bfloat16.json
+real_model_float32 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --threads 2 --steps 2 --block 1 --output benchmarks/results/real_model_float32.json
+real_model_bfloat16 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --dtype bfloat16 --threads 2 --steps 10 --block 2 --output benchmarks/results/real_model_bfloat16.json
 real_model_engine real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads 2 --dtype float32 --dtype bfloat16 --output benchmarks/results/real_model_engine.json
 sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
