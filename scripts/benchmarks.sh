@@ -25,7 +25,7 @@ dynamic_sampling dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py
 dynamic_sampling_lr dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py --lr 1e-3
 dynamic_sampling_sparse dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py --hopeless 15 --lr 1e-3 --tokens 160000 --seeds 3
 families - python benchmarks/families.py --output benchmarks/results/families
-graders real_model.md python benchmarks/graders.py --model SMOLLM2 --source GSM8K --threads 2 --verl VERL --trl-python TRL_PYTHON --output benchmarks/results/graders.json
+graders real_model.md python benchmarks/graders.py --model SMOLLM2 --source GSM8K --dtype bfloat16 --threads 2 --verl VERL --trl-python TRL_PYTHON --output benchmarks/results/graders.json
 grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --output benchmarks/results/grouped_update_cpu.json
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
 local_engine local_engine.md python benchmarks/local_engine.py

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -170,7 +171,7 @@ class LocalEngine:
             "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - start, 1e-9),
             "perf/rollout_live_rows": int(lengths.sum()) / sum(part.rows_decoded for part in parts),
         }
-        columns = {
+        columns: dict[str, Any] = {
             name: torch.from_numpy(np.concatenate([part.per_token[name] for part in parts]))
             for name in parts[0].per_token
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -119,7 +119,8 @@ def draw(
     logits = logits_SV.split(rows)
     uniforms = [None] * len(logits) if uniform_S is None else uniform_S.split(rows)
     drawn = [_draw(*each, temperature, top_k, top_p, min_p) for each in zip(logits, uniforms, strict=True)]
-    return Drawn(*(None if values[0] is None else torch.cat(values) for values in zip(*drawn, strict=True)))
+    joined: list[Any] = [None if values[0] is None else torch.cat(values) for values in zip(*drawn, strict=True)]
+    return Drawn(*joined)
 
 
 def _draw(

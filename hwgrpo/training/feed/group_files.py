@@ -134,8 +134,8 @@ def _group(
     prompt = _prompt(packed, dataset)
     if prompt is None or packed["functions"] != list(functions):
         return None
-    completions, rewards = (kind.from_tensors(prefix, tensors, packed) for kind in (Completions, Rewards))
-    return ScoredGroup(prompt, completions, rewards)
+    completions = Completions.from_tensors(prefix, tensors, packed)
+    return ScoredGroup(prompt, completions, Rewards.from_tensors(prefix, tensors, packed))
 
 
 def _prompt(packed: Mapping[str, Any], dataset: PromptDataset) -> Prompt | None:
