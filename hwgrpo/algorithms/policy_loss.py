@@ -94,7 +94,7 @@ class PolicyLoss:
         log_ratio = stats.logprob - old_logprob
         loss, metrics = self._surrogate(
             SurrogateInput(
-                stats.logprob, log_ratio, on_policy, rows["advantage"], stats.cu_seqlens, rows.get("selected")
+                stats.logprob, log_ratio, on_policy, rows["advantage"], stats.cu_seqlens, rows.get("selected"), rows
             ),
             self.algorithm.loss,
         )

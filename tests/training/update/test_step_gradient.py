@@ -1,6 +1,7 @@
 """One whole update against an independent fp64 computation on full logits, and against itself cut differently."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from hwgrpo.values import TrainBatch
 from tests.support.models.steps import gradients, reference_gradients, updater
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
 from tests.support.numbers.rounding import BF16, STEP, assert_gradients_close, assert_values_close
+
+LOSS_OF_MINE = """
+from hwgrpo.algorithms.scope import scoped
+
+@scoped("token")
+def f(x, config):
+    return -x.advantage * x.rows["mine"] * x.log_ratio.exp(), {}
+"""
 
 CASES = {
     "on policy": ([], {}),
@@ -79,6 +88,26 @@ def test_tokens_that_were_not_sampled_are_inputs_without_loss(layout: Layout, ag
     scored, everything = update.score(batch), update.score(replace(batch, loss_mask=None))
     assert not scored[~mask].any()
     assert_values_close(scored[mask], everything[mask])
+
+
+@pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED], ids=lambda layout: layout.name)
+def test_further_values_of_tokens_reach_a_loss_of_ones_own(layout: Layout, tmp_path: Path):
+    batch = ragged_batch(old=True, empty=True)
+    # a selection of them by the loss shows that each value is with its token
+    mine = batch.tokens.float() % 3
+    given = replace(batch, token_extras={"mine": mine, "routes": torch.zeros(len(batch.tokens), 4, dtype=torch.uint8)})
+    (tmp_path / "losses.py").write_text(LOSS_OF_MINE)
+    loss, ours, _ = gradients(
+        updater(tiny_qwen3(), f"algorithm.loss.name={tmp_path}/losses.py:f", layout=layout), given
+    )
+    model = tiny_qwen3()
+    update = updater(
+        model, "algorithm.loss.dual_clip=null", "algorithm.loss.clip_low=0.999", "algorithm.loss.clip_high=99"
+    )
+    scaled = replace(batch, token_advantages=batch.advantages_R * mine)
+    expected, theirs = reference_gradients(model, update.config, scaled)
+    assert loss == pytest.approx(expected, rel=STEP, abs=STEP)
+    assert_gradients_close(ours, theirs)
 
 
 def test_a_mask_of_all_tokens_changes_no_bit():
