@@ -1,4 +1,4 @@
-"""Write the tables of docs/from-verl.md, from-trl.md and from-others.md, from the rows that the importers read.
+"""Write the tables of docs/from-verl.md and from-trl.md, from the rows that the importers read.
 
 `python scripts/generate_peer_tables.py` writes them; --check exits with 1 if a page is out of date.
 """
@@ -8,47 +8,36 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.peer_tables.nemo_rl_mapped import NEMO_RL
-from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
 from hwgrpo.peer_tables.peer_names import PeerNames
 from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
-from hwgrpo.peer_tables.roll_mapped import ROLL
 from hwgrpo.peer_tables.trl_names import TRL
 from hwgrpo.peer_tables.verl_names import VERL
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"from-verl.md": (VERL,), "from-trl.md": (TRL,), "from-others.md": (OPENRLHF, ROLL, NEMO_RL)}
+PAGES = {"from-verl.md": VERL, "from-trl.md": TRL}
 MARK = "<!-- below: python scripts/generate_peer_tables.py -->\n"
 
 
-def page_tables(projects: tuple[PeerNames, ...]) -> str:
-    """Return the tables of a page: of one project, or of several, each below its name."""
-    if len(projects) == 1:
-        return "## Every key\n\n" + tables(projects[0], "")
-    return "\n".join(f"## Keys of {names.project}\n\n" + tables(names, f"{names.project}: ") for names in projects)
-
-
-def tables(names: PeerNames, before: str) -> str:
-    """Return the tables of a project, their titles behind `before`."""
+def page_tables(names: PeerNames) -> str:
+    """Return the tables of a project."""
     project, rows = names.project, names.rows.values()
     mapped = [row for row in rows if row.kind in ("same", "joint")]
-    parts = [f"### {before}Mapped\n\n", f"| {project} | here | what differs; values |\n|---|---|---|\n"]
+    parts = ["## Every key\n\n### Mapped\n\n", f"| {project} | here | what differs; values |\n|---|---|---|\n"]
     parts += [f"| `{row.key}` | {_here(row)} | {_text(_differs(row))} |\n" for row in mapped]
     parts.append(
-        f"\n### {before}Refused unless neutral\n\n| {project} | neutral | reason | nearest here |\n|---|---|---|---|\n"
+        f"\n### Refused unless neutral\n\n| {project} | neutral | reason | nearest here |\n|---|---|---|---|\n"
     )
     parts += [
         f"| {keys} | {', '.join(map(_value, row.neutral))} | {_text(row.note)} | {_text(row.instead)} |\n"
         for keys, row in _joined(row for row in rows if row.kind == "refused")
     ]
     parts.append(
-        f"\n### {before}Without meaning here\n\nAccepted, and listed with this reason.\n\n"
-        f"| {project} | reason |\n|---|---|\n"
+        f"\n### Without meaning here\n\nAccepted, and listed with this reason.\n\n| {project} | reason |\n|---|---|\n"
     )
     parts += [
         f"| {keys} | {_text(row.note)} |\n" for keys, row in _joined(row for row in rows if row.kind == "ignored")
     ]
-    parts.append(f"\n### {before}Other names\n\n| name | read as | |\n|---|---|---|\n")
+    parts.append("\n### Other names\n\n| name | read as | |\n|---|---|---|\n")
     for others, why in ((names.older, "an older name"), (names.tutorials, f"in tutorials alone; {project} refuses it")):
         parts += [f"| `{name}` | `{known}` | {why} |\n" for name, known in others.items()]
     return "".join(parts)
@@ -89,12 +78,12 @@ def _text(text: str) -> str:
 
 def main() -> int:
     """Write the pages, or compare them."""
-    for name, projects in PAGES.items():
+    for name, names in PAGES.items():
         page = DOCS / name
         before, mark, now = page.read_text(encoding="utf-8").partition(MARK)
         if "--check" not in sys.argv[1:]:
-            page.write_text(before + MARK + page_tables(projects), encoding="utf-8")
-        elif not mark or now != page_tables(projects):
+            page.write_text(before + MARK + page_tables(names), encoding="utf-8")
+        elif not mark or now != page_tables(names):
             print(f"docs/{name} is out of date; run `python scripts/generate_peer_tables.py`")
             return 1
     return 0

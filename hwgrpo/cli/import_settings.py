@@ -1,4 +1,4 @@
-"""`hwgrpo import verl|trl|... FILE key=value`: a recipe from another project's settings, and what became of each."""
+"""`hwgrpo import verl|trl FILE key=value`: a recipe from another project's settings, and what became of each."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from hwgrpo.text import terminal_lines
 if TYPE_CHECKING:
     from hwgrpo.imports.import_result import Imported
 
-HELP = "write a recipe from the settings of verl, TRL, OpenRLHF, ROLL or NeMo-RL, and show what became of each"
+HELP = "write a recipe from the settings of verl or TRL, and show what became of each"
 _NAME = re.compile(r"[A-Za-z_]\w*")
-SYSTEMS = ("verl", "trl", "openrlhf", "roll", "nemo-rl")
+SYSTEMS = ("verl", "trl")
+REMOVED = ("openrlhf", "roll", "nemo-rl")
+"""Systems whose importer version 0.2.0 removed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("system", choices=SYSTEMS, help="whose settings they are")
+    parser.add_argument("system", type=_system, choices=SYSTEMS, help="whose settings they are")
     parser.add_argument(
         "overrides",
         nargs="+",
         metavar="FILE|KEY=VALUE",
         help="verl: a run script, which is read and never run (- for standard input), or a YAML file that Hydra wrote; "
-        "trl: a YAML file of `trl grpo --config`; openrlhf: a run script; roll, nemo-rl: a YAML file; then settings "
-        "that override it. Settings alone are accepted, too; write -- before flags",
+        "trl: a YAML file of `trl grpo --config`; then settings that override it. Settings alone are accepted, too; "
+        "write -- before flags",
     )
     parser.add_argument("--output", metavar="FILE", help="write the recipe to this file (default: standard output)")
     _add_reading_options(parser)
@@ -46,10 +48,26 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
+        type=_system,
         choices=SYSTEMS,
         help="the arguments are another project's: a run script and settings, or settings alone (hwgrpo import)",
     )
     _add_reading_options(parser, "with --from: ")
+
+
+def _system(name: str) -> str:
+    """Return the name of a system.
+
+    Raises:
+        ArgumentTypeError: its importer was removed.
+    """
+    if name.lower() in REMOVED:
+        raise argparse.ArgumentTypeError(
+            f"the importer of {name} was removed in hwgrpo 0.2.0, since nothing showed that its recipes train as the "
+            f"originals do; settings of {' and '.join(SYSTEMS)} can be imported. Write the recipe by hand "
+            "(docs/config.md lists the settings), or use hwgrpo 0.1.0"
+        )
+    return name
 
 
 def _add_reading_options(parser: argparse.ArgumentParser, when: str = "") -> None:
@@ -108,7 +126,7 @@ def _set_values(system: str, given: Sequence[str]) -> tuple[dict[str, str], list
             continue
         if not equals or not _NAME.fullmatch(name):
             raise ConfigError(f"--set {shown(each)}: write NAME=VALUE, with the name of a variable of the run script")
-        if system not in ("verl", "openrlhf"):
+        if system != "verl":
             raise ConfigError(
                 f"--set {shown(each)} is for the variables of a run script, which {system} has none of; write key=value"
             )
@@ -209,10 +227,6 @@ def _imported(
 
         of_verl, notices = read_verl(file, settings, os.environ, variables, any_entry=any_entry)
         return import_verl(of_verl), notices
-    if system != "trl":
-        from hwgrpo.imports.core_imports import import_core
-
-        return import_core(system, file, settings, os.environ, variables)
     from hwgrpo.imports.trl_import import import_trl
     from hwgrpo.imports.trl_reader import read_trl
 

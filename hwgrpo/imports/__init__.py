@@ -13,6 +13,7 @@ bash_programs.py   `$(dirname ...)` and its kin
 hydra_values.py    Hydra's overrides, values and interpolations
 variable_text.py   texts with values of variables, which stay interpolations
 variable_secrets.py  values of variables that may be secrets
+input_text.py      the text of a script, a YAML file or standard input
 reading_budget.py  bounds on what is read
 peer_settings.py   another project's settings by the names of the tables, checked
 peer_import.py     they become settings here
@@ -27,12 +28,6 @@ trl_import.py      they become settings here
 trl_algorithm.py   conversions: loss, advantage, KL, correction, rewards
 trl_batches.py     conversions: batches, length, optimizer, data, model, adapters
 trl_run.py         conversions: sampling, engine, devices, validations, checkpoints, logs
-core_imports.py    imports of OpenRLHF, ROLL and NeMo-RL by name
-core_reader.py     a YAML file and overrides -> settings of ROLL or NeMo-RL
-openrlhf_reader.py flags or a run script -> settings of OpenRLHF
-openrlhf_import.py they become settings here
-roll_import.py     ROLL's settings become settings here
-nemo_rl_import.py  NeMo-RL's settings become settings here
 conversion.py      what a conversion yields
 import_result.py   what became of every key
 import_table.py    it as a table

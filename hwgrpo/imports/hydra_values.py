@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,13 +163,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def resolve(
-    settings: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    environment: Mapping[str, str],
-    *,
-    keys: Iterable[str] | None = None,
-) -> dict[str, Any]:
+def resolve(settings: Mapping[str, Any], defaults: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return settings with their interpolations resolved: other keys, `.sibling`, `oc.env:NAME,default`, `oc.select`.
 
     Values of variables stay interpolations, as `VariableText`.
@@ -178,13 +172,12 @@ def resolve(
         settings: dotted key -> value.
         defaults: values of keys that are not set.
         environment: variables.
-        keys: those to resolve and return; None: all.
 
     Raises:
         ConfigError: an interpolation names nothing, or itself, or they make too much text; it names the key.
     """
     resolver = Resolver(settings, defaults, environment)
-    return {key: resolver.resolved(key) for key in (settings if keys is None else keys)}
+    return {key: resolver.resolved(key) for key in settings}
 
 
 def pieces_of(text: str, key: str) -> list[tuple[bool, str]]:

@@ -54,10 +54,6 @@ def import_peer(v: PeerSettings, conversions: Sequence[Conversion], *, notices: 
     entries += [Entry("ignored", name, v.given[key], "", f"as {v.written[key]}") for name, key in v.repeated.items()]
     entries += [Entry("unread", f"+{key}", value, "", _of_added(v, near)) for key, (value, near) in v.added.items()]
     entries += [
-        Entry("ignored", name, value, "", f"without effect beside {winner}")
-        for name, (value, winner) in v.overridden.items()
-    ]
-    entries += [
         Entry("refused", each.origin, each.value, "", f"{each.why}; nearest: {each.instead}")
         for each in refusals
         if each.origin not in v.given
@@ -153,8 +149,6 @@ def _entry(
     refusal = next((each for each in refusals if each.origin == key), None)
     if refusal is not None:
         return Entry("refused", name, value, "", _joined(f"{refusal.why}; nearest: {refusal.instead}", renamed))
-    if row.kind == "unread":
-        return Entry("unread", name, value, "", _joined(row.note, renamed))
     if row.kind in ("ignored", "refused"):
         why = row.note if row.kind == "ignored" else "its neutral value"
         return Entry("ignored", name, value, "", _joined(why, renamed))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, nearest, shown
@@ -18,9 +17,6 @@ NULL_COUNTS = (
     *(f"actor_rollout_ref.model.{each}" for each in ("lora_rank", "lora.rank")),
     *(f"actor_rollout_ref.actor.clip_ratio_{each}" for each in ("low", "high", "c")),
     *(f"actor_rollout_ref.actor.optim.{each}" for each in ("lr_warmup_steps", "min_lr", "min_lr_ratio")),
-    "checkpointing.keep_top_k",
-    *(f"loss_fn.kl_{each}_clamp_value" for each in ("input", "output")),
-    "actor_train.model_args.lora_rank",
 )
 """Numbers with a default whose null the projects read, too."""
 NEVER_NULL = ("actor_rollout_ref.model.path",)
@@ -49,8 +45,6 @@ class PeerSettings:
     """A further name, as it was written, of a setting that is given -> its name in the tables."""
     added: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """A key that is no setting of the project, and written with `+` -> the value, and a known key that is near."""
-    overridden: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    """A name, as it was written, whose value the project does not read -> the value, and the name that it reads."""
     unknown: frozenset[str] = frozenset()
     """Names of the tables that are given a value that is not known: the project's default is not that of the run."""
 
@@ -65,8 +59,6 @@ class PeerSettings:
         if key not in self.given:
             return default
         counts = row.values or {"int", "number"} & {*row.type.split("|")} or key in NEVER_NULL
-        if self.given[key] is None and "None" in row.values:
-            return "None"
         if self.given[key] is None and default is not None and counts and key not in NULL_COUNTS:
             choices = f", or choose one of: {', '.join(row.values)}" if row.values else ""
             raise ConfigError(
@@ -94,11 +86,6 @@ class PeerSettings:
     def below(self, prefix: str) -> dict[str, Any]:
         """Return the given settings below a prefix, their names without it."""
         return {key.removeprefix(prefix): value for key, value in self.given.items() if key.startswith(prefix)}
-
-
-def value_here(settings: PeerSettings, key: str) -> str:
-    """Return the value here of a choice; "" where it is refused."""
-    return settings.names.rows[key].values[settings[key]].partition(" | ")[0]
 
 
 def fill(
@@ -136,8 +123,6 @@ def fill(
             settings.repeated[settings.written[key]] = key
         settings.given[key] = _checked(names.project, row, written, value)
         settings.written[key] = written
-        if row.kind == "unread" and (near := _misspelt(names, key)):
-            settings.notes[key] = f"did you mean {near}?"
         if why:
             settings.notes[key] = f"{why} {key}"
     if unknown:
@@ -147,16 +132,6 @@ def fill(
         row = names.row_of(names.current_name(key)[0])
         if row is None or row.kind not in ("ignored", "refused"):
             raise ConfigError(f"~{key} deletes a setting of {names.project}; give it a value instead")
-
-
-def _misspelt(names: PeerNames, key: str) -> str | None:
-    """Return the key of a row in the same section whose last name is nearly the same; None: there is none."""
-    if len(key) > _LONGEST_KEY:
-        return None
-    section, _, last = key.rpartition(".")
-    lasts = {row.rpartition(".")[2]: row for row in names.rows if row.rpartition(".")[0] == section}
-    near = get_close_matches(last, lasts, 1, 0.8)
-    return lasts[near[0]] if near else None
 
 
 def _unknown(names: PeerNames, key: str) -> str:
@@ -229,9 +204,8 @@ def typed(names: PeerNames, key: str, value: Any) -> Any:
     row = names.row_of(names.current_name(key)[0])
     if row is None or row.values or not isinstance(value, str) or "text" in row.type:
         return value
-    written, value = value, known(value)
     if len(value) > MOST_DIGITS:
-        return written
+        return value
     if value.lower() in ("none", "null", "~"):
         return None
     if "bool" in row.type and value.lower() in ("true", "false"):
@@ -240,5 +214,5 @@ def typed(names: PeerNames, key: str, value: Any) -> Any:
         try:
             return float(value)
         except ValueError:
-            return written
-    return written
+            return value
+    return value

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hwgrpo.imports.variable_text import VariableText
-
 MARK = re.compile("\ud800([0-9]{1,9})\ud801")
 """An unknown piece of a text: the place of its reason. Halves of characters are in no text that was read."""
 KEPT = re.compile("\ud802([0-9]{1,9})\ud803")
@@ -63,12 +61,6 @@ class VerlCommand:
     def in_bash(self, text: str) -> str:
         """Return a text as the program gets it."""
         return KEPT.sub(lambda found: self.kept[int(found[1])].value, text)
-
-    def as_text(self, text: str) -> str:
-        """Return a text that is no override of Hydra, in which `${` is nothing but characters."""
-        if not KEPT.search(text):
-            return text
-        return VariableText(self.written(text.replace("${", "\\${")), self.in_bash(text))
 
     def is_unset(self, texts: Iterable[str]) -> bool:
         """Return whether all unknown pieces of texts are variables that are not set."""

@@ -70,20 +70,18 @@ def read_script(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     *,
-    program: str = MODULES[0],
     module: re.Pattern[str] = ENTRY,
     path: str | None = None,
     fixed: Mapping[str, str] | None = None,
 ) -> VerlCommand:
-    """Return the verl command of a script, or that of another program, with its flags as they are.
+    """Return the verl command of a script.
 
     Args:
         text: the script.
         name: its name, for messages.
         arguments: those of the script, `$1`, `$2`, ...; `key=value` ones that it does not use are added to the command.
         environment: variables that are set when it starts.
-        program: the program's module, for messages.
-        module: what names it in a command.
+        module: what names verl's program in a command.
         path: that of the script, `$0`; None: not known.
         fixed: variables whose value is this one, whatever the script sets.
 
@@ -91,7 +89,7 @@ def read_script(
         ConfigError: there is no such command, there are several, or one depends on a condition; it names the line.
     """
     known = BashVariables(name, arguments, environment, path, fixed)
-    return _Script(text, name, known, arguments, program, module).read()
+    return _Script(text, name, known, arguments, module).read()
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,9 @@ class _Script:
         name: str,
         known: BashVariables,
         arguments: Sequence[str],
-        program: str,
         module: re.Pattern[str],
     ) -> None:
-        self._program, self._project, self._module = program, program.partition(".")[0], module
+        self._module = module
         self._reader = BashReader(text, name)
         if len(text) > MOST_SCRIPT:
             raise ConfigError(
@@ -194,18 +191,15 @@ class _Script:
         if not self._found:
             if self._ends is not None:
                 raise ConfigError(
-                    f"{self._name}, line {self._ends}: the script ends here{self._why_ends}, before the "
-                    f"{self._project} command"
+                    f"{self._name}, line {self._ends}: the script ends here{self._why_ends}, before the verl command"
                 )
             raise ConfigError(
-                f"{self._name} has no command `python3 -m {self._program}`: name a run script that has one, or give "
+                f"{self._name} has no command `python3 -m {MODULES[0]}`: name a run script that has one, or give "
                 "its settings as key=value"
             )
         if len(self._found) > 1:
             lines = " and ".join(str(line) for line, _ in self._found)
-            raise ConfigError(
-                f"{self._name} has {len(self._found)} {self._project} commands, in lines {lines}: keep one of them"
-            )
+            raise ConfigError(f"{self._name} has {len(self._found)} verl commands, in lines {lines}: keep one of them")
         command = self._found[0][1]
         command.kept, command.unset = self._known.kept, self._known.unset
         unused = [each for each in self._arguments if "=" in each and not any(each in it for it in command.marked)]
@@ -544,8 +538,7 @@ class _Script:
             raise ConfigError(f"{self._name}, line {line}: eval reads the command again; write the command itself")
         if why is not None:
             raise ConfigError(
-                f"{self._name}, line {line}: the {self._project} command depends on {why}; copy the command alone into "
-                "a file"
+                f"{self._name}, line {line}: the verl command depends on {why}; copy the command alone into a file"
             )
         self._setters.exported += [found[1] for word in assigned if (found := assigned_name(word))]
         self._found.append((line, self._command(line, fields[place + 1 :])))
@@ -565,9 +558,6 @@ class _Script:
 
     def _command(self, line: int, fields: list[str]) -> VerlCommand:
         command = VerlCommand([], unknown=self._known.unknown)
-        if self._program not in MODULES:
-            command.marked = fields
-            return command
         rest = iter(fields)
         for each in rest:
             option, equals, value = each.partition("=")

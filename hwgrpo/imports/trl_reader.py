@@ -7,7 +7,7 @@ from typing import Any
 
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.core_reader import text_of
+from hwgrpo.imports.input_text import text_of
 from hwgrpo.imports.peer_settings import fill, typed
 from hwgrpo.imports.trl_settings import TrlSettings
 from hwgrpo.peer_tables.trl_names import TRL

@@ -37,16 +37,6 @@ class VariableText(str):
         named = any(names_secret(name, self.value) for name in _VARIABLE.findall(str(self)))
         return named or looks_secret(self.value)
 
-    def split(self, sep: str | None = None, maxsplit: int = -1) -> list[str]:  # type: ignore[override]
-        """Return the pieces, those with variables as texts of that kind.
-
-        The values of a variable that is several pieces are plain, unless they may be secret.
-        """
-        pieces, values = str(self).split(sep, maxsplit), self.value.split(sep, maxsplit)
-        if len(pieces) != len(values):  # a separator within a value or an interpolation
-            return [self] if self.may_be_secret else values
-        return [VariableText(a, b) if "${" in a else a for a, b in zip(pieces, values, strict=True)]
-
     def rpartition(self, sep: str) -> tuple[str, str, str]:  # type: ignore[override]
         """Return the pieces before and behind the last separator that is in no interpolation."""
         before, found, behind = str(self).rpartition(sep)
@@ -56,10 +46,6 @@ class VariableText(str):
         pieces = ((before, first), (behind, last))
         before, behind = (VariableText(a, b) if "${" in a else a for a, b in pieces)
         return before, found, behind
-
-    def strip(self, chars: str | None = None) -> str:  # type: ignore[override]
-        """Return it without characters at its ends."""
-        return VariableText(str(self).strip(chars), self.value.strip(chars))
 
 
 def joined(*pieces: Any) -> str:

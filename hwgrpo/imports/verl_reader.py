@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.imports.core_reader import read_text, text_of
 from hwgrpo.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
+from hwgrpo.imports.input_text import read_text, text_of
 from hwgrpo.imports.script_command import KEPT, VerlCommand, without_marks
 from hwgrpo.imports.shell_script import ANY_ENTRY, ENTRY, read_script
 from hwgrpo.imports.verl_settings import DEVICES, VerlSettings, verl_settings

@@ -2,9 +2,6 @@
 
 peer_row.py        a row, and how rows are written
 peer_names.py      the tables of a project, and other names of their keys
-openrlhf_mapped.py OpenRLHF's core settings
-roll_mapped.py     ROLL's core settings
-nemo_rl_mapped.py  NeMo-RL's core settings
 verl_mapped.py     verl's settings that have a counterpart
 verl_ignored.py    verl's settings that mean nothing here
 verl_refused.py    verl's settings that have no counterpart, except at their neutral value

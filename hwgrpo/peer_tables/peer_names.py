@@ -14,13 +14,11 @@ class PeerNames:
 
     project: str
     rows: Mapping[str, PeerRow]
-    """Every row by its key; `a.b.*` is that of all keys below `a.b` without one of their own, `*` that of others."""
+    """Every row by its key; `a.b.*` is that of all keys below `a.b` without one of their own."""
     older: Mapping[str, str]
     """Names of other versions -> names of the rows."""
     tutorials: Mapping[str, str]
     """Names that no version has and tutorials teach -> names of the rows."""
-    overrides: tuple[tuple[str, str], ...] = ()
-    """Sections whose settings the project reads -> those whose settings of the same names it then does not."""
 
     def current_name(self, key: str) -> tuple[str, str]:
         """Return the name of the rows for a key, and why it is another; "" where it is the same."""
@@ -42,7 +40,7 @@ class PeerNames:
             name = name.rpartition(".")[0]
             if f"{name}.*" in self.rows:
                 return self.rows[f"{name}.*"]
-        return self.rows.get("*")
+        return None
 
     def counterparts(self) -> Iterator[tuple[str, PeerRow]]:
         """Yield every name of a setting that has a counterpart, with its row."""

@@ -15,7 +15,7 @@ class _Unset:
 
 
 UNSET = _Unset()
-Kind = Literal["same", "joint", "ignored", "refused", "unread"]
+Kind = Literal["same", "joint", "ignored", "refused"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PeerRow:
     key: str
     kind: Kind
     """same: one setting here; joint: converted together with others; ignored: without meaning here; refused: without a
-    counterpart, unless its value is one of `neutral`; unread: not converted, and listed with its value."""
+    counterpart, unless its value is one of `neutral`."""
     here: str = ""
     """The settings here, with commas between them."""
     note: str = ""
@@ -64,11 +64,6 @@ def ignored(why: str, *keys: str) -> tuple[PeerRow, ...]:
 def refused(why: str, instead: str, *neutral: Any, keys: tuple[str, ...]) -> tuple[PeerRow, ...]:
     """Return the rows of keys without a counterpart, all with the same neutral values, the default first."""
     return tuple(PeerRow(key, "refused", note=why, neutral=neutral, instead=instead) for key in keys)
-
-
-def unread() -> PeerRow:
-    """Return the row of all keys that have none of their own: they are listed, and nothing becomes of them."""
-    return PeerRow("*", "unread", note="not one of the core settings; see docs/config.md for what there is here")
 
 
 def section(prefix: str, *rows: PeerRow | tuple[PeerRow, ...]) -> tuple[PeerRow, ...]:

@@ -13,9 +13,6 @@ import pytest
 from hwgrpo.cli.main import COMMANDS
 from hwgrpo.config.document import entries
 from hwgrpo.data.row_schema import GROUND_TRUTH_KEYS
-from hwgrpo.peer_tables.nemo_rl_mapped import NEMO_RL
-from hwgrpo.peer_tables.openrlhf_mapped import OPENRLHF
-from hwgrpo.peer_tables.roll_mapped import ROLL
 from hwgrpo.peer_tables.verl_names import OLDER, ROWS
 from tests.docs.pages import DOCS, FENCED, REPO, anchors, links, page
 
@@ -23,10 +20,8 @@ PAGES = sorted(DOCS.glob("*.md"))
 OTHERS = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 SETTINGS = {entry.key.replace("[]", "") for entry in entries()}
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} | {key.split(".")[0] for key in SETTINGS}
-CORE = (OPENRLHF, ROLL, NEMO_RL)
 VERL = {key.removesuffix(".*").rstrip(".") for key in (*ROWS, *OLDER, *OLDER.values())}
-VERL |= {key.removesuffix(".*") for names in CORE for key in (*names.rows, *names.older)}
-"""Settings of verl and other projects, and sections of them."""
+"""Settings of verl, and sections of them."""
 FOLDERS = "hwgrpo|backends|kernels|configs|benchmarks|scripts|tests|docs|hwgrpo_backends|hwgrpo_kernels"
 
 

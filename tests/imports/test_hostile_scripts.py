@@ -87,8 +87,7 @@ def test_lines_are_counted_in_linear_time(monkeypatch):
 
 NUMBERS = ("0", "-1", "1e308", "1e999", "-1e999", ".nan", "9" * 390, "9" * 5000, "true", "[]", "{}", "''", "[1]")
 KEYS = {
-    "roll": ("rollout_batch_size", "num_return_sequences_in_group", "response_length", "actor_infer.strategy_args"),
-    "nemo-rl": ("grpo.num_prompts_per_step", "policy.train_global_batch_size", "cluster.gpus_per_node", "policy"),
+    "verl": ("data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node", "actor_rollout_ref"),
     "trl": ("num_generations", "per_device_train_batch_size", "generation_batch_size", "learning_rate", "warmup_steps"),
 }
 FORMS = {
@@ -110,18 +109,19 @@ FORMS = {
     "keys": "".join(f"k{i}: 1\n" for i in range(60_000)),
     "keys nearly right": "".join(f"num_generation{i}: 1\n" for i in range(3000)),
     "a long value": "a: " + "x" * 3_000_000,
-    "a long value of a name": "exp_name: " + "x" * 300_000 + "\nrun_name: " + "x" * 300_000 + "\n",
+    "a long value of a name": "trainer.experiment_name: " + "x" * 300_000 + "\nrun_name: " + "x" * 300_000 + "\n",
     "a long key": "x" * 100_000 + ": 1\n",
     "deep": "a: " + "[" * 5000 + "]" * 5000,
     "a tag": "a: !!python/object/apply:os.system [touch made]\n",
-    "a text that steers": 'a: "\\e[2J\\a\\r\\u202e\\x9b"\nexp_name: "\\e[2J\\u2028x"\nrun_name: "\\e[2J"\n',
-    "half a character": 'exp_name: "\\ud800"\nrun_name: "\\ud8000\\ud801"\nlogger: {wandb: {name: "\\ud800"}}\n',
-    "a resolver": "exp_name: ${eval:__import__('os').system('touch made')}\n",
+    "a text that steers": 'a: "\\e[2J\\a\\r\\u202e\\x9b"\nrun_name: "\\e[2J"\n',
+    "a name that steers": 'trainer.experiment_name: "\\e[2J\\u2028x"\nrun_name: "\\e[2J"\n',
+    "half a character": 'trainer: {experiment_name: "\\ud800"}\nrun_name: "\\ud8000\\ud801"\n',
+    "a resolver": "trainer.experiment_name: ${eval:__import__('os').system('touch made')}\n",
     "itself as default": "defaults: [run, run, ./run.yaml, ../x/run]\n",
     "no mapping": "[1, 2]",
     "nothing": "",
     "NUL": "a: 'x\0y'\n",
-    "a number of the environment": "rollout_batch_size: ${oc.env:BIG}\nnum_generations: ${oc.env:BIG}\n",
+    "a number of the environment": "data.train_batch_size: ${oc.env:BIG}\nnum_generations: ${oc.env:BIG}\n",
 }  # fmt: skip
 
 

@@ -276,10 +276,14 @@ def test_a_script_passes_what_it_passes_in_bash(lines: str, words: str, argument
     bash = subprocess.run(["bash", "-c", script, "run.sh", *arguments], capture_output=True, text=True, check=True)
     command = read_script(
         f"{lines}\nverl.main {words} END", "run.sh", arguments, {"HOME": "/root", "PWD": os.getcwd()},
-        program="it.it", module=re.compile("verl.main"), path="run.sh",
+        module=re.compile("verl.main"), path="run.sh",
     )  # fmt: skip
     passed = command.arguments[: command.arguments.index("END")]
-    assert [*passed, "END"] == bash.stdout.split("\0")[:-1]
+    in_bash = bash.stdout.split("\0")[:-1]
+    left_out = [each for each in in_bash if each.startswith("-") or not each]  # no settings of Hydra
+    assert [*passed, "END"] == [each for each in in_bash if each not in left_out]
+    notices = [each for each in command.notices if each.startswith("left out: -") or each.endswith("an empty argument")]
+    assert [each.removeprefix("left out: ") if "left out" in each else "" for each in notices] == left_out
 
 
 def test_settings_that_the_script_does_not_pass_are_added():
