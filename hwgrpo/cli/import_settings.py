@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 HELP = "write a recipe from the settings of verl or TRL, and show what became of each"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 SYSTEMS = ("verl", "trl")
-REMOVED = ("openrlhf", "roll", "nemo-rl")
-"""Systems whose importer version 0.2.0 removed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("system", type=_system, choices=SYSTEMS, help="whose settings they are")
+    parser.add_argument("system", choices=SYSTEMS, help="whose settings they are")
     parser.add_argument(
         "overrides",
         nargs="+",
@@ -48,26 +46,10 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
-        type=_system,
         choices=SYSTEMS,
         help="the arguments are another project's: a run script and settings, or settings alone (hwgrpo import)",
     )
     _add_reading_options(parser, "with --from: ")
-
-
-def _system(name: str) -> str:
-    """Return the name of a system.
-
-    Raises:
-        ArgumentTypeError: its importer was removed.
-    """
-    if name.lower() in REMOVED:
-        raise argparse.ArgumentTypeError(
-            f"the importer of {name} was removed in hwgrpo 0.2.0, since nothing showed that its recipes train as the "
-            f"originals do; settings of {' and '.join(SYSTEMS)} can be imported. Write the recipe by hand "
-            "(docs/config.md lists the settings), or use hwgrpo 0.1.0"
-        )
-    return name
 
 
 def _add_reading_options(parser: argparse.ArgumentParser, when: str = "") -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo.cli.import_settings import REMOVED
 from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
 from hwgrpo.config.validate import missing_loggers
@@ -72,18 +71,6 @@ def test_a_variable_of_a_script_is_what_set_says(capsys):
 def test_arguments_that_cannot_be_read_are_an_error(arguments: list[str], message: str, capsys):
     assert main(["import", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", [["import"], ["train", "--from"], ["launch", "--from"]], ids=" ".join)
-@pytest.mark.parametrize("system", REMOVED)
-def test_a_removed_importer_is_an_error_that_says_what_to_do(command: list[str], system: str, capsys):
-    with pytest.raises(SystemExit) as error:
-        main([*command, system, "run.sh"])
-    assert error.value.code == 2
-    shown = capsys.readouterr().err
-    assert f"the importer of {system} was removed in hwgrpo 0.2.0" in shown
-    assert "settings of verl and trl can be imported" in shown
-    assert "Write the recipe by hand (docs/config.md lists the settings), or use hwgrpo 0.1.0" in shown
 
 
 def test_another_entry_point_is_read_as_main_ppo_if_one_asks_for_it(capsys):
