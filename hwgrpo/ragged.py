@@ -1,9 +1,10 @@
 """Values in columns: frozen dataclasses whose fields have one entry per sequence, per token or per prompt token.
 
 A column is declared once, as a field with the metadata of `per_sequence`, `per_token` or `per_prompt_token`. Selecting,
-splitting, concatenating and storing read the declaration, so that a new column needs a line in none of them. The tokens
-of sequence i are `tokens[offsets[i]:offsets[i + 1]]`; `offsets` and `prompt_offsets` are fields without a declaration.
-Further dimensions of a column are its own. Fields without a declaration belong to the whole value.
+splitting, concatenating and storing read the declaration, so that a new column needs a line in none of them. Further
+dimensions of a column are its own. Three fields are known by name: the tokens of sequence i are
+`tokens[offsets[i]:offsets[i + 1]]`, `prompt_offsets` are the same of prompts, and `prompt_index` numbers them. Other
+fields without a declaration have one value for all sequences.
 
 This module is imported where torch must not be, as in reward workers: what needs torch imports it when called.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from hwgrpo.errors import DataError
 from hwgrpo.jsonlines import jsonable
 
 if TYPE_CHECKING:
@@ -33,15 +35,15 @@ class Column:
 
     per: Literal["sequence", "token", "prompt_token"]
     missing: Any = NOTHING
-    """What stands for the entries of a part without the column, when parts are concatenated: a value, or a function of
-    the part. NOTHING: the column is left out unless all parts have it."""
+    """Fills the entries of a part without the column when parts are concatenated: a value, or a function of the part.
+    NOTHING: parts with and without the column cannot be concatenated."""
     dtype: str = "float32"
     """torch's name of the dtype in which `missing` is written."""
     stored: str | None = None
     """Name in files; None: the field's."""
-    names: str | None = None
+    names_key: str | None = None
     """For a mapping: JSON key of its names in files."""
-    kind: type[Ragged] | None = None
+    ragged_class: type[Ragged] | None = None
     """For a ragged value: its class."""
 
     def filling(self, part: Any) -> Any:
@@ -71,6 +73,7 @@ def per_batch(joined: Callable[[Sequence[Any]], Any]) -> dict[str, Any]:
 
 def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     """Return [S + 1] int64: the bounds of S runs of these lengths."""
+    lengths = lengths.long()
     offsets = lengths.new_zeros(len(lengths) + 1)
     offsets[1:] = lengths.cumsum(0)
     return offsets
@@ -110,7 +113,7 @@ class Ragged:
         return getattr(self, name), self.__dataclass_fields__[name].metadata[_COLUMN].per == "token"
 
     def select(self, wanted: torch.Tensor) -> Self:
-        """Return the sequences where `wanted` [S] bool is true, as copies; the prompts stay all."""
+        """Return the sequences where `wanted` [S] bool is true, as copies, and all prompts."""
         of: dict[str, torch.Tensor] = {"sequence": wanted}
         changed: dict[str, Any] = {}
         if hasattr(self, "offsets"):
@@ -125,7 +128,7 @@ class Ragged:
         return self._with(changed, part)
 
     def split(self, counts: Iterable[int]) -> list[Self]:
-        """Return runs of sequences, as copies. A value of the whole stays behind, unless it is `per_batch`.
+        """Return runs of sequences, as copies. A value for all sequences stays behind, unless it is `per_batch`.
 
         Args:
             counts: sequences of each run; their sum is S.
@@ -154,7 +157,7 @@ class Ragged:
                 first = accumulate(prompts, initial=0)
                 values[name] = torch.cat([index + start for index, start in zip(each, first, strict=False)])
             elif (column := field.metadata.get(_COLUMN)) is not None:
-                joined = _joined(column, parts, each)
+                joined = _join(name, column, parts)
                 values |= {} if joined is None else {name: joined}
             elif (join := field.metadata.get(_JOINED)) is not None:
                 values[name] = join(parts)
@@ -168,8 +171,8 @@ class Ragged:
             value = getattr(self, field.name)
             if isinstance(value, Ragged):
                 tensors |= value.to_tensors(f"{prefix}{stored}.")[0]
-            elif column is not None and column.names is not None:
-                values_json[column.names] = list(value)
+            elif column is not None and column.names_key is not None:
+                values_json[column.names_key] = list(value)
                 tensors |= {f"{prefix}{stored}.{name}": each for name, each in value.items()}
             elif hasattr(value, "dtype"):
                 tensors[prefix + stored] = value
@@ -184,16 +187,18 @@ class Ragged:
         for field, column, stored in cls._stored():
             if prefix + stored in tensors:
                 values[field.name] = tensors[prefix + stored]
-            elif column is not None and column.kind is not None:
+            elif column is not None and column.ragged_class is not None:
                 inner = f"{prefix}{stored}."
-                if any(name.startswith(inner) for name in tensors):
-                    values[field.name] = column.kind.from_tensors(inner, tensors, {})
-            elif column is not None and column.names is not None:
-                names = values_json.get(column.names, ())
+                if f"{inner}offsets" in tensors:
+                    values[field.name] = column.ragged_class.from_tensors(inner, tensors, {})
+            elif column is not None and column.names_key is not None:
+                names = values_json.get(column.names_key, ())
                 values[field.name] = {name: tensors[f"{prefix}{stored}.{name}"] for name in names}
+            elif stored in values_json and column is not None:
+                values[field.name] = tuple(values_json[stored])
             elif stored in values_json:
                 value = values_json[stored]
-                values[field.name] = tuple(value) if column else dict(value) if field.default_factory is dict else value
+                values[field.name] = dict(value) if field.default_factory is dict else value
         return cls(**values)
 
     @classmethod
@@ -217,7 +222,7 @@ class Ragged:
     def _run(self, first: int, end: int) -> Self:
         """Return sequences `first` to `end` - 1, as copies."""
         runs = {"sequence": slice(first, end)}
-        changed = {field.name: _default(field) for field in dataclasses.fields(self) if _is_of_whole(field)}
+        changed = {field.name: _default(field) for field in dataclasses.fields(self) if _has_one_value(field)}
         if hasattr(self, "offsets"):
             bounds = self.offsets[first : end + 1]
             runs["token"] = slice(int(bounds[0]), int(bounds[-1]))
@@ -231,8 +236,8 @@ class Ragged:
         return self._with(changed, part)
 
 
-def _is_of_whole(field: dataclasses.Field[Any]) -> bool:
-    """Return whether a field has a value that neither entries nor parts have."""
+def _has_one_value(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a field has one value for all sequences, which parts do not have."""
     return not field.metadata and field.name not in ("offsets", "prompt_offsets")
 
 
@@ -244,28 +249,35 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _joined(column: Column, parts: Sequence[Ragged], each: Sequence[Any]) -> Any:
-    """Return the concatenated entries of a column; None where the parts do not have it."""
+def _join(name: str, column: Column, parts: Sequence[Ragged]) -> Any:
+    """Return the concatenated entries of a column; None if no part has it.
+
+    Raises:
+        DataError: one part has it, another with sequences does not, and nothing fills its entries.
+    """
     import torch
 
+    parts = [part for part in parts if len(part)] or parts  # parts without sequences decide nothing
+    each = [getattr(part, name) for part in parts]
     lacks = [_is_absent(column, value) for value in each]
-    if any(lacks) and column.missing is NOTHING:
-        return None
-    if all(lacks) and len({repr(column.filling(part)) for part in parts if len(part)}) < 2:
+    if all(lacks) and (column.missing is NOTHING or len({repr(column.filling(part)) for part in parts}) < 2):
         return None
     present = next((value for value, absent in zip(each, lacks, strict=True) if not absent), None)
-    each = [
-        _filled(column, part, present) if absent else value
-        for part, value, absent in zip(parts, each, lacks, strict=True)
-    ]
+    if any(lacks):
+        if column.missing is NOTHING:
+            raise DataError(f"responses with and without {name} cannot be trained in one step")
+        filled = zip(parts, each, lacks, strict=True)
+        each = [_filled(column, part, present) if absent else value for part, value, absent in filled]
     if isinstance(each[0], Ragged):
         return type(each[0]).concat(each)
     if isinstance(each[0], Mapping):
-        names = [name for name in each[0] if all(name in value for value in each)]
-        return {name: torch.cat([value[name] for value in each]) for name in names}
+        if len({frozenset(value) for value in each}) > 1:
+            names = ", ".join(sorted({key for value in each for key in value}))
+            raise DataError(f"responses with other names of {name} cannot be trained in one step; there are: {names}")
+        return {key: torch.cat([value[key] for value in each]) for key in each[0]}
     if isinstance(each[0], tuple):
         return tuple(entry for value in each for entry in value)
-    return torch.cat(list(each))
+    return torch.cat(each)
 
 
 def _is_absent(column: Column, value: Any) -> bool:

@@ -105,6 +105,10 @@ class PromptBatch:
         return len(self.prompts)
 
 
+EXTRA = "extra."
+"""Begins the names of `token_extras` among the inputs of a loss, which they cannot replace."""
+
+
 @dataclass(frozen=True)
 class Responses(Ragged):
     """S responses as they were sampled, with what belongs to each token from there to the loss."""
@@ -122,11 +126,12 @@ class Responses(Ragged):
     """[R] fp32: log-prob under the full distribution below which the filters dropped tokens, and the trainer does;
     None: not reported."""
     loss_mask: torch.Tensor | None = field(default=None, metadata=per_token(missing=True, dtype="bool"))
-    """[R] bool: False for tokens that the policy did not sample, as a tool's reply: they are inputs of the model and
-    have no log-prob, loss or count. None: all were sampled."""
-    token_extras: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names="token_extras"))
-    """name -> [R, ...]: further values of each token, as an engine or a loss of one's own makes them. Those of one
-    floating-point number are rows of the loss."""
+    """[R] bool: False for tokens that the policy did not sample, as a tool's reply: they are inputs of the model, in
+    lengths and in texts, but neither loss, KL, advantages nor counts of an update have them; their `logprobs` are not
+    read. None: all were sampled."""
+    token_extras: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names_key="token_extras"))
+    """name -> [R, ...]: further values of each token, from an engine of one's own: the same names in every batch. A
+    loss gets those of one number per token."""
 
     @property
     def loss_lengths(self) -> torch.Tensor:
@@ -135,15 +140,10 @@ class Responses(Ragged):
             return self.lengths
         return offsets_of(self.loss_mask.long())[self.offsets].diff()
 
-    def carries_loss(self, sequences: torch.Tensor) -> torch.Tensor:
+    def loss_tokens_of(self, sequences: torch.Tensor) -> torch.Tensor:
         """Return [R] bool: the tokens that carry loss of the sequences where `sequences` [S] bool is true."""
-        chosen = self.per_token_of(sequences)
-        return chosen if self.loss_mask is None else chosen & self.loss_mask
-
-    def column(self, name: str) -> tuple[torch.Tensor, bool]:
-        if name in self.token_extras:
-            return self.token_extras[name], True
-        return super().column(name)
+        tokens_R = self.per_token_of(sequences)
+        return tokens_R if self.loss_mask is None else tokens_R & self.loss_mask
 
     def token_lists(self) -> list[list[int]]:
         """Return the tokens of each response."""
@@ -193,7 +193,7 @@ class Rewards(Ragged):
     """[S] fp64: the weighted sum; meaningless where `valid` is False."""
     valid: torch.Tensor = field(metadata=per_sequence())
     """[S] bool: False for a sample removed by a failure policy (`mask_sample`, `drop_group`)."""
-    per_function: Mapping[str, torch.Tensor] = field(metadata=per_sequence(stored="reward", names="functions"))
+    per_function: Mapping[str, torch.Tensor] = field(metadata=per_sequence(stored="reward", names_key="functions"))
     """name -> [S] fp64, NaN where the function returned no value."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """`errors/<name>`, `nans/<name>`, `timeouts/<name>` -> count in this batch."""
@@ -201,7 +201,7 @@ class Rewards(Ragged):
     """The same keys -> the first failed sample and its error, as text."""
     extras: tuple[Mapping[str, Any], ...] = field(default=(), metadata=per_sequence(missing={}))
     """S dicts of extra fields that reward functions returned with the score; may be empty."""
-    steps: StepRewards | None = field(default=None, metadata=per_sequence(kind=StepRewards))
+    steps: StepRewards | None = field(default=None, metadata=per_sequence(ragged_class=StepRewards))
     """The rewards of the responses' steps, whose sums are `total`; None: the estimator reads none."""
     greedy: torch.Tensor | None = field(default=None, metadata=per_sequence())
     """[S] fp64: reward of the greedy response to the same prompt, NaN: none; None: the estimator reads none."""
@@ -231,6 +231,16 @@ class TrainBatch(Responses):
 
     weights: torch.Tensor | None = field(default=None, metadata=per_sequence())
     """[S] fp32: weight of every token of a sequence in the loss of one update; None: not known yet."""
+    selections: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names_key="selections"))
+    """Input of the loss -> [R] fp32: what selections among the tokens of one update gave them."""
+
+    def column(self, name: str) -> tuple[torch.Tensor, bool]:
+        """Return a column's tensor, and whether it has one entry per token; also of a selection, or `EXTRA` + name."""
+        if name in self.selections:
+            return self.selections[name], True
+        if name.startswith(EXTRA):
+            return self.token_extras[name.removeprefix(EXTRA)], True
+        return super().column(name)
 
     @property
     def rollout_logprobs(self) -> torch.Tensor:

@@ -21,6 +21,7 @@ from hwgrpo.algorithms.token_selection import MASKS, selections_of
 from hwgrpo.catalog import EXACT_KL, POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.values import EXTRA
 
 
 class TokenStats(Protocol):
@@ -94,7 +95,13 @@ class PolicyLoss:
         log_ratio = stats.logprob - old_logprob
         loss, metrics = self._surrogate(
             SurrogateInput(
-                stats.logprob, log_ratio, on_policy, rows["advantage"], stats.cu_seqlens, rows.get("selected"), rows
+                logprob=stats.logprob,
+                log_ratio=log_ratio,
+                on_policy=on_policy,
+                advantage=rows["advantage"],
+                cu_seqlens=stats.cu_seqlens,
+                selected=rows.get("selected"),
+                extras={name.removeprefix(EXTRA): rows[name] for name in rows if name.startswith(EXTRA)},
             ),
             self.algorithm.loss,
         )

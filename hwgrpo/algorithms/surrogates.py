@@ -36,8 +36,8 @@ class SurrogateInput:
     """[S + 1] row bounds of the sequences; for losses of scope `sequence` and `batch`."""
     selected: torch.Tensor | None = None
     """[N] 1 where the loss's own selection chose the token, else 0; None for losses without one."""
-    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """name -> [N]: all inputs of the loss, among them the further values per token of `Responses.token_extras`."""
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """name -> [N]: further values of tokens that an engine of one's own returned (`Responses.token_extras`)."""
 
 
 @scoped("token", of_ratio=("clip_low", "clip_high", "dual_clip", "delta", "log_ratio_clamp"))

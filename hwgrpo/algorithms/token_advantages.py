@@ -13,6 +13,7 @@ from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.ragged import offsets_of
 from hwgrpo.step_rewards import StepRewards
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
@@ -88,7 +89,7 @@ def check_token_level(algorithm: AlgorithmConfig) -> None:
 
 def mean_over_tokens(values_R: torch.Tensor, lengths_S: torch.Tensor) -> torch.Tensor:
     """Return [S] fp32 the mean of each sequence's tokens; 0 where it has none."""
-    sums_S, _ = sequence_sum(values_R.double(), torch.cat([lengths_S.new_zeros(1), lengths_S.cumsum(0)]))
+    sums_S, _ = sequence_sum(values_R.double(), offsets_of(lengths_S))
     return (sums_S / lengths_S.clamp(min=1)).float()
 
 

@@ -101,7 +101,9 @@ def measure_step(
             samples=run.sampling.n,
             prompt_tokens=float(batch.prompt_offsets.diff().double().mean()),
             response_tokens=len(batch.tokens),
-            trained_tokens=int(batch.lengths[torch.tensor(update.trained_sequences(batch, range(len(batch))))].sum()),
+            trained_tokens=int(
+                batch.loss_lengths[torch.tensor(update.trained_sequences(batch, range(len(batch))))].sum()
+            ),
             micro_batch_tokens=micro_batch_tokens(run.config, update.device),
         ),
         chosen=chosen,

@@ -2,8 +2,10 @@
 
 import dataclasses
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hwgrpo_backends.device import Device
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.errors import ConfigError, RewardError, RunError
+from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.models.loading import load_model
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.saving import save_model
@@ -289,6 +291,60 @@ def test_the_kl_of_the_tokens_of_all_ranks_reaches_an_estimator_that_whitens_ove
     whitened = ((to_go - to_go.mean()) / to_go.std())[3:]
     torch.testing.assert_close(found, whitened, rtol=1e-5, atol=0)
     torch.testing.assert_close(per_response, torch.stack([whitened[:2].mean(), whitened[2]]), rtol=1e-5, atol=1e-6)
+
+
+def test_estimators_see_the_tokens_that_carry_loss():
+    group, valid = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+    completions = Completions(
+        prompt_index=group,
+        tokens=torch.zeros(5, dtype=torch.int64),
+        offsets=torch.tensor([0, 1, 5]),
+        logprobs=torch.zeros(5),
+        finished=valid,
+        texts=("",) * 2,
+    )
+    mask = torch.tensor([True, False, True, True, False])
+    short = replace(
+        completions, tokens=torch.zeros(3, dtype=torch.int64), offsets=torch.tensor([0, 1, 3]), logprobs=torch.zeros(3)
+    )
+    total, kl = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.5, 7.0, 0.25, 0.1, 7.0]).double()
+    rewards, strategy = Rewards(total, valid, {"exact_match": total}), Single(torch.device("cpu"), "gloo")
+    opo = settings("algorithm.advantage.name=opo")
+    masked, _ = advantages_over_ranks(opo, replace(completions, loss_mask=mask), rewards, strategy)
+    assert torch.equal(masked, advantages_over_ranks(opo, short, rewards, strategy)[0])
+    assert not torch.equal(masked, advantages_over_ranks(opo, completions, rewards, strategy)[0])
+    whitened = settings("algorithm.advantage.name=reinforce_plus_plus")
+    per_response, of_tokens = advantages_over_ranks(
+        whitened, replace(completions, loss_mask=mask), rewards, strategy, kl_R=kl
+    )
+    expected, expected_tokens = advantages_over_ranks(whitened, short, rewards, strategy, kl_R=kl[mask])
+    assert of_tokens is not None
+    assert expected_tokens is not None
+    assert torch.equal(per_response, expected)
+    assert torch.equal(of_tokens[mask], expected_tokens)
+    assert not of_tokens[~mask].any()
+
+
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        ({"loss_mask": torch.ones(5, dtype=torch.int64)}, r"loss_mask .* dtype torch.int64; it must be torch.bool"),
+        ({"loss_mask": torch.ones(4, dtype=torch.bool)}, "loss_mask .* has 4 values for 5 tokens"),
+        ({"token_extras": {"mine": torch.ones(2)}}, r"token_extras\['mine'\] .* has 2 values for 5 tokens"),
+    ],
+)
+def test_what_an_engine_adds_has_one_value_per_token(added: dict[str, Any], message: str):
+    completions = Completions(
+        prompt_index=torch.zeros(1, dtype=torch.int64),
+        tokens=torch.zeros(5, dtype=torch.int64),
+        offsets=torch.tensor([0, 5]),
+        logprobs=torch.zeros(5),
+        finished=torch.ones(1, dtype=torch.bool),
+        texts=("",),
+    )
+    prompts = PromptBatch((Prompt("0", "p", (1,), None, {}),))
+    with pytest.raises(DataError, match=message):
+        assemble(prompts, replace(completions, **added), torch.ones(1), torch.ones(1, dtype=torch.bool))
 
 
 def test_each_rank_takes_its_share_of_every_update():

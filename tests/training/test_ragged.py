@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hwgrpo.errors import DataError
 from hwgrpo.ragged import Ragged, offsets_of
 from hwgrpo.step_rewards import StepRewards
 from hwgrpo.values import Completions, Rewards, TrainBatch
@@ -37,6 +38,7 @@ def numbered(lengths: list[list[int]], *, floors: bool, versions: bool, version:
         weight_version=version,
         versions=torch.arange(total) + version if versions else None,
         floors=-10.0 - torch.arange(total) if floors else None,
+        loss_mask=torch.arange(total) % 3 > 0 if floors else None,
         token_extras={"routes": torch.arange(total * 6, dtype=torch.uint8).view(total, 2, 3)},
     )
 
@@ -121,6 +123,7 @@ def test_files_return_what_was_stored(lengths: Any, floors: bool, versions: bool
         tensors, values_json = each.to_tensors("x.")
         again = type(each).from_tensors("x.", tensors, json.loads(json.dumps(values_json)))
         assert rows(again) == rows(each)
+        assert getattr(again, "weight_version", 3) == 3
         assert {f.name: getattr(again, f.name) for f in fields(each) if not f.metadata and f.name != "offsets"} == {
             f.name: getattr(each, f.name) for f in fields(each) if not f.metadata and f.name != "offsets"
         }
@@ -169,6 +172,9 @@ def test_parts_without_an_optional_column_get_what_stands_for_it():
     floors = Completions.concat([without, with_floors], prompts=[1, 1]).floors
     assert floors is not None
     assert floors.tolist() == [-math.inf, -10, -11]
+    mask = Completions.concat([without, with_floors], prompts=[1, 1]).loss_mask
+    assert mask is not None
+    assert mask.tolist() == [True, False, True]
     mixed = Completions.concat([with_floors, replace(without, weight_version=5)], prompts=[1, 1])
     assert mixed.versions is not None
     assert mixed.versions.tolist() == [3, 3, 5]
@@ -179,10 +185,17 @@ def test_parts_without_an_optional_column_get_what_stands_for_it():
     assert Rewards.concat([bare, bare]).extras == ()
 
 
-def test_an_optional_column_without_a_stand_in_needs_all_parts():
+def test_parts_with_and_without_a_column_that_nothing_fills_are_refused():
     with_steps, without = scored(2, steps=True, extras=False), scored(2, steps=False, extras=False)
-    assert Rewards.concat([with_steps, without]).steps is None
-    assert Rewards.concat([with_steps, with_steps]).steps is not None
+    with pytest.raises(DataError, match="with and without steps"):
+        Rewards.concat([with_steps, without])
+    joined = Rewards.concat([with_steps, scored(0, steps=False, extras=False)])
+    assert joined.steps is not None
+    mine, others = numbered([[2]], floors=False, versions=False), numbered([[1]], floors=False, versions=False)
+    with pytest.raises(DataError, match=r"other names of token_extras .*: mine, routes"):
+        Completions.concat([replace(mine, token_extras={"mine": torch.zeros(2)}), others], prompts=[1, 1])
+    nothing = replace(numbered([[]], floors=False, versions=False), token_extras={})
+    assert Completions.concat([nothing, others], prompts=[1, 1]).token_extras.keys() == {"routes"}
 
 
 def test_parts_without_responses_do_not_decide():

@@ -99,7 +99,7 @@ def decode(
                         "or infinite values, or the compute dtype overflows (model.dtype: bfloat16 has the range of "
                         "float32)"
                     )
-                steps.append(_Step(growing.copy(), sequence, each))
+                steps.append(_Step(growing.copy(), sequence, each._replace(tokens=torch.from_numpy(token_S))))
                 growing[growing] = ~watch.ended(sequence[growing], token_S[growing])
             unseen.clear()
             finished[sequence[~growing]] = True

@@ -186,8 +186,8 @@ def build_micro_batch(
     place = row_S[of] * width + response_S[feeder] + before
     last.view(-1).scatter_reduce_(0, place[within > 0], number_S[of[within > 0]], "amax")
     if batch.loss_mask is not None:
-        carries_loss = batch.loss_mask[token_index]
-        token_index, within, of, place = (each[carries_loss] for each in (token_index, within, of, place))
+        kept = batch.loss_mask[token_index]
+        token_index, within, of, place = token_index[kept], within[kept], of[kept], place[kept]
 
     def at_rows(column: str) -> torch.Tensor:
         values, per_token = batch.column(column)

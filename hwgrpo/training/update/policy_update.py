@@ -97,7 +97,7 @@ class PolicyUpdate:
             return list(sequences)
         has_gradient = batch.advantages.ne(0)
         if batch.token_advantages is not None:  # their mean may be 0
-            mine_R = batch.carries_loss(torch.ones(len(batch), dtype=torch.bool))
+            mine_R = batch.loss_tokens_of(torch.ones(len(batch), dtype=torch.bool))
             has_gradient = sequence_sum((batch.token_advantages.ne(0) & mine_R).float(), batch.offsets)[0] > 0
         kept = has_gradient.tolist()
         return [s for s in sequences if kept[s]]
@@ -123,8 +123,8 @@ class PolicyUpdate:
         options = {f"with_{name}": values is not None for name, values in further.items()}
         results = {"logprob": torch.zeros(len(batch.tokens))} | {n: v for n, v in further.items() if v is not None}
         wanted = range(len(batch)) if sequences is None else sequences
-        signals = {} if batch.floors is None else {"logprob_floor": "floors"}
-        pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted)
+        pooled = gather_group_batch(self.strategy.sequence_group, replace(batch, token_extras={}), wanted)
+        signals = {} if pooled.batch.floors is None else {"logprob_floor": "floors"}
         pooled_results = {name: torch.zeros(len(pooled.batch.tokens)) for name in results}
 
         def passes() -> None:
@@ -241,7 +241,7 @@ class PolicyUpdate:
             scored = self.score(batch, sequences=sequences, entropies=entropies), entropies
             seed = self.config.trainer.seed * 1_000_003 + self.updates_done
             chosen_tokens = select_tokens(selections, batch, sequences, scored, self.strategy, seed)
-            batch = replace(batch, token_extras={**batch.token_extras, **chosen_tokens})
+            batch = replace(batch, selections=chosen_tokens)
         trained = self.trained_sequences(batch, sequences)
         pooled = gather_group_batch(self.strategy.sequence_group, batch, trained)
         pooled_logprobs = None if logprobs is None else torch.zeros(len(pooled.batch.tokens))
@@ -255,7 +255,7 @@ class PolicyUpdate:
         skipped[trained] = False
         skipped &= torch.isin(torch.arange(len(batch)), torch.tensor(list(sequences), dtype=torch.int64))
         if skipped.any():
-            surprise = -batch.rollout_logprobs[batch.carries_loss(skipped)].sum()
+            surprise = -batch.rollout_logprobs[batch.loss_tokens_of(skipped)].sum()
             sums["entropy"] = sums.get("entropy", 0.0) + surprise
         sums["trained"] = batch.loss_lengths[torch.tensor(trained, dtype=torch.int64)].sum()
         names = sorted({name for names in self.strategy.gather_objects(list(sums)) for name in names})

@@ -42,6 +42,8 @@ def penalize(
     with watch("ref"), reference.active():
         ref_R = update.score(batch, reference.policy)
     kl_R = build_kl(update.config.algorithm.kl)(old_R.double(), ref_R.double())
+    if batch.loss_mask is not None:
+        kl_R = kl_R.where(batch.loss_mask, 0.0)
     kl_S = sequence_sum(kl_R, batch.offsets)[0]
     total_S = rewards.total.clone()
     total_S[valid] -= coef * kl_S

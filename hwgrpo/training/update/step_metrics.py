@@ -193,7 +193,7 @@ def gap_to_rollout(
         The metrics and the worst token, over all ranks; none without a token of these sequences.
     """
     lengths = torch.where(computed, batch.loss_lengths, 0)
-    tokens_R = batch.carries_loss(computed)
+    tokens_R = batch.loss_tokens_of(computed)
     logprobs, rollout = logprobs[tokens_R], batch.rollout_logprobs[tokens_R]
     sums = mismatch_sums(logprobs, rollout, offsets_of(lengths))
     metrics = mismatch_metrics(torch.tensor(strategy.sum(sums.tolist()), dtype=torch.float64))

@@ -10,9 +10,10 @@ import torch
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.token_advantages import TokenProbs, is_token_level, mean_over_tokens
 from hwgrpo.config import Config
+from hwgrpo.errors import DataError
 from hwgrpo.ragged import offsets_of
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.values import Completions, PromptBatch, Responses, Rewards, TrainBatch
+from hwgrpo.values import EXTRA, Completions, PromptBatch, Responses, Rewards, TrainBatch
 
 
 def advantages_over_ranks(
@@ -27,16 +28,25 @@ def advantages_over_ranks(
 
     Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it. Those that
     read `token_probs`, here `probs`, see this rank's groups only: two numbers per token of all ranks are too many.
-    Those that read `kl_R` see it of all ranks, because they whiten over tokens.
+    Those that read `kl_R` see it of all ranks, because they whiten over tokens. All see the tokens that carry loss.
 
     Returns:
         [S] fp32 per response, and [R] fp32 per token; None where all tokens have that of their response. Per response
         is otherwise the mean over its tokens.
+
+    Raises:
+        DataError: rewards of steps, whose ends count all tokens, beside a loss mask.
     """
     rank, gather = (strategy.rank, strategy.gather_objects) if probs is None else (0, lambda value: [value])
     per_token = is_token_level(config.algorithm.advantage, kl_R is not None)
     own = replace(rewards, extras=(), failures={}, first_failures={})
-    ranks = gather((own, completions.prompt_index, completions.lengths, kl_R if per_token else None))
+    mask_R, lengths_S = completions.loss_mask, completions.loss_lengths
+    if mask_R is not None:
+        if rewards.steps is not None:
+            raise DataError("algorithm.advantage.name=process cannot be used with a loss_mask; use grpo")
+        kl_R = None if kl_R is None else kl_R[mask_R]
+        probs = None if probs is None else TokenProbs(probs.logprobs[mask_R], probs.square_sums[mask_R])
+    ranks = gather((own, completions.prompt_index, lengths_S, kl_R if per_token else None))
     every = Rewards.concat([scored for scored, *_ in ranks])
     offset, groups = 0, []
     for _, index, *_ in ranks:
@@ -60,7 +70,10 @@ def advantages_over_ranks(
     if not per_token:
         return advantages.split([len(index) for _, index, *_ in ranks])[rank], None
     own_R = advantages.split([int(lengths.sum()) for *_, lengths, _ in ranks])[rank]
-    return mean_over_tokens(own_R, completions.lengths), own_R
+    per_response = mean_over_tokens(own_R, lengths_S)
+    if mask_R is not None:
+        own_R = torch.zeros(len(mask_R)).masked_scatter(mask_R, own_R)
+    return per_response, own_R
 
 
 def assemble(
@@ -82,15 +95,32 @@ def assemble(
     Returns:
         The batch with every prompt once and the valid sequences, ragged.
     """
+    _check_added(completions)
     kept = completions.select(valid)
+    numbers = {name: values.float() for name, values in kept.token_extras.items() if values.ndim == 1}
     prompt_lengths = torch.tensor([len(p.token_ids) for p in batch.prompts], dtype=torch.int64)
     return TrainBatch(
-        **{each.name: getattr(kept, each.name) for each in fields(Responses)},
+        **{each.name: getattr(kept, each.name) for each in fields(Responses)} | {"token_extras": numbers},
         prompt_tokens=torch.tensor([t for p in batch.prompts for t in p.token_ids], dtype=torch.int64),
         prompt_offsets=offsets_of(prompt_lengths),
         advantages=advantages[valid],
         token_advantages=None if token_advantages is None else token_advantages[completions.per_token_of(valid)],
     )
+
+
+def _check_added(completions: Completions) -> None:
+    """Check what engines of one's own may add to responses.
+
+    Raises:
+        DataError: a value is not one per token, or the mask is not bool.
+    """
+    added = {f"token_extras[{name!r}]": values for name, values in completions.token_extras.items()}
+    mask, tokens = completions.loss_mask, len(completions.tokens)
+    for name, values in (added if mask is None else added | {"loss_mask": mask}).items():
+        if len(values) != tokens:
+            raise DataError(f"{name} of the engine's responses has {len(values)} values for {tokens} tokens")
+    if mask is not None and mask.dtype != torch.bool:
+        raise DataError(f"loss_mask of the engine's responses has dtype {mask.dtype}; it must be torch.bool")
 
 
 def split_updates(batch: TrainBatch, prompts: int, prompts_per_update: int) -> list[list[int]]:
@@ -135,5 +165,5 @@ def loss_signals(batch: TrainBatch, *, rollout: bool) -> dict[str, str]:
     if rollout:
         signals |= {"rollout_logprob": "logprobs", "rollout_share": "rollout_shares"}
     present = {name: column for name, column in signals.items() if getattr(batch, column) is not None}
-    extras = batch.token_extras.items()
-    return present | {name: name for name, values in extras if values.ndim == 1 and values.is_floating_point()}
+    further = (*batch.selections, *(EXTRA + name for name in batch.token_extras))
+    return present | {name: name for name in further}

@@ -31,7 +31,7 @@ def select_tokens(
     """
     chosen = torch.zeros(len(batch), dtype=torch.bool)
     chosen[torch.tensor(list(sequences), dtype=torch.int64)] = True
-    mine_R = batch.carries_loss(chosen)
+    mine_R = batch.loss_tokens_of(chosen)
     logprob_R, entropy_R = scored
     old_R = logprob_R if batch.old_logprobs is None else batch.old_logprobs
     if batch.rollout_shares is not None:

@@ -24,7 +24,7 @@ KL = ("algorithm.kl.coef=0.1", "algorithm.kl.in_reward=true", "algorithm.kl.esti
 ADAPTED = ("algorithm.kl.target=0.1", "algorithm.kl.horizon=10", "trainer.prompts_per_step=2", "rollout.n=2")
 
 
-def penalized(*words: str) -> tuple[Any, Any]:
+def penalized(*words: str, loss_mask: torch.Tensor | None = None) -> tuple[Any, Any]:
     """Return the penalty of four responses of 2, 3 (invalid), 0 and 3 tokens, and the coefficients after it."""
     config = load_config("tiny_sort", [*KL, *words])
     lengths, valid = torch.tensor([2, 3, 0, 3]), torch.tensor([True, False, True, True])
@@ -43,6 +43,7 @@ def penalized(*words: str) -> tuple[Any, Any]:
         logprobs=torch.tensor([0.0, 0.0, 9.0, 9.0, 9.0, 0.0, 0.0, 0.0]),
         finished=valid,
         texts=("",) * 4,
+        loss_mask=loss_mask,
     )
     prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[2])])
     rewards: Any = rewards_of(torch.tensor([1.0, 7.0, 0.5, 0.0], dtype=torch.float64), valid)
@@ -94,6 +95,13 @@ def test_a_loss_of_sequences_is_refused_where_tokens_have_the_kl_from_themselves
 def test_with_the_engines_log_probs_as_old_ones_the_kl_is_of_those():
     found, _ = penalized("algorithm.old_logprobs=rollout")
     assert found.rewards.total.tolist() == pytest.approx([1.0 - 0.25, 7.0, 0.5, 0.0 - 0.7])
+
+
+def test_tokens_that_were_not_sampled_have_no_kl():
+    mask = torch.tensor([True, False, True, True, True, False, True, True])
+    found, _ = penalized("algorithm.old_logprobs=rollout", loss_mask=mask)
+    assert found.rewards.total.tolist() == pytest.approx([1.0 - 0.15, 7.0, 0.5, 0.0 - 0.65])
+    assert not found.kl_R[~mask].any()
 
 
 def _empty() -> Any:

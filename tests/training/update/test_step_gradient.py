@@ -18,7 +18,7 @@ from hwgrpo.algorithms.scope import scoped
 
 @scoped("token")
 def f(x, config):
-    return -x.advantage * x.rows["mine"] * x.log_ratio.exp(), {}
+    return -x.advantage * x.extras["mine"] * x.log_ratio.exp(), {}
 """
 
 CASES = {
@@ -95,7 +95,7 @@ def test_further_values_of_tokens_reach_a_loss_of_ones_own(layout: Layout, tmp_p
     batch = ragged_batch(old=True, empty=True)
     # a selection of them by the loss shows that each value is with its token
     mine = batch.tokens.float() % 3
-    given = replace(batch, token_extras={"mine": mine, "routes": torch.zeros(len(batch.tokens), 4, dtype=torch.uint8)})
+    given = replace(batch, token_extras={"mine": mine, "advantage": 0 * mine, "weights": 0 * mine})
     (tmp_path / "losses.py").write_text(LOSS_OF_MINE)
     loss, ours, _ = gradients(
         updater(tiny_qwen3(), f"algorithm.loss.name={tmp_path}/losses.py:f", layout=layout), given
