@@ -14,6 +14,8 @@ from hwgrpo.models.tiny import character_tokenizer
 LOOPING = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MESSAGES = ({"role": "user", "content": "Hi"},)
 
+pytestmark = pytest.mark.timeout(60)  # without the limit, a test would loop for hours
+
 
 @pytest.fixture(autouse=True)
 def _a_short_limit(monkeypatch: pytest.MonkeyPatch):

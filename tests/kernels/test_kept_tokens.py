@@ -105,6 +105,13 @@ def test_scores_are_those_of_masked_logits_and_have_no_gradient():
         linear_logprob(p.hidden, p.weight, p.targets, **options)
 
 
+def test_targets_at_both_ends_of_the_vocabulary_are_kept():
+    hidden, targets = torch.tensor([[0.0, 5.0, 0.0]] * 2), torch.tensor([0, 2])
+    with torch.no_grad():
+        logprob = linear_logprob(hidden, torch.eye(3), targets, logprob_floor=torch.full((2,), -1.0)).logprob
+    assert logprob.tolist() == pytest.approx([-torch.tensor(5.0).exp().log1p().item()] * 2)
+
+
 def test_floors_that_keep_everything_change_no_bit():
     p = problem()
     everything = torch.full((193,), -torch.inf)

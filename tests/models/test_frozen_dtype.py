@@ -237,6 +237,7 @@ def test_stacked_experts_are_held_in_bf16_and_routers_in_fp32(tmp_path):
 
 
 def test_no_file_stays_mapped_for_what_is_beside_stacked_experts(tmp_path):
+    """All of the file stayed mapped for the weights that are not experts."""
     policy = mixture_of(tmp_path, "model.lora.target_modules=[q_proj,v_proj]")
     gc.collect()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
@@ -248,6 +249,7 @@ def test_no_file_stays_mapped_for_what_is_beside_stacked_experts(tmp_path):
     [((BF16,), torch.float32), (("model.quantize=nf4",), torch.float32), (("model.quantize=nf4",), torch.bfloat16)],
 )
 def test_no_file_stays_mapped_for_what_was_not_cast(tmp_path, words, dtype):
+    """All of the file stayed mapped for the embeddings of a frozen base."""
     path = published(tiny_qwen3(vocab=len(TOKENIZER)), tmp_path, dtype)
     policy = policy_of(path, *LORA, *words)
     gc.collect()

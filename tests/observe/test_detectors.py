@@ -224,6 +224,7 @@ def test_every_setting_that_advice_names_exists(config: Config):
 @pytest.mark.parametrize("name", ["groups too easy", "groups too hard", "groups equal"])
 @pytest.mark.parametrize("n", [1, 8])
 def test_equal_groups_are_no_sign_where_advantages_do_not_compare_within_the_group(name: str, n: int):
+    """Runs with rollout.n=1, whose groups are all equal, were advised to use a larger rollout.n."""
     config = Config()
     config.rollout.n, config.algorithm.advantage.name = n, "remax" if n > 1 else "grpo"
     assert found(name, CASES[name][0][0], config) is None

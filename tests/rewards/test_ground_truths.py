@@ -49,6 +49,7 @@ DATE = datetime.date(2024, 2, 29)
     ],
 )
 def test_a_ground_truth_is_one_or_several_texts(truth: Any, answers: list[str]):
+    """By `str(value)`, right answers to 18.0, true or a list were scored 0."""
     assert right_answers(truth) == answers
 
 

@@ -66,6 +66,7 @@ def scored(pipeline, batch, text):
 
 
 def test_the_trainer_passes_the_markers_to_the_functions_that_name_them(reward_config, make_batch, pipeline):
+    """A template that ends with <think> made the reward `format` 0 for every response."""
     batch = make_batch([[CLOSED, FULL]])
     rewards = RewardPipeline(reward_config({"name": "format"}, {"name": "tags", "weight": 10}))
     assert scored(rewards, batch, "<|assistant|>\n<think>\n") == [11, 7.5]

@@ -68,6 +68,7 @@ def batch(make_batch):
 def test_what_a_reward_takes_out_of_its_arguments_is_there_for_siblings_rewards_and_epochs(
     form, workers, batch, reward_config, reward_file
 ):
+    """A `pop` in one reward changed the data of the prompt's other responses and of later epochs."""
     file = reward_file(TAKE + textwrap.dedent(FORMS[form]))
     setting = {"name": f"{file}:f"} | ({"kwargs": {"limits": [8, 5, 4]}} if "config" in form else {})
     if workers:

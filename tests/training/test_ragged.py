@@ -240,6 +240,14 @@ def test_the_values_are_declared_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_column_says_whether_it_has_an_entry_per_token():
+    value = numbered([[2, 1]], floors=True, versions=False)
+    for name, per_token in (("tokens", True), ("floors", True), ("finished", False), ("prompt_index", False)):
+        column, found = value.column(name)
+        assert column is getattr(value, name)
+        assert found is per_token
+
+
 @pytest.mark.parametrize("lengths", [[], [0], [3, 0, 2]])
 def test_offsets_bound_runs_of_the_lengths(lengths: list[int]):
     assert offsets_of(torch.tensor(lengths, dtype=torch.int64)).tolist() == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -97,10 +98,11 @@ def assemble(
     """
     _check_added(completions)
     kept = completions.select(valid)
-    numbers = {name: values.float() for name, values in kept.token_extras.items() if values.ndim == 1}
+    columns: dict[str, Any] = {each.name: getattr(kept, each.name) for each in fields(Responses)}
+    columns["token_extras"] = {name: x.float() for name, x in kept.token_extras.items() if x.ndim == 1}
     prompt_lengths = torch.tensor([len(p.token_ids) for p in batch.prompts], dtype=torch.int64)
     return TrainBatch(
-        **{each.name: getattr(kept, each.name) for each in fields(Responses)} | {"token_extras": numbers},
+        **columns,
         prompt_tokens=torch.tensor([t for p in batch.prompts for t in p.token_ids], dtype=torch.int64),
         prompt_offsets=offsets_of(prompt_lengths),
         advantages=advantages[valid],

@@ -590,6 +590,7 @@ def test_a_thread_that_generates_ahead_waits_for_no_start_when_it_is_to_end(serv
 
 
 def test_a_thread_that_generates_ahead_waits_for_no_response_when_it_is_to_end(server, tmp_path):
+    """An interrupted run waited for a response that never came."""
     gate, server.faults, raised = Gate(), ["hang"], []
     engine = vllm_server(replace(parts_for(server.url, tmp_path, "rollout.server.request_timeout=600"), gate=gate))
 

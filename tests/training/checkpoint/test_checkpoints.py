@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hwgrpo_backends.device import Device
 from torch import nn
 
 from hwgrpo.errors import CheckpointError, RunError
@@ -17,7 +18,7 @@ from hwgrpo.models.lora import apply_lora
 from hwgrpo.training.checkpoint import checkpoint_files, restore, shard_files
 from hwgrpo.training.checkpoint import saver as checkpoint_saver
 from hwgrpo.training.checkpoint.saver import Saver
-from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards
+from hwgrpo.training.strategies.param_shard import ParamShard, copy_to_host, full_param_shards
 from tests.support.models.tiny import settings, tiny_qwen3
 from tests.support.runs.full_disk import largest_file, small_disk
 from tests.support.runs.saving import Gate, flipped, load, policy_of, saved, saver, trained, update
@@ -93,6 +94,34 @@ def test_training_goes_on_while_a_slow_disk_writes_what_was_there_at_the_end_of_
     own.wait()
     assert notes == [f"saved {folder}"]
     assert same(loaded(folder), expected)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_copies_to_the_host_that_have_not_arrived_are_waited_for(
+    tmp_path: Path, strategy, last: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A checkpoint of states that are held on the host was written before their last copies had arrived."""
+    wanted, late = values(strategy), []
+
+    def copied(shards: list[ParamShard]) -> list[ParamShard]:
+        for value in (value for shard in shards for value in shard.values.values()):
+            late.append((value, value.clone()))
+            value.fill_(torch.nan)
+        return shards
+
+    def synchronize(_: Device) -> None:
+        while late:
+            value, content = late.pop()
+            value.copy_(content)
+
+    monkeypatch.setattr(Device, "synchronize", synchronize)
+    monkeypatch.setattr(checkpoint_saver, "copy_to_host", lambda shards: copied(copy_to_host(shards)))
+    if last:
+        copied(strategy.owned_shards())
+    own = saver(tmp_path, strategy)
+    own.save(5, last=last)
+    own.wait()
+    assert same(loaded(checkpoint_files.folder_of(tmp_path, 5)), wanted)
 
 
 def test_a_disk_that_hangs_ends_the_run_after_the_time_limit(tmp_path: Path, strategy, monkeypatch: pytest.MonkeyPatch):

@@ -221,6 +221,7 @@ PREFETCHED = ("rollout.max_staleness=1", "algorithm.correction.name=token_trunca
     ids=["groups", "prefetched"],
 )
 def test_stored_responses_of_a_truncated_distribution_are_left_out(words, note, tmp_path: Path, monkeypatch):
+    """A run that was resumed with the exact KL ended in a traceback of the kernels when it reached such responses."""
     notes: list[str] = []
     monkeypatch.setattr("hwgrpo.observe.observer.Observer.note", lambda self, text: notes.append(text))
     runs.run(tmp_path / "run", *words, "rollout.top_k=3", "trainer.save_every=2", "trainer.max_steps=4")
