@@ -246,6 +246,7 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
 
     from hwgrpo.training.loop import train
     from hwgrpo.training.setup import build_run
+    from hwgrpo.training.step_stages import build_stages
 
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -272,6 +273,7 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
 
     watched.take, watched.failed = watch.take, None  # pyright: ignore[reportFunctionMemberAccess]
     run.watch = watched  # pyright: ignore[reportAttributeAccessIssue]
+    run.stages = build_stages(run)
     train(run)
     return {"after_imports": after_imports, "measured": peaks, "held_after": held}
 

@@ -343,6 +343,7 @@ class Trainer:
             from hwgrpo_backends.device import Device
 
             from hwgrpo.cli.run_start import start_run
+            from hwgrpo.training.step_stages import build_stages
 
             _open.append(weakref.ref(self))
             stack.callback(_open.clear)
@@ -352,6 +353,7 @@ class Trainer:
             stack.callback(run.close)
             self._recorder = StepRecorder(run.observer)
             run.observer = cast(Any, self._recorder)
+            run.stages = build_stages(run)
             self._step = run.start_step
             self._environment.pause()
             self._close = weakref.finalize(self, stack.pop_all().close)

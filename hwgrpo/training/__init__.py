@@ -1,6 +1,7 @@
 """The training loop, its set-up, and the floors below it.
 
 loop.py              prompts -> generate -> rewards -> advantages -> update -> new weights -> observe
+step_stages.py       the stages of a step, in their order; stages/ has them
 setup.py             the parts of a run, from its settings
 shared_setup.py      the parts that training and evaluation share
 reward_setup.py      the reward functions, checked against data and estimator
@@ -21,8 +22,6 @@ resume.py            going on from a checkpoint
 rollout_guard.py     measures against a gap between rollout engine and trainer
 moving_reference.py  a reference model that follows the policy
 online_rewards.py    reward models that are trained during the run
-greedy_baseline.py   the greedy responses whose rewards are the baseline of ReMax
-temperature.py       the temperature of the policy's log-probs, where it changes over the run
 interrupt.py         Ctrl-C, SIGTERM, SIGHUP
 out_of_memory.py     what to say when memory is full
 evaluate.py          measuring a policy on held-out prompts

@@ -29,6 +29,11 @@ from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
 
+def trains_models(rewards: RewardPipeline) -> bool:
+    """Return whether a run trains the model of one of its rewards."""
+    return bool(_models(rewards))
+
+
 def train_reward_models(
     rewards: RewardPipeline, strategy: Strategy, device: torch.device, watch: Stopwatch, step: int
 ) -> None:

@@ -24,6 +24,7 @@ from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
+from hwgrpo.training.stages.stage import Stages
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import Sampling
@@ -89,6 +90,8 @@ class Run(TrainingRun):
     guard: RolloutGuard
     reference: Reference | None
     metrics: CustomMetrics
+    stages: Stages = field(init=False)
+    """The work of a step (`step_stages.build_stages`)."""
     reported_failures: set[str] = field(default_factory=set)
     """Reward failures reported before: each kind is reported once."""
 

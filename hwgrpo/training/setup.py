@@ -65,6 +65,7 @@ from hwgrpo.training.run_record import (
 )
 from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_process
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
+from hwgrpo.training.step_stages import build_stages
 from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
@@ -227,6 +228,7 @@ def _build(
         start_step=start,
         total_steps=total_steps,
     )
+    run.stages = build_stages(run)
     for note in restore_generators(folder.checkpoint, config, strategy, device):
         observer.note(note)
     return run

@@ -10,9 +10,10 @@ import torch
 
 from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError, RewardError
-from hwgrpo.training import greedy_baseline
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
+from hwgrpo.training.stages.score import GreedyRewards
+from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.update.train_batch import advantages_over_ranks
 from hwgrpo.values import Rewards
 from tests.support.runs import runs
@@ -32,13 +33,13 @@ def at_random(completions):
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[Rewards]:
     """Return a list into which each step's rewards with their baselines go."""
     seen: list[Rewards] = []
-    original = greedy_baseline.with_greedy_rewards
+    original = GreedyRewards.__call__
 
-    def keep(*arguments):
-        seen.append(original(*arguments))
-        return seen[-1]
+    def keep(stage: GreedyRewards, state: StepState) -> None:
+        original(stage, state)
+        seen.append(state.rewards)
 
-    monkeypatch.setattr("hwgrpo.training.loop.with_greedy_rewards", keep)
+    monkeypatch.setattr(GreedyRewards, "__call__", keep)
     return seen
 
 

@@ -1,0 +1,10 @@
+"""The work of a training step as stages; `hwgrpo.training.step_stages` has their order.
+
+stage.py        what stages hand to each other, and the slots that they stand in
+collect.py      prompts and responses
+score.py        rewards
+advantages.py   advantages, and the batch to train on
+log_probs.py    old and reference log-probs, where they can differ from the current ones
+update.py       the optimizer's updates and what follows them, new weights to the rollout engine
+observe.py      metrics, notes and records
+"""

@@ -1,0 +1,71 @@
+"""Stages that collect a step's responses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from hwgrpo.config import Config
+from hwgrpo.config.derived import temperature_at
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.training.feed.response_source import ResponseSource
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.stages.stage import StepState
+from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
+from hwgrpo.values import Sampling
+
+
+@dataclass
+class Collect:
+    """Takes the step's prompts and responses from their source."""
+
+    timed: ClassVar = "gen"
+    responses: ResponseSource
+    strategy: Strategy
+
+    def __call__(self, state: StepState) -> None:
+        state.generated = raise_on_all_ranks(self.strategy, lambda: self.responses.next(state.step))
+
+
+@dataclass
+class GreedyResponses:
+    """Samples a greedy response to each prompt, by the engine's weights."""
+
+    timed: ClassVar = "gen"
+    responses: ResponseSource
+    engine: Engine
+    sampling: Sampling
+    strategy: Strategy
+
+    def __call__(self, state: StepState) -> None:
+        sampling = replace(self.sampling, n=1, greedy=True)
+        with self.responses.exclusive_engine():  # a source of the user's may prefetch
+            state.greedy = raise_on_all_ranks(self.strategy, lambda: self.engine.generate(state.prompts, sampling))
+
+
+@dataclass
+class SleepEngine:
+    """Frees the engine's memory until it gets new weights."""
+
+    timed: ClassVar = "gen"
+    engine: Engine
+    strategy: Strategy
+
+    def __call__(self, state: StepState) -> None:
+        raise_on_all_ranks(self.strategy, self.engine.sleep)
+
+
+@dataclass
+class SetTemperature:
+    """Gives policy and reference model the temperature at which the responses were sampled."""
+
+    timed: ClassVar = None
+    config: Config
+    total_steps: int
+    policies: tuple[PolicyModel, ...]
+
+    def __call__(self, state: StepState) -> None:
+        temperature = temperature_at(self.config, state.step, self.total_steps)
+        for policy in self.policies:
+            policy.options = replace(policy.options, temperature=temperature)
+        state.metrics["rollout/temperature"] = temperature

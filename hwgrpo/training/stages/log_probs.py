@@ -1,0 +1,46 @@
+"""Stages that add old and reference log-probs to the batch, where they can differ from the current ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hwgrpo.config import Config
+from hwgrpo.training.policy.reference_model import Reference
+from hwgrpo.training.stages.stage import StepState
+from hwgrpo.training.update.old_policy import with_rollout_shares
+from hwgrpo.training.update.policy_update import PolicyUpdate
+
+
+@dataclass
+class RolloutShares:
+    """Adds the rollout's share in each token's old log-prob (`algorithm.old_logprobs=interpolated`)."""
+
+    timed: ClassVar = "old_log_prob"
+    config: Config
+
+    def __call__(self, state: StepState) -> None:
+        state.batch = with_rollout_shares(state.batch, self.config, state.completions, state.trained, state.step)
+
+
+@dataclass
+class OldLogprobs:
+    """Adds the log-probs of the policy at the start of the update."""
+
+    timed: ClassVar = "old_log_prob"
+    update: PolicyUpdate
+
+    def __call__(self, state: StepState) -> None:
+        state.batch = self.update.with_old_logprobs(state.batch)
+
+
+@dataclass
+class RefLogprobs:
+    """Adds the log-probs of the reference model."""
+
+    timed: ClassVar = "ref"
+    update: PolicyUpdate
+    reference: Reference | None
+
+    def __call__(self, state: StepState) -> None:
+        state.batch = self.update.with_ref_logprobs(state.batch, self.reference)

@@ -1,0 +1,92 @@
+"""Stages that measure and report a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hwgrpo.observe.completions import dropped_records, pick_sample
+from hwgrpo.observe.custom_metrics import CustomMetrics, over_ranks
+from hwgrpo.observe.observer import Observer
+from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.training.reward_setup import reward_metrics
+from hwgrpo.training.run_folder import FolderLock, raise_if_moved
+from hwgrpo.training.stages.stage import StepState
+from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
+from hwgrpo.training.update.failure_notes import failure_notes
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.step_metrics import sample_metrics, utilisation
+from hwgrpo.values import StepMetrics
+
+
+@dataclass
+class SampleMetrics:
+    """Measures rewards, advantages and lengths."""
+
+    timed: ClassVar = None
+    strategy: Strategy
+
+    def __call__(self, state: StepState) -> None:
+        samples = state.prompts, state.completions, state.rewards, state.advantages
+        state.metrics = sample_metrics(*samples, self.strategy.gather_objects, state.token_advantages) | state.metrics
+
+
+@dataclass
+class MeasureCustom:
+    """Measures what the functions of `observe.metrics` do."""
+
+    timed: ClassVar = None
+    metrics: CustomMetrics
+    strategy: Strategy
+
+    def __call__(self, state: StepState) -> None:
+        samples = state.prompts, state.completions, state.rewards, state.advantages
+        measured = raise_on_all_ranks(self.strategy, lambda: self.metrics.measure(*samples))
+        state.metrics |= over_ranks(self.strategy.gather_objects(measured), state.metrics | state.updated)
+
+
+@dataclass
+class MeasureRewards:
+    """Takes the metrics of rewards with state."""
+
+    timed: ClassVar = None
+    rewards: RewardPipeline
+    strategy: Strategy
+
+    def __call__(self, state: StepState) -> None:
+        state.metrics |= reward_metrics(self.rewards, self.strategy)
+
+
+@dataclass
+class Report:
+    """Adds times, speed and memory to the metrics, and writes metrics, notes and samples."""
+
+    timed: ClassVar = None
+    observer: Observer
+    strategy: Strategy
+    update: PolicyUpdate
+    watch: Stopwatch
+    peak: float | None
+    memory: Callable[[], dict[str, float]]
+    lock: FolderLock | None
+    reported_failures: set[str] = field(default_factory=set)
+    """Reward failures reported before: each kind is reported once."""
+
+    def __call__(self, state: StepState) -> None:
+        prompts, completions, rewards = state.prompts, state.completions, state.rewards
+        values, times = state.metrics, self.watch.take()
+        speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
+        flops = self.strategy.sum([self.update.flops])[0]
+        speed |= utilisation(flops, times["timing_s/update_actor"], self.peak, self.strategy.world_size)
+        values = values | state.updated | times | speed | dict(state.generated.metrics) | self.memory()
+        raise_if_moved(self.lock, self.strategy)  # before writing to the run's folder
+        dropped = [*state.generated.dropped, *dropped_records(prompts, completions)]
+        if values.get("rollout/groups_dropped"):
+            dropped = [record for records in self.strategy.gather_objects(dropped) for record in records]
+        failures = failure_notes(values, dropped, rewards, state.step, self.reported_failures)
+        for note in (*state.generated.notes, *self.update.pop_notes(), *failures):
+            self.observer.note(note)
+        self.observer.step(StepMetrics(state.step, values), pick_sample(state.step, prompts, completions, rewards))
+        self.observer.completions(state.step, prompts, completions, rewards, state.advantages, dropped)

@@ -1,0 +1,81 @@
+"""Stages of the update, and of what follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hwgrpo.config.optional_settings import KlConfig
+from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.training.feed.response_source import ResponseSource
+from hwgrpo.training.moving_reference import move_reference
+from hwgrpo.training.online_rewards import train_reward_models
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.reference_model import Reference
+from hwgrpo.training.rollout_guard import RolloutGuard
+from hwgrpo.training.stages.stage import StepState
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.update.policy_update import PolicyUpdate
+
+
+@dataclass
+class Update:
+    """Runs the step's optimizer updates."""
+
+    timed: ClassVar = "update_actor"
+    update: PolicyUpdate
+
+    def __call__(self, state: StepState) -> None:
+        state.updated = self.update(state.batch)
+
+
+@dataclass
+class Guard:
+    """Judges the gap between trainer and rollout engine, before new weights are sent."""
+
+    timed: ClassVar = "update_actor"
+    guard: RolloutGuard
+
+    def __call__(self, state: StepState) -> None:
+        state.updated |= self.guard.judge(state.step, state.updated)
+
+
+@dataclass
+class MoveReference:
+    """Moves the reference towards the policy, where it is due (`algorithm.kl.sync_every`)."""
+
+    timed: ClassVar = "update_actor"
+    reference: Reference
+    policy: PolicyModel
+    config: KlConfig
+
+    def __call__(self, state: StepState) -> None:
+        move_reference(self.reference, self.policy, self.config, state.step)
+
+
+@dataclass
+class TrainRewardModels:
+    """Trains the reward models that are trained during the run."""
+
+    timed: ClassVar = None  # it times itself as `reward`
+    rewards: RewardPipeline
+    strategy: Strategy
+    device: torch.device
+    watch: Stopwatch
+
+    def __call__(self, state: StepState) -> None:
+        train_reward_models(self.rewards, self.strategy, self.device, self.watch, state.step)
+
+
+@dataclass
+class SendWeights:
+    """Sends the new weights to the rollout engine."""
+
+    timed: ClassVar = "sync"
+    responses: ResponseSource
+
+    def __call__(self, state: StepState) -> None:
+        self.responses.update_weights(state.step)

@@ -1,0 +1,71 @@
+"""The stages of a run's steps, in their order: those of a feature stand there where the settings ask for it."""
+
+from __future__ import annotations
+
+from hwgrpo.algorithms.token_advantages import takes
+from hwgrpo.data.difficulty import DifficultySampler
+from hwgrpo.training.online_rewards import trains_models
+from hwgrpo.training.run_parts import Run
+from hwgrpo.training.stages.advantages import Advantages, MakeBatch, MaskTruncated, ScoreBefore, TakeRewards
+from hwgrpo.training.stages.collect import Collect, GreedyResponses, SetTemperature, SleepEngine
+from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs, RolloutShares
+from hwgrpo.training.stages.observe import MeasureCustom, MeasureRewards, Report, SampleMetrics
+from hwgrpo.training.stages.score import GreedyRewards, ReportDifficulty, Score, ShuffleRewards
+from hwgrpo.training.stages.stage import Slot, Stage, Stages
+from hwgrpo.training.stages.update import Guard, MoveReference, SendWeights, TrainRewardModels, Update
+
+
+def build_stages(run: Run) -> Stages:
+    """Return the stages of the run's steps."""
+    config, strategy, watch, update = run.config, run.strategy, run.watch, run.update
+    algorithm, reference, rewards, responses = config.algorithm, run.reference, run.rewards, run.responses
+    reads_greedy = takes(algorithm.advantage, "greedy_S")
+
+    # a device that both use: the engine frees it after its last responses
+    collect: list[Stage] = [Collect(responses, strategy)]
+    if reads_greedy:
+        collect.append(GreedyResponses(responses, run.engine, run.sampling, strategy))
+    if run.engine_sleeps:
+        collect.append(SleepEngine(run.engine, strategy))
+    if config.rollout.final_temperature is not None:
+        policies = (update.policy,) if reference is None else (update.policy, reference.policy)
+        collect.append(SetTemperature(config, run.total_steps, policies))
+
+    # greedy rewards are not permuted, and say nothing of the prompts' difficulty
+    score: list[Stage] = [Score(rewards, strategy)]
+    if config.reward.shuffle:
+        score.append(ShuffleRewards(config.trainer.seed, strategy.rank))
+    if isinstance(run.prompts.sampler, DifficultySampler):
+        score.append(ReportDifficulty(run.prompts, strategy))
+    if reads_greedy:
+        score.append(GreedyRewards(rewards, strategy))
+
+    # truncated responses count in their group's statistics
+    scores_before = algorithm.kl.in_reward or takes(algorithm.advantage, "token_probs")
+    advantages: list[Stage] = [ScoreBefore(update, reference, watch) if scores_before else TakeRewards()]
+    advantages.append(Advantages(config, strategy))
+    if algorithm.mask_truncated:
+        advantages.append(MaskTruncated())
+    advantages.append(MakeBatch())
+
+    log_probs: list[Stage] = [OldLogprobs(update), RefLogprobs(update, reference)]
+    if algorithm.old_logprobs == "interpolated":
+        log_probs.insert(0, RolloutShares(config))
+
+    # the guard may end the run before the reference moves and before weights are sent
+    updates: list[Stage] = [Update(update), Guard(run.guard)]
+    if reference is not None and algorithm.kl.sync_every:
+        updates.append(MoveReference(reference, update.policy, algorithm.kl))
+    if trains_models(rewards):
+        updates.append(TrainRewardModels(rewards, strategy, run.device.torch_device, watch))
+
+    # metrics of one's own may not have names of others
+    observe: list[Stage] = [SampleMetrics(strategy)]
+    if run.metrics:
+        observe.append(MeasureCustom(run.metrics, strategy))
+    if rewards.metrics:
+        observe.append(MeasureRewards(rewards, strategy))
+    observe.append(Report(run.observer, strategy, update, watch, run.peak, run.memory, run.lock, run.reported_failures))
+
+    slots = (collect, score, advantages, log_probs, updates, [SendWeights(responses)], observe)
+    return Stages(*(Slot(watch, stages) for stages in slots))
