@@ -194,6 +194,8 @@ LOGGERS = Registry(
     },
     group="hwgrpo.loggers",
 )
+STAGES = Registry("trainer.stages", {})
+"""Classes of stages (`hwgrpo.training.stages.own_stage`); hwgrpo's own have no names."""
 METRICS = Registry("observe.metrics", {"code": "hwgrpo.rewards.sandbox.code_reward:reason_shares"})
 """Functions `(prompts, completions, rewards, advantages_S) -> {name: values_S}`."""
 

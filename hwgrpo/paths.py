@@ -177,6 +177,7 @@ def with_absolute_paths(config: Any) -> Any:
         setattr(section, name, with_absolute_file(getattr(section, name)))
     config.plugins = [with_absolute_file(plugin) for plugin in config.plugins]
     config.observe.loggers = [with_absolute_file(logger) for logger in config.observe.loggers]
+    config.trainer.stages = [with_absolute_file(stage) for stage in config.trainer.stages]
     config.observe.metrics = [with_absolute_file(metric) for metric in config.observe.metrics]
     return config
 

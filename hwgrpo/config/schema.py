@@ -451,6 +451,8 @@ class TrainerConfig:
     """Prompts per optimizer update; null: prompts_per_step (one update per batch)."""
     epochs_per_batch: int = limited(1, at_least=1)
     """Passes over each batch of samples."""
+    stages: list[str] = field(default_factory=list)
+    """Stages of your own, `path/to/file.py:Class` each: further work in every step (docs/extend.md)."""
     tokens_per_micro_batch: int | None = limited(None, at_least=1)
     """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
     1024 on a CPU, there up to 4096 for a prompt with its responses, or a device's share of the longest sequence if that

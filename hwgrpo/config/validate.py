@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
+from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STAGES, STRATEGIES
 from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
@@ -185,7 +185,7 @@ def _check_sources(config: Settings) -> None:
 
 def _check_names(config: Settings, unread: Sequence[str]) -> None:
     if "observe" not in unread:
-        _check_observe(config.observe)
+        _check_observe(config.observe, config.trainer.stages)
     for i, function in enumerate(config.reward.functions):
         if is_object(function.name):
             find_object(function.name, f"reward.functions.{i}.name")
@@ -197,8 +197,8 @@ def _check_names(config: Settings, unread: Sequence[str]) -> None:
         raise ConfigError(f"optim.betas={betas} must be two numbers, each 0 <= x < 1, e.g. [0.9, 0.999]")
 
 
-def _check_observe(observe: ObserveConfig) -> None:
-    for registry, names in ((LOGGERS, observe.loggers), (METRICS, observe.metrics)):
+def _check_observe(observe: ObserveConfig, stages: list[str]) -> None:
+    for registry, names in ((LOGGERS, observe.loggers), (METRICS, observe.metrics), (STAGES, stages)):
         for name in names:
             if names_a_file(name):
                 check_file_of(name, registry.kind)

@@ -34,6 +34,7 @@ def code_files(config: Config) -> dict[str, Path]:
         "rollout.source": config.rollout.source,
         **{f"observe.loggers.{i}": name for i, name in enumerate(config.observe.loggers)},
         **{f"observe.metrics.{i}": name for i, name in enumerate(config.observe.metrics)},
+        **{f"trainer.stages.{i}": name for i, name in enumerate(config.trainer.stages)},
         **{f"plugins.{i}": name for i, name in enumerate(config.plugins)},
     }
     files = {key: split_name(name)[0] for key, name in names.items()}

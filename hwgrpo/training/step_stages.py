@@ -10,6 +10,7 @@ from hwgrpo.training.stages.advantages import Advantages, MakeBatch, MaskTruncat
 from hwgrpo.training.stages.collect import Collect, GreedyResponses, SetTemperature, SleepEngine
 from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs, RolloutShares
 from hwgrpo.training.stages.observe import MeasureCustom, MeasureRewards, Report, SampleMetrics
+from hwgrpo.training.stages.own_stage import own_stages
 from hwgrpo.training.stages.score import GreedyRewards, ReportDifficulty, Score, ShuffleRewards
 from hwgrpo.training.stages.stage import Slot, Stage, Stages
 from hwgrpo.training.stages.update import Guard, MoveReference, SendWeights, TrainRewardModels, Update
@@ -68,4 +69,8 @@ def build_stages(run: Run) -> Stages:
     observe.append(Report(run.observer, strategy, update, watch, run.peak, run.memory, run.lock, run.reported_failures))
 
     slots = (collect, score, advantages, log_probs, updates, [SendWeights(responses)], observe)
-    return Stages(*(Slot(watch, stages) for stages in slots))
+    stages = Stages(*(Slot(watch, [*each]) for each in slots))
+    for slot, stage in own_stages(config.trainer.stages, run):
+        into = getattr(stages, slot).stages
+        into.insert(len(into) - (slot == "observe"), stage)  # before the report
+    return stages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -80,7 +79,7 @@ class Slot:
     """Stages that run one after another."""
 
     watch: Stopwatch
-    stages: Sequence[Stage]
+    stages: list[Stage]
 
     def __call__(self, state: StepState) -> None:
         for timed, stages in groupby(self.stages, key=lambda stage: stage.timed):
