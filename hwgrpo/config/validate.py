@@ -11,7 +11,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.catalog import ADVANTAGES_OF_SINGLE_RESPONSES, ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STAGES, STRATEGIES
+from hwgrpo.catalog import (
+    ADVANTAGES_OF_SINGLE_RESPONSES,
+    ENGINES,
+    LOGGERS,
+    METRICS,
+    REWARDS,
+    SERVICES,
+    STAGES,
+    STRATEGIES,
+)
 from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting

@@ -6,9 +6,9 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.data.difficulty import DifficultySampler
 from hwgrpo.training.online_rewards import trains_models
 from hwgrpo.training.run_parts import Run
-from hwgrpo.training.stages.advantages import Advantages, MakeBatch, MaskTruncated, ScoreBefore, TakeRewards
 from hwgrpo.training.stages.collect import Collect, GreedyResponses, SetTemperature, SleepEngine
 from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs, RolloutShares
+from hwgrpo.training.stages.make_batch import Advantages, MakeBatch, MaskTruncated, ScoreBefore, TakeRewards
 from hwgrpo.training.stages.observe import MeasureCustom, MeasureRewards, Report, SampleMetrics
 from hwgrpo.training.stages.own_stage import own_stages
 from hwgrpo.training.stages.score import GreedyRewards, ReportDifficulty, Score, ShuffleRewards

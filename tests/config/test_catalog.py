@@ -16,7 +16,7 @@ REGISTRIES = {name: table for name, table in vars(catalog).items() if isinstance
 @pytest.mark.parametrize("registry", REGISTRIES)
 def test_every_name_loads_and_is_documented(registry):
     table = REGISTRIES[registry]
-    assert table.names() or table is catalog.METRICS  # all of these are users'
+    assert table.names() or table in (catalog.METRICS, catalog.STAGES)  # all of these are users'
     for name in table.names():
         loaded = table.load(name)
         assert getattr(loaded, "function", loaded).__doc__

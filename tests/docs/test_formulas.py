@@ -15,9 +15,9 @@ from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, EXACT_KL, KL_E
 from hwgrpo.config.document import entries
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
 from hwgrpo.registry import import_target
-from hwgrpo.training.stages.advantages import Advantages
 from hwgrpo.training.stages.collect import Collect
 from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs
+from hwgrpo.training.stages.make_batch import Advantages
 from hwgrpo.training.stages.score import Score
 from hwgrpo.training.stages.update import SendWeights, Update
 from tests.docs.pages import code, page, section, table

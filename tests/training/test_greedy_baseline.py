@@ -149,7 +149,7 @@ def test_it_resumes_bit_for_bit(tmp_path: Path):
 def test_other_estimators_sample_no_greedy_responses(tmp_path: Path, monkeypatch):
     seen = watched(monkeypatch)
     runs.run(tmp_path / "run", "trainer.max_steps=1", "trainer.validate_every=0")
-    assert [rewards.greedy for rewards in seen] == [None]
+    assert seen == []
     assert "critic/greedy_rewards/mean" not in steps_of(tmp_path / "run")[0]
 
 

@@ -102,7 +102,7 @@ def test_a_stage_of_ones_own_changes_the_step_and_keeps_its_state(tmp_path: Path
     steps = [line for line in runs.metrics(tmp_path / "run") if "seen" in line]
     assert [line["seen"] for line in steps] == [1, 2]
     assert all(line["critic/rewards/max"] <= 0.5 for line in steps)
-    assert any((tmp_path / "run").rglob("own*.py")), "the run keeps a copy of the code"
+    assert any((tmp_path / "run").rglob("*-own.py")), "the run keeps a copy of the code"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 stage.py        what stages hand to each other, and the slots that they stand in
 collect.py      prompts and responses
 score.py        rewards
-advantages.py   advantages, and the batch to train on
+make_batch.py   advantages, and the batch to train on
 log_probs.py    old and reference log-probs, where they can differ from the current ones
 update.py       the optimizer's updates and what follows them, new weights to the rollout engine
 observe.py      metrics, notes and records
+own_stage.py    stages of the user's own
 """
