@@ -14,7 +14,7 @@ from hwgrpo.training import greedy_baseline
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
 from hwgrpo.training.update.train_batch import advantages_over_ranks
-from hwgrpo.values import Rewards
+from hwgrpo.values import Completions, Rewards
 from tests.support.runs import runs
 
 MODEL = "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=200&batch=32&digits=3"
@@ -162,13 +162,20 @@ def test_prefetching_is_refused_and_one_response_is_enough():
 
 
 def test_a_rank_gets_the_advantages_of_its_own_prompts():
-    reward, index, lengths = torch.tensor([1.0, 0.0]).double(), torch.tensor([0, 1]), torch.tensor([2, 2])
-    other = torch.tensor([0.25]).double()
-    seen = iter([(other, torch.tensor([0]), torch.ones(1).bool(), torch.tensor([1]), {}), other - 9])
-    strategy: Any = SimpleNamespace(rank=1, gather_objects=lambda value: [next(seen), value])
+    there = Rewards(torch.tensor([0.25]).double(), torch.ones(1).bool(), {}, greedy=torch.tensor([-8.75]).double())
+    other = (there, torch.tensor([0]), torch.tensor([1]), None)
+    strategy: Any = SimpleNamespace(rank=1, gather_objects=lambda value: [other, value])
     config = load_config("tiny_sort", ["algorithm.preset=remax"])
     config.reward.functions = []
-    rewards = Rewards(reward, torch.ones(2).bool(), {}, greedy=torch.tensor([0.75, 0.5]).double())
-    completions: Any = SimpleNamespace(prompt_index=index, lengths=lengths)
+    reward, finished = torch.tensor([1.0, 0.0]).double(), torch.ones(2).bool()
+    rewards = Rewards(reward, finished, {}, greedy=torch.tensor([0.75, 0.5]).double())
+    completions = Completions(
+        prompt_index=torch.tensor([0, 1]),
+        tokens=torch.zeros(4, dtype=torch.int64),
+        offsets=torch.tensor([0, 2, 4]),
+        logprobs=torch.zeros(4),
+        finished=finished,
+        texts=("",) * 2,
+    )
     found, per_token = advantages_over_ranks(config, completions, rewards, strategy)
     assert (found.tolist(), per_token) == ([0.25, -0.5], None)
