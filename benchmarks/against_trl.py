@@ -3,7 +3,8 @@
 Each side is a separate process with its own peak memory, of which the memory with torch and transformers imported is
 subtracted in another column. They alternate: while one runs a block of steps the other waits for its next request and
 uses no CPU. Before anything is timed, TRL samples a batch, both sides compute its loss and gradient, and a relative
-difference above 1e-5 ends the benchmark; in bf16, one of the full gradient above what rounding explains.
+difference above 1e-5 ends the benchmark, of a published model one of the full gradient; in bf16, one above what
+rounding explains.
 
     python benchmarks/against_trl.py --trl-python /path/to/venv-with-trl/bin/python --setting add --steps 60
     python benchmarks/against_trl.py --trl-python ... --setting arithmetic --model FOLDER --dtype bfloat16 --threads 2

@@ -147,7 +147,7 @@ class Ragged:
         import torch
 
         values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        for field in dataclasses.fields(cls):
             name, each = field.name, [getattr(part, field.name) for part in parts]
             if name in ("offsets", "prompt_offsets"):
                 values[name] = offsets_of(torch.cat([bounds.diff() for bounds in each]))

@@ -228,7 +228,6 @@ class TrainBatch(Responses):
     """[R] fp32: weight of the rollout's log-prob in the old one, the rest is the current; None: `old_logprobs`."""
     token_advantages: torch.Tensor | None = field(default=None, metadata=per_token())
     """[R] fp32: the advantage of each token; None: every token has the advantage of its sequence."""
-
     weights: torch.Tensor | None = field(default=None, metadata=per_sequence())
     """[S] fp32: weight of every token of a sequence in the loss of one update; None: not known yet."""
     selections: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names_key="selections"))

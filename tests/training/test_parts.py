@@ -19,6 +19,7 @@ from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.models.loading import load_model
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.saving import save_model
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
@@ -223,19 +224,25 @@ class _SecondOfTwo:
         return [self.other, value]
 
 
+def responses(prompt_index: torch.Tensor, lengths: torch.Tensor) -> Completions:
+    """Return finished responses of these lengths, with tokens and log-probs of 0."""
+    tokens = torch.zeros(int(lengths.sum()), dtype=torch.int64)
+    return Completions(
+        prompt_index=prompt_index,
+        tokens=tokens,
+        offsets=offsets_of(lengths),
+        logprobs=torch.zeros(len(tokens)),
+        finished=torch.ones(len(lengths), dtype=torch.bool),
+        texts=("",) * len(lengths),
+    )
+
+
 def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
     lengths = torch.tensor([1, 1, 1, 1])
     group = torch.tensor([0, 0, 1, 1])
     valid = torch.ones(4, dtype=torch.bool)
     other, mine = torch.tensor([0.0, 0.0, 0.0, 8.0]).double(), torch.tensor([1.0, 0.0, 5.0, 5.0]).double()
-    completions = Completions(
-        prompt_index=group,
-        tokens=torch.zeros(4, dtype=torch.int64),
-        offsets=torch.arange(5),
-        logprobs=torch.zeros(4),
-        finished=valid,
-        texts=("",) * 4,
-    )
+    completions = responses(group, lengths)
     strategy = _SecondOfTwo((Rewards(other, valid, {"exact_match": other}), group, lengths, None))
     rewards = Rewards(total=mine, valid=valid, per_function={"exact_match": mine})
     by_group, _ = advantages_over_ranks(settings("algorithm.advantage.std=none"), completions, rewards, strategy)
@@ -249,14 +256,7 @@ def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
 
 def test_rewards_of_each_function_reach_an_estimator_by_parts_with_their_weights_from_all_ranks():
     lengths, group, valid = torch.ones(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), torch.ones(2).bool()
-    completions = Completions(
-        prompt_index=group,
-        tokens=torch.zeros(2, dtype=torch.int64),
-        offsets=torch.arange(3),
-        logprobs=torch.zeros(2),
-        finished=valid,
-        texts=("",) * 2,
-    )
+    completions = responses(group, lengths)
 
     def parts(*values: float) -> dict[str, torch.Tensor]:
         return {"exact_match": torch.tensor(values[:2]).double(), "format": torch.tensor(values[2:]).double()}
@@ -273,14 +273,7 @@ def test_rewards_of_each_function_reach_an_estimator_by_parts_with_their_weights
 
 def test_the_kl_of_the_tokens_of_all_ranks_reaches_an_estimator_that_whitens_over_tokens():
     lengths, group, valid = torch.tensor([2, 1]), torch.zeros(2, dtype=torch.int64), torch.ones(2).bool()
-    completions = Completions(
-        prompt_index=group,
-        tokens=torch.zeros(3, dtype=torch.int64),
-        offsets=torch.tensor([0, 2, 3]),
-        logprobs=torch.zeros(3),
-        finished=valid,
-        texts=("",) * 2,
-    )
+    completions = responses(group, lengths)
     there, here = (torch.tensor(each).double() for each in ([0.0, 1.0], [3.0, 2.0]))
     kl_there, kl_here = (torch.tensor(each).double() for each in ([0.5, 0.25, 0.0], [1.0, -0.5, 0.1]))
     strategy = _SecondOfTwo((Rewards(there, valid, {"exact_match": there}), group, lengths, kl_there))
@@ -295,18 +288,8 @@ def test_the_kl_of_the_tokens_of_all_ranks_reaches_an_estimator_that_whitens_ove
 
 def test_estimators_see_the_tokens_that_carry_loss():
     group, valid = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
-    completions = Completions(
-        prompt_index=group,
-        tokens=torch.zeros(5, dtype=torch.int64),
-        offsets=torch.tensor([0, 1, 5]),
-        logprobs=torch.zeros(5),
-        finished=valid,
-        texts=("",) * 2,
-    )
+    completions, short = (responses(group, torch.tensor(lengths)) for lengths in ([1, 4], [1, 2]))
     mask = torch.tensor([True, False, True, True, False])
-    short = replace(
-        completions, tokens=torch.zeros(3, dtype=torch.int64), offsets=torch.tensor([0, 1, 3]), logprobs=torch.zeros(3)
-    )
     total, kl = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.5, 7.0, 0.25, 0.1, 7.0]).double()
     rewards, strategy = Rewards(total, valid, {"exact_match": total}), Single(torch.device("cpu"), "gloo")
     opo = settings("algorithm.advantage.name=opo")
@@ -334,14 +317,7 @@ def test_estimators_see_the_tokens_that_carry_loss():
     ],
 )
 def test_what_an_engine_adds_has_one_value_per_token(added: dict[str, Any], message: str):
-    completions = Completions(
-        prompt_index=torch.zeros(1, dtype=torch.int64),
-        tokens=torch.zeros(5, dtype=torch.int64),
-        offsets=torch.tensor([0, 5]),
-        logprobs=torch.zeros(5),
-        finished=torch.ones(1, dtype=torch.bool),
-        texts=("",),
-    )
+    completions = responses(torch.zeros(1, dtype=torch.int64), torch.tensor([5]))
     prompts = PromptBatch((Prompt("0", "p", (1,), None, {}),))
     with pytest.raises(DataError, match=message):
         assemble(prompts, replace(completions, **added), torch.ones(1), torch.ones(1, dtype=torch.bool))

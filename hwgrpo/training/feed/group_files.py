@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl
 from hwgrpo.config.load import to_tree
@@ -81,8 +82,8 @@ def load(
         checkpoint: verified.
         dataset: the training prompts; groups of others are left out.
         functions: names of the reward functions; groups that others have scored are left out.
-        config: the run's settings; groups that were scored by others are left out, and with a KL over the full
-            vocabulary those sampled from a truncated one.
+        config: the run's settings; groups that were scored by others, or without the rewards of steps that the
+            estimator reads, are left out, and with a KL over the full vocabulary those sampled from a truncated one.
 
     Raises:
         CheckpointError: a file cannot be read any more.
@@ -91,13 +92,14 @@ def load(
     for path in _paths(checkpoint):
         tensors |= checkpoint_files.read_tensors(path)
     lost = truncated = 0
+    reads_steps = takes(config.algorithm.advantage, "steps")
     same_scores = _scoring(stored_tree(checkpoint.manifest["state"]["config"])) == _scoring(to_tree(config))
     stored = StoredGroups([], [])
     for kind, groups in (("surplus", stored.surplus), ("replay", stored.replay)):
         indices = sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
         for i in indices:
             group = _group(f"{kind}.{i}.", tensors, dataset, functions) if same_scores else None
-            if group is None:
+            if group is None or (group.rewards.steps is not None) != reads_steps:
                 lost += 1
             elif has_exact_kl(config) and group.completions.floors is not None:
                 truncated += 1

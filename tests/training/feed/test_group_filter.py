@@ -531,7 +531,10 @@ CHANGED = "kept for later steps are left out: their prompts, reward functions or
 
 @pytest.mark.parametrize(
     "changed",
-    ["reward.functions.0.weight=2", "reward.functions.0.kwargs={scale: 3}", "reward.shuffle=true"],
+    [
+        *("reward.functions.0.weight=2", "reward.functions.0.kwargs={scale: 3}", "reward.shuffle=true"),
+        "algorithm.advantage.name=process",  # it reads rewards of steps, which these lack
+    ],
 )
 def test_groups_that_were_scored_by_other_settings_are_left_out_with_a_note(changed: str, tmp_path: Path):
     before = run(settings(tmp_path, *KINDS["surplus"]), 1, range(1, 2))
