@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -526,6 +527,12 @@ def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, st
     if process.returncode:
         print("" if show else " failed", flush=True)
         sys.stderr.write(f"$ {shlex.join(command)}\n{''.join(lines)}\n")
+        if any(os.strerror(errno.ENOSPC) in line for line in lines):
+            places = {str(place): shutil.disk_usage(place).free // 2**20 for place in (REPO, tempfile.gettempdir())}
+            free = ", ".join(f"{mib} MiB free in {place}" for place, mib in places.items())
+            raise SetupError(
+                f"{action} {title} failed: the disk is full (now {free}). Free space, then run this again."
+            )
         raise SetupError(
             f"{action} {title} failed: the command and its full output are above. Run this again to retry."
         )

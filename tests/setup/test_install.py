@@ -31,7 +31,7 @@ case "$*" in
         shift 2
         echo "pip $*" >>"$LOG"
         if [[ -n "$PIP_FAILS" && "$*" == *"$PIP_FAILS"* ]]; then
-            echo "first line of trouble"; echo "last line of trouble" >&2; exit 1
+            echo "first line of trouble"; echo "${PIP_SAYS:-last line of trouble}" >&2; exit 1
         fi ;;
     *import_module*) echo 'problems {}' ;;
     *torch.version*) echo "${TORCH:-{\\"version\\": \\"2.13.0+cpu\\", \\"cuda\\": null, \\"hip\\": null\\}}" ;;
@@ -197,6 +197,13 @@ def test_a_failed_step_shows_all_of_pips_output_and_is_done_again_from_the_start
     result, done = machine.setup()
     assert result.returncode == 0
     assert done == steps("cpu")
+
+
+def test_a_full_disk_is_named_with_what_is_free(machine):
+    result, _ = machine.setup(PIP_FAILS="-e .[", PIP_SAYS="ERROR: OSError: [Errno 28] No space left on device")
+    assert result.returncode == 1
+    assert "installing hwgrpo[cpu] failed: the disk is full (now " in result.stderr
+    assert re.search(r"\d+ MiB free in \S.*/my repo, \d+ MiB free in ", result.stderr)
 
 
 def test_set_up_that_was_cut_off_starts_over(machine):
