@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import temperature_at
@@ -19,7 +18,7 @@ from hwgrpo.values import Sampling
 class Collect:
     """Takes the step's prompts and responses from their source."""
 
-    timed: ClassVar = "gen"
+    timed = "gen"
     responses: ResponseSource
     strategy: Strategy
 
@@ -31,7 +30,7 @@ class Collect:
 class GreedyResponses:
     """Samples a greedy response to each prompt, by the engine's weights."""
 
-    timed: ClassVar = "gen"
+    timed = "gen"
     responses: ResponseSource
     engine: Engine
     sampling: Sampling
@@ -47,7 +46,7 @@ class GreedyResponses:
 class SleepEngine:
     """Frees the engine's memory until it gets new weights."""
 
-    timed: ClassVar = "gen"
+    timed = "gen"
     engine: Engine
     strategy: Strategy
 
@@ -59,7 +58,7 @@ class SleepEngine:
 class SetTemperature:
     """Gives policy and reference model the temperature at which the responses were sampled."""
 
-    timed: ClassVar = None
+    timed = None
     config: Config
     total_steps: int
     policies: tuple[PolicyModel, ...]

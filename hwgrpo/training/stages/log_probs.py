@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hwgrpo.config import Config
 from hwgrpo.training.policy.reference_model import Reference
@@ -16,7 +15,7 @@ from hwgrpo.training.update.policy_update import PolicyUpdate
 class RolloutShares:
     """Adds the rollout's share in each token's old log-prob (`algorithm.old_logprobs=interpolated`)."""
 
-    timed: ClassVar = "old_log_prob"
+    timed = "old_log_prob"
     config: Config
 
     def __call__(self, state: StepState) -> None:
@@ -27,7 +26,7 @@ class RolloutShares:
 class OldLogprobs:
     """Adds the log-probs of the policy at the start of the update."""
 
-    timed: ClassVar = "old_log_prob"
+    timed = "old_log_prob"
     update: PolicyUpdate
 
     def __call__(self, state: StepState) -> None:
@@ -38,7 +37,7 @@ class OldLogprobs:
 class RefLogprobs:
     """Adds the log-probs of the reference model."""
 
-    timed: ClassVar = "ref"
+    timed = "ref"
     update: PolicyUpdate
     reference: Reference | None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hwgrpo.config import Config
 from hwgrpo.observe.timing import Stopwatch
@@ -19,7 +18,7 @@ from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 class ScoreBefore:
     """Scores responses with old policy and reference, whose log-probs the rewards or the estimator need."""
 
-    timed: ClassVar = None  # it times its passes as `old_log_prob` and `ref`
+    timed = None  # it times its passes as `old_log_prob` and `ref`
     update: PolicyUpdate
     reference: Reference | None
     watch: Stopwatch
@@ -34,7 +33,7 @@ class ScoreBefore:
 class TakeRewards:
     """Takes the rewards as they are for advantages."""
 
-    timed: ClassVar = None
+    timed = None
 
     def __call__(self, state: StepState) -> None:
         state.inputs = AdvantageInputs(state.rewards)
@@ -44,7 +43,7 @@ class TakeRewards:
 class Advantages:
     """Computes advantages; a group's statistics have all its valid responses."""
 
-    timed: ClassVar = "adv"
+    timed = "adv"
     config: Config
     strategy: Strategy
 
@@ -61,7 +60,7 @@ class Advantages:
 class MaskTruncated:
     """Leaves responses that reached the length limit out of the update (`algorithm.mask_truncated`)."""
 
-    timed: ClassVar = "adv"
+    timed = "adv"
 
     def __call__(self, state: StepState) -> None:
         state.trained = state.trained & state.completions.finished
@@ -71,7 +70,7 @@ class MaskTruncated:
 class MakeBatch:
     """Makes the batch to train on."""
 
-    timed: ClassVar = "adv"
+    timed = "adv"
 
     def __call__(self, state: StepState) -> None:
         given = state.prompts, state.completions, state.advantages, state.trained, state.token_advantages

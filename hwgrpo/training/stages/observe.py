@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from hwgrpo.observe.completions import dropped_records, pick_sample
 from hwgrpo.observe.custom_metrics import CustomMetrics, over_ranks
@@ -25,7 +24,7 @@ from hwgrpo.values import StepMetrics
 class SampleMetrics:
     """Measures rewards, advantages and lengths."""
 
-    timed: ClassVar = None
+    timed = None
     strategy: Strategy
 
     def __call__(self, state: StepState) -> None:
@@ -37,7 +36,7 @@ class SampleMetrics:
 class MeasureCustom:
     """Measures what the functions of `observe.metrics` do."""
 
-    timed: ClassVar = None
+    timed = None
     metrics: CustomMetrics
     strategy: Strategy
 
@@ -51,7 +50,7 @@ class MeasureCustom:
 class MeasureRewards:
     """Takes the metrics of rewards with state."""
 
-    timed: ClassVar = None
+    timed = None
     rewards: RewardPipeline
     strategy: Strategy
 
@@ -63,7 +62,7 @@ class MeasureRewards:
 class Report:
     """Adds times, speed and memory to the metrics, and writes metrics, notes and samples."""
 
-    timed: ClassVar = None
+    timed = None
     observer: Observer
     strategy: Strategy
     update: PolicyUpdate

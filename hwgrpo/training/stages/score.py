@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -25,7 +24,7 @@ ON_GREEDY = "on the greedy response to the prompt, the baseline of the others"
 class Score:
     """Scores the responses, unless their source has."""
 
-    timed: ClassVar = "reward"
+    timed = "reward"
     rewards: RewardPipeline
     strategy: Strategy
 
@@ -42,7 +41,7 @@ class Score:
 class ShuffleRewards:
     """Permutes the rewards (`reward.shuffle`); a source that scores has done it group by group."""
 
-    timed: ClassVar = "reward"
+    timed = "reward"
     seed: int
     rank: int
 
@@ -55,7 +54,7 @@ class ShuffleRewards:
 class ReportDifficulty:
     """Reports mean rewards to a sampler that sets prompts aside; a source that scores has done it."""
 
-    timed: ClassVar = "reward"
+    timed = "reward"
     prompts: PromptSource
     strategy: Strategy
 
@@ -68,7 +67,7 @@ class ReportDifficulty:
 class GreedyRewards:
     """Scores the greedy responses; failures of the reward functions on them count as the others do."""
 
-    timed: ClassVar = "reward"
+    timed = "reward"
     rewards: RewardPipeline
     strategy: Strategy
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -25,7 +24,7 @@ from hwgrpo.training.update.policy_update import PolicyUpdate
 class Update:
     """Runs the step's optimizer updates."""
 
-    timed: ClassVar = "update_actor"
+    timed = "update_actor"
     update: PolicyUpdate
 
     def __call__(self, state: StepState) -> None:
@@ -36,7 +35,7 @@ class Update:
 class Guard:
     """Judges the gap between trainer and rollout engine, before new weights are sent."""
 
-    timed: ClassVar = "update_actor"
+    timed = "update_actor"
     guard: RolloutGuard
 
     def __call__(self, state: StepState) -> None:
@@ -47,7 +46,7 @@ class Guard:
 class MoveReference:
     """Moves the reference towards the policy, where it is due (`algorithm.kl.sync_every`)."""
 
-    timed: ClassVar = "update_actor"
+    timed = "update_actor"
     reference: Reference
     policy: PolicyModel
     config: KlConfig
@@ -60,7 +59,7 @@ class MoveReference:
 class TrainRewardModels:
     """Trains the reward models that are trained during the run."""
 
-    timed: ClassVar = None  # it times itself as `reward`
+    timed = None  # it times itself as `reward`
     rewards: RewardPipeline
     strategy: Strategy
     device: torch.device
@@ -74,7 +73,7 @@ class TrainRewardModels:
 class SendWeights:
     """Sends the new weights to the rollout engine."""
 
-    timed: ClassVar = "sync"
+    timed = "sync"
     responses: ResponseSource
 
     def __call__(self, state: StepState) -> None:
