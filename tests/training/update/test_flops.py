@@ -12,8 +12,8 @@ from hwgrpo.jsonlines import read_lines
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.quantization import quantize
 from hwgrpo.models.router import EXPERTS
-from hwgrpo.training import loop
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
+from hwgrpo.training.stages import observe
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.flops import training_work
 from hwgrpo.training.update.step_metrics import utilisation
@@ -175,7 +175,7 @@ def test_a_run_reports_its_share_of_a_known_peak_and_none_of_an_unknown_one(tmp_
     assert "perf/mfu/actor" not in line
     monkeypatch.setattr(Device, "peak", lambda self, dtype: Peak(1e12, None, "made up"))
     done = []
-    monkeypatch.setattr(loop, "utilisation", lambda flops, *rest: done.append(flops) or utilisation(flops, *rest))
+    monkeypatch.setattr(observe, "utilisation", lambda flops, *rest: done.append(flops) or utilisation(flops, *rest))
     run(tmp_path / "known", *words)
     assert done[-1] > 0
     (line,) = steps(tmp_path / "known")
