@@ -30,7 +30,7 @@ WAYS: dict[str, list[str]] = {
     **{f"LoRA, bf16, seed {seed}": [BF16, f"trainer.seed={seed}"] for seed in (1, 2, 3)},
     "LoRA, bf16, rewards shuffled": [BF16, "trainer.seed=1", "reward.shuffle=true"],
     "LoRA, fp32, seed 1": ["model.dtype=float32", "trainer.seed=1"],
-    "all parameters, bf16, seed 1": [BF16, "trainer.seed=1", "model.lora=null", "optim.lr=1.0e-5"],
+    "all parameters, bf16, seed 1": [BF16, "trainer.seed=1", "model.lora.rank=0", "optim.lr=1.0e-5"],
 }
 SMOKE = [
     "model.path=builtin://tiny?task=add&hidden=32&layers=1&steps=1",

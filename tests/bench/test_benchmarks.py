@@ -1,5 +1,6 @@
 """Every script of benchmarks/ runs in its --smoke form, and every page of results says how it was made."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hwgrpo.config.load import load_config
 from tests.support.processes.ancestry import ancestry
 from tests.support.processes.launch import forked
 
@@ -259,3 +261,11 @@ def test_an_unknown_run_is_named_with_those_there_are():
 
 def listed() -> str:
     return subprocess.run(["bash", str(RUNS), "--list"], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_settings_of_every_way_to_train_the_published_model_are_valid(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    real_model = importlib.import_module("real_model")
+    for way, settings in real_model.WAYS.items():
+        config = load_config(real_model.RECIPE, ["model.path=builtin://tiny", *settings], data_may_be_missing=True)
+        assert bool(config.model.lora.rank) == way.startswith("LoRA"), way
