@@ -62,6 +62,8 @@ def test_every_reward_and_its_arguments_are_on_the_page():
         assert code(row["`kwargs`"]) == arguments
 
 
+# math-verify's timer is a signal; where it strikes in a weak reference's callback, Python reports it and goes on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_reward_scores_the_rows_of_the_page_as_it_says(name: str):
     part = section(PAGE, name)

@@ -20,9 +20,11 @@ from tests.observe.values import METRICS
 
 PACKAGE = Path(__file__).parents[2] / "hwgrpo"
 TIMED = {
-    one or other
+    next(filter(None, names))
     for file in (PACKAGE / "training").rglob("*.py")
-    for one, other in re.findall(r'watch\("(\w+)"\)|"timing_s/(\w+)":', file.read_text(encoding="utf-8"))
+    for names in re.findall(
+        r'watch\("(\w+)"\)|"timing_s/(\w+)":|^    timed = "(\w+)"', file.read_text(encoding="utf-8"), re.MULTILINE
+    )
 }
 """Stages that training times."""
 LONG = Sample("<|im_start|>user\n" + "How many? " * 400, "<think>\n" + "计算 " * 5000 + "\\boxed{72}", 0.5, "72" * 200)
