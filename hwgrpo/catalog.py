@@ -157,8 +157,8 @@ ENGINES = Registry(
 RESPONSE_SOURCES = Registry(
     "rollout.source",
     {
-        "on_demand": "hwgrpo.training.feed.response_source:on_demand",
-        "filtered": "hwgrpo.training.feed.group_filter:filtered",
+        "on_demand": "hwgrpo.training.feed.on_demand:on_demand",
+        "filtered": "hwgrpo.training.feed.on_demand:on_demand",
         "prefetch": "hwgrpo.training.feed.prefetcher:prefetch",
     },
 )

@@ -19,21 +19,19 @@ def check_rollout(config: Settings) -> None:
     refuse = ENGINES.load(r.engine).refuse
     if refuse is not None:
         refuse(config)
-    if (r.source, bool(r.max_staleness)) in (("on_demand", True), ("prefetch", False)):
+    if (r.source, bool(r.max_staleness)) in (("on_demand", True), ("filtered", True), ("prefetch", False)):
         raise ConfigError(
             f"rollout.source={r.source!r} with rollout.max_staleness={r.max_staleness}: responses are prefetched "
             "with a max_staleness of 1 or more, and never with 0; leave rollout.source out"
         )
-    if config.algorithm.advantage.name == "remax":
-        check_greedy_baseline(config)
     check_filter(config)
     _check_exact_kl(config)
     easy, hard = config.data.difficulty.easy_threshold, config.data.difficulty.hard_threshold
-    if (easy is not None or hard is not None) and (r.max_staleness or names_a_file(r.source)):
+    if (easy is not None or hard is not None) and names_a_file(r.source):
         raise ConfigError(
-            f"data.difficulty.easy_threshold={easy}, hard_threshold={hard} with rollout.max_staleness="
-            f"{r.max_staleness}, rollout.source={r.source!r}: the next prompts are known only when the last ones are "
-            "scored, so that none can be prefetched; leave one of them out"
+            f"data.difficulty.easy_threshold={easy}, hard_threshold={hard} with rollout.source={r.source!r}: the next "
+            "prompts are known only when the last ones are scored, and a source of your own may draw them before; "
+            "leave one of them out"
         )
     if easy is not None and hard is not None and hard >= easy:
         raise ConfigError(
@@ -66,21 +64,6 @@ def check_rollout(config: Settings) -> None:
         )
 
 
-def check_greedy_baseline(config: Settings) -> None:
-    """Check that nothing else uses the engine while it samples the greedy responses that the estimator compares with.
-
-    Raises:
-        ConfigError: responses are prefetched.
-    """
-    if config.rollout.max_staleness:
-        raise ConfigError(
-            f"algorithm.advantage.name={config.algorithm.advantage.name!r} with rollout.max_staleness="
-            f"{config.rollout.max_staleness}: the greedy responses of a step are sampled in the step, and the engine "
-            "would have to leave the next ones for them; leave max_staleness out, or use "
-            "algorithm.advantage.name=rloo, whose baseline is the group"
-        )
-
-
 def check_filter(config: Settings) -> None:
     """Check the settings of `algorithm.filter_groups`.
 
@@ -96,13 +79,8 @@ def check_filter(config: Settings) -> None:
             )
         return
     key = "algorithm.filter_groups.enable=true"
-    if r.source not in ("auto", "filtered"):
+    if r.source not in ("auto", "filtered", "prefetch"):
         raise ConfigError(f"{key} with rollout.source={r.source!r}, which does not filter; leave rollout.source out")
-    if r.max_staleness:
-        raise ConfigError(
-            f"{key} with rollout.max_staleness={r.max_staleness}: how much to sample is known only after scoring, so "
-            "that nothing can be prefetched; leave one of them out"
-        )
     if r.n == 1:
         raise ConfigError(f"{key} with rollout.n=1: the rewards of one response never differ; use rollout.n=2 or more")
     if f.mean_above is not None and f.mean_below is not None and f.mean_above >= f.mean_below:

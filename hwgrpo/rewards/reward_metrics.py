@@ -35,6 +35,11 @@ class RewardMetrics:
                 self._methods[function.name] = methods
         self._totals: dict[str, dict[str, float]] = {}
 
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the functions that have metrics."""
+        return tuple(self._methods)
+
     def __bool__(self) -> bool:
         return bool(self._methods)
 

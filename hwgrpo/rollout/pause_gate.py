@@ -36,7 +36,7 @@ class Gate:
         """Mark the block as generating."""
         with self._changed:
             self._wait_for_weights()
-            self._check()
+            self.raise_if_stopped()
             self._inside = True
         try:
             yield
@@ -48,12 +48,12 @@ class Gate:
     def step(self) -> None:
         """Pause between two tokens of the generating thread while another thread holds the gate."""
         with self._changed:
-            self._check()
+            self.raise_if_stopped()
             if self._holders and self._between_steps and not self._finishing_batches:
                 self._inside = False
                 self._changed.notify_all()
                 self._wait_for_weights()
-                self._check()
+                self.raise_if_stopped()
                 self._inside = True
 
     @contextmanager
@@ -84,6 +84,11 @@ class Gate:
         for abort in self._on_stop:
             abort()
 
+    def raise_if_stopped(self) -> None:
+        """Raise `Stopped` in the generating thread if it is to end."""
+        if self._stopped:
+            raise Stopped
+
     def on_stop(self, abort: Callable[[], None]) -> None:
         """Have `stop` call a function that aborts what the generating thread waits for."""
         self._on_stop.append(abort)
@@ -98,7 +103,3 @@ class Gate:
 
     def _wait_until(self, ready: Callable[[], bool], awaited: str) -> None:
         wait_for_thread(lambda seconds: self._changed.wait_for(ready, seconds), awaited, self._timeout)
-
-    def _check(self) -> None:
-        if self._stopped:
-            raise Stopped

@@ -9,9 +9,8 @@ import torch
 from hwgrpo_backends import Backend
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from hwgrpo.algorithms.token_advantages import check_arguments, check_token_level, takes
+from hwgrpo.algorithms.token_advantages import check_arguments, check_token_level
 from hwgrpo.config import Config
-from hwgrpo.config.rollout_rules import check_greedy_baseline
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
@@ -44,12 +43,10 @@ def check_estimator(config: Config) -> None:
     """Check that the other settings fit what the advantage estimator returns and reads, also one of the user's own.
 
     Raises:
-        ConfigError: as `check_token_level`, `check_arguments` and `check_greedy_baseline` do.
+        ConfigError: as `check_token_level` and `check_arguments` do.
     """
     check_token_level(config.algorithm)
     check_arguments(config.algorithm.advantage)
-    if takes(config.algorithm.advantage, "greedy_S"):
-        check_greedy_baseline(config)
 
 
 def make_without_weights(

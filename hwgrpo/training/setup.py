@@ -40,9 +40,10 @@ from hwgrpo.training.checkpoint.restore import set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies
 from hwgrpo.training.end_of_turn import end_of_turn_note
-from hwgrpo.training.feed import prefetched_batches
+from hwgrpo.training.feed import group_files, prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
+from hwgrpo.training.feed.scored_groups import NO_GROUPS
 from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.moving_reference import reference_note, restore_reference
@@ -154,10 +155,13 @@ def _build(
         notes += restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
     gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
     engine = _engine(config, device, strategy, models, data, folder, gate)
-    position, prefetched = source.state(), []
+    position, kept, prefetched = source.state(), NO_GROUPS, []
+    if folder.checkpoint is not None and config.algorithm.filter_groups.enable:
+        kept, load_notes = group_files.load(folder.checkpoint, data.training, data.rewards.names, config, strategy)
+        notes += load_notes
     if folder.checkpoint is not None and config.rollout.max_staleness:
         prefetched, load_notes = prefetched_batches.load(
-            folder.checkpoint, source, config.rollout.max_staleness, full_vocabulary=has_exact_kl(config)
+            folder.checkpoint, source, config, data.rewards.names, strategy
         )
         notes += load_notes
     responses = make_source(
@@ -173,6 +177,7 @@ def _build(
             total_steps=total_steps,
             prefetched=prefetched,
             state=position,
+            kept=kept,
             checkpoint=folder.checkpoint,
         )
     )

@@ -79,8 +79,8 @@ def test_a_restored_sampler_goes_on_with_the_same_rows():
             "hard_threshold=0.5 must be below",
         ),
         (
-            ["data.difficulty.hard_threshold=0", "rollout.max_staleness=1", "algorithm.correction.name=token_truncate"],
-            "rollout.max_staleness=1, .* none can be prefetched",
+            ["data.difficulty.hard_threshold=0", "rollout.source=source.py:of_my_own"],
+            "rollout.source='source.py:of_my_own': .* may draw them before",
         ),
         (
             ["data.difficulty.revisit=0.5"],

@@ -22,7 +22,7 @@ from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.requests import Sample, make_completions
 from hwgrpo.training.evaluate import scores
 from hwgrpo.training.feed import prefetched_batches
-from hwgrpo.training.feed.response_source import Batch
+from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch
 from hwgrpo.training.update.step_metrics import sample_metrics
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 from tests.rollout.served import TOKENIZER
@@ -266,7 +266,7 @@ def test_dropped_groups_survive_a_checkpoint(tmp_path: Path):
         late=2,
         dropped={0: REASON, 2: REASON},
     )
-    ((_, tensors),) = prefetched_batches.files_of([Batch(prompts, completions, {})], 0).items()
+    ((_, tensors),) = prefetched_batches.files_of([PrefetchedBatch(Batch(prompts, completions, {}), {})], 0).items()
     save_file(tensors, tmp_path / "file.safetensors")
     ((found, _),) = prefetched_batches._read(tmp_path / "file.safetensors")
     assert (found.late, found.dropped) == (2, {0: REASON, 2: REASON})

@@ -6,9 +6,8 @@ Each rank writes its own; every rank reads all of them, so that a run resumes on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -22,35 +21,45 @@ from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
-from hwgrpo.training.feed.prefetched_batches import pack, values_json
-from hwgrpo.training.feed.scored_groups import ScoredGroup
+from hwgrpo.training.feed.packing import pack, values_json
+from hwgrpo.training.feed.scored_groups import KeptGroups, PlacedGroup, ScoredGroup, metric_values, spread
+from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks
 from hwgrpo.values import Completions, Prompt, Rewards
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class StoredGroups:
-    """The groups of a checkpoint, in order."""
-
-    surplus: list[ScoredGroup]
-    replay: list[ScoredGroup]
+KINDS = ("surplus", "replay")
 
 
-def files_of(
-    surplus: Mapping[int, ScoredGroup], replay: Mapping[int, ScoredGroup], rank: int
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Return a rank's file name -> tensors of its groups; empty if there are none.
+def files_of(kept: KeptGroups, rank: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Return a rank's file name -> tensors of its groups, numbered over all ranks; empty if there are none."""
+    own = {
+        f"{kind}.{i}.": each.group
+        for kind in KINDS
+        for i, each in enumerate(getattr(kept, kind))
+        if each.group is not None
+    }
+    return {_file(rank): tensors_of(own)} if own else {}
 
-    Args:
-        surplus: index over all ranks -> group of this rank.
-        replay: the same for the groups to replay.
-        rank: rank of this process.
-    """
+
+def tensors_of(groups: Mapping[str, ScoredGroup]) -> dict[str, torch.Tensor]:
+    """Return groups as tensors, whose names begin with the group's key."""
     tensors: dict[str, torch.Tensor] = {}
-    for kind, groups in (("surplus", surplus), ("replay", replay)):
-        for i, group in groups.items():
-            further = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids)}
-            tensors |= pack(f"{kind}.{i}.", [group.completions, group.rewards], further)
-    return {_file(rank): tensors} if tensors else {}
+    for prefix, group in groups.items():
+        further = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids)}
+        tensors |= pack(prefix, [group.completions, group.rewards], further)
+    return tensors
+
+
+def read(prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptDataset) -> ScoredGroup | None:
+    """Return one group; None if its prompt is no longer in the data."""
+    packed = values_json(prefix, tensors)
+    assert packed is not None, prefix
+    prompt = prompt_of(packed["uid"], packed["prompt"], dataset)
+    if prompt is None:
+        return None
+    completions = Completions.from_tensors(prefix, tensors, packed)
+    return ScoredGroup(prompt, completions, Rewards.from_tensors(prefix, tensors, packed))
 
 
 def left_out(count: int, reason: str) -> list[str]:
@@ -74,9 +83,9 @@ def unused_note(checkpoint: Checkpoint, config: Config) -> list[str]:
 
 
 def load(
-    checkpoint: Checkpoint, dataset: PromptDataset, functions: Sequence[str], config: Config
-) -> tuple[StoredGroups, list[str]]:
-    """Return the groups of all ranks of a checkpoint, and a note if the run can no longer train on some.
+    checkpoint: Checkpoint, dataset: PromptDataset, functions: Sequence[str], config: Config, ranks: Ranks
+) -> tuple[KeptGroups, list[str]]:
+    """Return the groups of all ranks of a checkpoint, distributed over the ranks, and notes on those left out.
 
     Args:
         checkpoint: verified.
@@ -84,22 +93,76 @@ def load(
         functions: names of the reward functions; groups that others have scored are left out.
         config: the run's settings; groups that were scored by others, or without the rewards of steps that the
             estimator reads, are left out, and with a KL over the full vocabulary those sampled from a truncated one.
+            So are those that `keep_surplus` and `replay_groups` no longer ask for.
+        ranks: the ranks of this run.
 
     Raises:
-        CheckpointError: a file cannot be read any more.
+        CheckpointError: a file cannot be read any more; on all ranks.
     """
+    settings = config.algorithm.filter_groups
+    stored, notes = raise_on_all_ranks(ranks, lambda: _stored(checkpoint, dataset, functions, config))
+    surplus, replay = (
+        stored["surplus"] if settings.keep_surplus else [],
+        newest(stored["replay"], settings.replay_groups),
+    )
+    for kind, used, key in (("surplus", surplus, "keep_surplus"), ("replay", replay, "replay_groups")):
+        reason = f"algorithm.filter_groups.{key}={str(getattr(settings, key)).lower()}"
+        notes += left_out(len(stored[kind]) - len(used), reason)
+
+    def distributed(groups: list[ScoredGroup]) -> tuple[PlacedGroup, ...]:
+        homes = [i * ranks.world_size // len(groups) for i in range(len(groups))]
+        return tuple(
+            PlacedGroup(
+                home,
+                spread(metric_values(group, settings.metric, may_lack=True)),
+                group.completions.weight_version,
+                group if home == ranks.rank else None,
+            )
+            for home, group in zip(homes, groups, strict=True)
+        )
+
+    return KeptGroups(distributed(surplus), distributed(replay)), notes
+
+
+def newest(groups: Sequence[T], count: int) -> list[T]:
+    """Return the last `count` groups."""
+    return [*groups[-count:]] if count else []
+
+
+def same_scores(checkpoint: Checkpoint, config: Config) -> bool:
+    """Return whether the settings that decide rewards, beside the functions, are those of the checkpoint."""
+    return _scoring(stored_tree(checkpoint.manifest["state"]["config"])) == _scoring(to_tree(config))
+
+
+def prompt_of(uid: str, token_ids: Sequence[int], dataset: PromptDataset) -> Prompt | None:
+    """Return the prompt of the data with this uid; None if the data has it no more, or with other tokens."""
+    epoch, row = epoch_and_row(uid)
+    if row >= len(dataset):
+        return None
+    prompt = dataset.prompt(row, epoch)
+    return prompt if list(prompt.token_ids) == [*token_ids] else None
+
+
+def _stored(
+    checkpoint: Checkpoint, dataset: PromptDataset, functions: Sequence[str], config: Config
+) -> tuple[dict[str, list[ScoredGroup]], list[str]]:
+    """Return kind -> the groups that a run of these settings can train on, and notes on the others."""
     tensors: dict[str, torch.Tensor] = {}
     for path in _paths(checkpoint):
         tensors |= checkpoint_files.read_tensors(path)
     lost = truncated = 0
     reads_steps = takes(config.algorithm.advantage, "steps")
-    same_scores = _scoring(stored_tree(checkpoint.manifest["state"]["config"])) == _scoring(to_tree(config))
-    stored = StoredGroups([], [])
-    for kind, groups in (("surplus", stored.surplus), ("replay", stored.replay)):
+    scores_alike = same_scores(checkpoint, config)
+    stored: dict[str, list[ScoredGroup]] = {kind: [] for kind in KINDS}
+    for kind, groups in stored.items():
         indices = sorted({int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")})
         for i in indices:
-            group = _group(f"{kind}.{i}.", tensors, dataset, functions) if same_scores else None
-            if group is None or (group.rewards.steps is not None) != reads_steps:
+            group = read(f"{kind}.{i}.", tensors, dataset) if scores_alike else None
+            if (
+                group is None
+                or [*group.rewards.per_function] != [*functions]
+                or (group.rewards.steps is not None) != reads_steps
+            ):
                 lost += 1
             elif has_exact_kl(config) and group.completions.floors is not None:
                 truncated += 1
@@ -125,24 +188,3 @@ def _scoring(settings: Mapping[str, Any]) -> list[Any]:
     reward, process = settings["reward"], settings["algorithm"].get("process", {})
     functions = [(each.get("weight", 1.0), each.get("kwargs", {})) for each in reward["functions"]]
     return [reward.get("shuffle", False), process.get("delimiter", "\n"), process.get("pattern"), *functions]
-
-
-def _group(
-    prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptDataset, functions: Sequence[str]
-) -> ScoredGroup | None:
-    """Return one group; None if its prompt is no longer in the data, or other reward functions have scored it."""
-    packed = values_json(prefix, tensors)
-    assert packed is not None, prefix
-    prompt = _prompt(packed, dataset)
-    if prompt is None or packed["functions"] != list(functions):
-        return None
-    completions = Completions.from_tensors(prefix, tensors, packed)
-    return ScoredGroup(prompt, completions, Rewards.from_tensors(prefix, tensors, packed))
-
-
-def _prompt(packed: Mapping[str, Any], dataset: PromptDataset) -> Prompt | None:
-    epoch, row = epoch_and_row(packed["uid"])
-    if row >= len(dataset):
-        return None
-    prompt = dataset.prompt(row, epoch)
-    return prompt if list(prompt.token_ids) == packed["prompt"] else None

@@ -1,4 +1,4 @@
-"""Responses of groups whose rewards differ (`algorithm.filter_groups`, DAPO's dynamic sampling).
+"""Groups whose rewards differ (`algorithm.filter_groups`, DAPO's dynamic sampling).
 
 A step samples rounds of prompts until enough groups have passed, counted over all ranks in the order of the data: the
 same groups are trained in the same updates on any number of ranks.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,36 +17,26 @@ import torch
 
 from hwgrpo.config.derived import prompts_per_update, sampling_by_step
 from hwgrpo.observe.completions import dropped_records
-from hwgrpo.training.feed import group_files
 from hwgrpo.training.feed.difficulty_report import report_groups
+from hwgrpo.training.feed.group_files import newest
 from hwgrpo.training.feed.response_source import Batch, SourceParts
-from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split, spread
-from hwgrpo.training.strategies.strategy import raise_on_all_ranks
+from hwgrpo.training.feed.scored_groups import (
+    KeptGroups,
+    PlacedGroup,
+    ScoredGroup,
+    join,
+    metric_values,
+    passes,
+    split,
+    spread,
+)
+from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks
 from hwgrpo.training.update.reward_shuffle import shuffle_group
 
 T = TypeVar("T")
 
 REPLAY_STREAM = 2**32
 """Offset of the replay's random numbers from those of the data order, which have the same seed."""
-
-
-def filtered(parts: SourceParts) -> FilteredResponses:
-    """Return the source that samples until enough groups have rewards that differ."""
-    return FilteredResponses(parts)
-
-
-@dataclass(frozen=True)
-class PlacedGroup:
-    """A group on one of the ranks, as all of them know it."""
-
-    home: int
-    """Rank that has the group."""
-    std: float
-    """Standard deviation of the metric in the group."""
-    version: int
-    """Version of the weights that sampled it."""
-    group: ScoredGroup | None
-    """The group; None on the other ranks."""
 
 
 @dataclass
@@ -63,6 +52,8 @@ class RoundTotals:
     """Sums over all ranks: response `tokens`, `valid` responses and their `reward`, `late` and `dropped` groups."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """This rank's seconds per stage, `gen` and `reward`."""
+    versions: list[int] = field(default_factory=list)
+    """Versions of the weights that sampled, over all ranks."""
     failures: Counter[str] = field(default_factory=Counter)
     """This rank's, as in `Rewards`."""
     first_failures: dict[str, str] = field(default_factory=dict)
@@ -76,45 +67,35 @@ class RoundTotals:
         return min(most, -(-missing * self.sampled // self.passed)) if self.passed else most
 
 
-class FilteredResponses:
-    """Source of responses that leaves groups out and samples others; see `ResponseSource` for the methods.
+class FilteredGroups:
+    """Collects a step's groups: leaves some out and samples others; see `Collector` for the methods.
 
     Args:
-        parts: the run's parts; all ranks call `next` together.
+        parts: the run's parts; all ranks call `collect` together.
+        ranks: the ranks, for the thread that collects.
     """
 
-    def __init__(self, parts: SourceParts) -> None:
-        self._parts, self._config, self._strategy = parts, parts.config.algorithm.filter_groups, parts.strategy
+    exchanges = True
+
+    def __init__(self, parts: SourceParts, ranks: Ranks) -> None:
+        self._parts, self._config, self._ranks = parts, parts.config.algorithm.filter_groups, ranks
         self._sampling = sampling_by_step(parts.config, parts.total_steps)
-        self._surplus: list[PlacedGroup] = []
-        self._replay: list[PlacedGroup] = []
         self._notes: list[str] = []
         self._reported = False
-        if parts.checkpoint is not None:
-            of_checkpoint = parts.checkpoint, parts.prompts.dataset, parts.rewards.names, parts.config
-            stored, self._notes = raise_on_all_ranks(parts.strategy, lambda: group_files.load(*of_checkpoint))
-            # the settings may be others than those of the checkpoint
-            surplus, replay = stored.surplus if self._config.keep_surplus else [], self._newest(stored.replay)
-            for kept, of_kind, key in (
-                (surplus, stored.surplus, "keep_surplus"),
-                (replay, stored.replay, "replay_groups"),
-            ):
-                reason = f"algorithm.filter_groups.{key}={str(getattr(self._config, key)).lower()}"
-                self._notes += group_files.left_out(len(of_kind) - len(kept), reason)
-            self._surplus, self._replay = self._distribute(surplus), self._distribute(replay)
+        self.kept = parts.prefetched[-1].kept if parts.prefetched else parts.kept
 
-    def next(self, step: int) -> Batch:
+    def collect(self, step: int) -> Batch:
         wanted = self._parts.config.trainer.prompts_per_step
-        passed, failed, totals = self._surplus, list[PlacedGroup](), RoundTotals()
+        passed, failed, totals = [*self.kept.surplus], list[PlacedGroup](), RoundTotals()
         while len(passed) < wanted and totals.rounds < self._config.max_rounds:
             count = totals.next_round(wanted - len(passed), wanted)
             for group, ok in self._sample(step, count, totals):
                 (passed if ok else failed).append(group)
             failed = failed[:wanted]
-        self._surplus = passed[wanted:] if self._config.keep_surplus else []
+        surplus = passed[wanted:] if self._config.keep_surplus else []
         passed = passed[:wanted]
         replayed = self._draw_replay(step, wanted - len(passed))
-        self._replay = self._newest([*self._replay, *passed])
+        self.kept = KeptGroups(tuple(surplus), tuple(newest([*self.kept.replay, *passed], self._config.replay_groups)))
         filling = failed[: wanted - len(passed) - len(replayed)]
         if filling and not self._reported:
             self._reported = True
@@ -132,34 +113,25 @@ class FilteredResponses:
             "filter_groups/staleness_max": float(step - 1 - oldest),
         }
         notes, self._notes = tuple(self._notes), []
-        rewards = replace(rewards, failures=dict(totals.failures), first_failures=totals.first_failures)
-        return Batch(prompts, completions, metrics, rewards, notes, totals.dropped)
-
-    def update_weights(self, version: int) -> None:
-        self._parts.engine.update_weights(version)
-
-    def exclusive_engine(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def state(self) -> dict[str, Any]:
-        return self._parts.prompts.state()
-
-    def files(self) -> dict[str, dict[str, torch.Tensor]]:
-        surplus, replay = (
-            {i: each.group for i, each in enumerate(groups) if each.group is not None}
-            for groups in (self._surplus, self._replay)
+        return Batch(
+            prompts,
+            completions,
+            metrics,
+            rewards=replace(rewards, failures=dict(totals.failures), first_failures=totals.first_failures),
+            sampled_with=(min(totals.versions, default=step - 1), max(totals.versions, default=step - 1)),
+            notes=notes,
+            dropped=totals.dropped,
         )
-        return group_files.files_of(surplus, replay, self._strategy.rank)
 
-    def close(self) -> None:
-        pass
+    def resample(self, step: int, batch: Batch) -> Batch | None:
+        return None
 
     def _sample(self, step: int, count: int, totals: RoundTotals) -> list[tuple[PlacedGroup, bool]]:
         """Sample and score one round of `count` prompts over all ranks; return its groups and whether they passed."""
-        prompts, own = raise_on_all_ranks(self._strategy, lambda: self._parts.prompts.draw(count))
+        prompts, own = raise_on_all_ranks(self._ranks, lambda: self._parts.prompts.draw(count))
         start = time.perf_counter()
         completions = raise_on_all_ranks(
-            self._strategy, lambda: self._parts.engine.generate(prompts, self._sampling(step))
+            self._ranks, lambda: self._parts.engine.generate(prompts, self._sampling(step))
         )
         generated = time.perf_counter()
         totals.rounds += 1
@@ -178,8 +150,8 @@ class FilteredResponses:
             failed = bool(rewards.failures)
             return [(group, metric_values(group, self._config.metric, may_lack=failed)) for group in groups]
 
-        scored = raise_on_all_ranks(self._strategy, score)
-        report_groups(self._parts.prompts, self._strategy, [group for group, _ in scored])
+        scored = raise_on_all_ranks(self._ranks, score)
+        report_groups(self._parts.prompts, self._ranks, [group for group, _ in scored])
         totals.seconds["gen"] += generated - start
         totals.seconds["reward"] += time.perf_counter() - generated
         sums: dict[str, float] = {"late": completions.late or 0, "dropped": len(completions.dropped)} if own else {}
@@ -188,11 +160,15 @@ class FilteredResponses:
         sums["reward"] = sum(float(group.rewards.total[group.rewards.valid].sum()) for group, _ in scored)
         described = [(passes(values, self._config), spread(values), _version(group)) for group, values in scored]
         round_groups: list[tuple[PlacedGroup, bool]] = []
-        for rank, (of_rank, sums_of_rank) in enumerate(self._strategy.gather_objects((described, sums))):
+        sampled_with = [completions.weight_version, completions.newest_version] if own else []
+        for rank, (of_rank, sums_of_rank, versions) in enumerate(
+            self._ranks.gather_objects((described, sums, sampled_with))
+        ):
+            totals.versions += versions
             for name, value in sums_of_rank.items():
                 totals.sums[name] += value
             for i, (ok, std, version) in enumerate(of_rank):
-                group = scored[i][0] if rank == self._strategy.rank else None
+                group = scored[i][0] if rank == self._ranks.rank else None
                 round_groups.append((PlacedGroup(rank, std, version, group), ok))
         totals.sampled += len(round_groups)
         totals.passed += sum(ok for _, ok in round_groups)
@@ -201,41 +177,28 @@ class FilteredResponses:
     def _shuffled(self, group: ScoredGroup) -> ScoredGroup:
         return replace(group, rewards=shuffle_group(group.rewards, self._parts.config.trainer.seed, group.prompt.uid))
 
-    def _newest(self, groups: list[T]) -> list[T]:
-        """Return the last `replay_groups` of them."""
-        return groups[-self._config.replay_groups :] if self._config.replay_groups else []
-
     def _draw_replay(self, step: int, count: int) -> list[PlacedGroup]:
         """Draw at most `count` groups of earlier steps without replacement, in proportion to their deviations."""
-        if count <= 0 or not self._replay:
+        if count <= 0 or not self.kept.replay:
             return []
         key = [self._parts.config.trainer.seed, REPLAY_STREAM + step]
-        uniform = (np.random.Philox(key=key).random_raw(len(self._replay)) >> 11) * 2.0**-53
+        uniform = (np.random.Philox(key=key).random_raw(len(self.kept.replay)) >> 11) * 2.0**-53
         # the smallest of exponential variates with these rates: Efraimidis and Spirakis 2006
-        arrival = -np.log1p(-uniform) / [max(each.std, 1e-30) for each in self._replay]
-        return [self._replay[i] for i in sorted(np.argsort(arrival, kind="stable")[:count].tolist())]
+        arrival = -np.log1p(-uniform) / [max(each.std, 1e-30) for each in self.kept.replay]
+        return [self.kept.replay[i] for i in sorted(np.argsort(arrival, kind="stable")[:count].tolist())]
 
     def _exchange(self, groups: Sequence[PlacedGroup]) -> list[ScoredGroup]:
         """Return this rank's groups of a step, from wherever they are."""
-        rank, per_update = self._strategy.rank, prompts_per_update(self._parts.config)
-        share = per_update // self._strategy.world_size
+        rank, per_update = self._ranks.rank, prompts_per_update(self._parts.config)
+        share = per_update // self._ranks.world_size
         trained_on = [i % per_update // share for i in range(len(groups))]
         moved: dict[int, ScoredGroup] = {}
         if any(each.home != target for each, target in zip(groups, trained_on, strict=True)):
             leaving = {i: each.group for i, each in enumerate(groups) if rank == each.home != trained_on[i]}
-            for arriving in self._strategy.gather_objects(leaving):
+            for arriving in self._ranks.gather_objects(leaving):
                 moved |= arriving
         own = [moved.get(i, each.group) for i, each in enumerate(groups) if trained_on[i] == rank]
         return [group for group in own if group is not None]
-
-    def _distribute(self, groups: Sequence[ScoredGroup]) -> list[PlacedGroup]:
-        """Distribute stored groups, which every rank has read, over the ranks."""
-        placed = []
-        for i, group in enumerate(groups):
-            home = i * self._strategy.world_size // len(groups)
-            std = spread(metric_values(group, self._config.metric, may_lack=True))
-            placed.append(PlacedGroup(home, std, _version(group), group if home == self._strategy.rank else None))
-        return placed
 
     def _metrics(self, totals: RoundTotals) -> dict[str, float]:
         sums, others = totals.sums, {**self._parts.engine.metrics, **self._parts.prompts.sampler.metrics}

@@ -11,37 +11,75 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from hwgrpo_backends.device import Device
 
-from hwgrpo.config.derived import sampling_by_step
-from hwgrpo.errors import RunError
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.observe.timing import PREFIX
+from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
-from hwgrpo.training.feed import prefetched_batches
+from hwgrpo.training.feed import group_files, prefetched_batches
+from hwgrpo.training.feed.collector import make_collector
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch, SourceParts
-from hwgrpo.values import PromptBatch, Sampling
+from hwgrpo.training.feed.response_source import Batch, Collector, PrefetchedBatch, SourceParts
+from hwgrpo.training.feed.scored_groups import NO_GROUPS, KeptGroups
 from hwgrpo.waits import STUCK_AFTER, join_thread, wait_for_thread
 
 
 def prefetch(parts: SourceParts) -> Prefetcher:
-    """Return the source that generates while earlier steps are trained."""
+    """Return the source that collects while earlier steps are trained.
+
+    Raises:
+        ConfigError: the settings do not allow it; see `check_ahead`.
+    """
+    gate = parts.gate
+    collector = make_collector(parts, parts.strategy.for_thread(gate.raise_if_stopped))
+    if collector.exchanges:
+        check_ahead(parts.config, parts.rewards, parts.strategy.world_size)
     return Prefetcher(
+        collector,
         parts.prompts,
         parts.engine,
-        sampling_by_step(parts.config, parts.total_steps),
-        parts.gate,
+        gate,
         parts.device,
         max_staleness=parts.config.rollout.max_staleness,
         first_step=parts.start + 1,
         last_step=parts.total_steps,
         prefetched=parts.prefetched,
         state=parts.state,
+        kept=parts.kept,
         timeout=parts.config.trainer.process_group_timeout,
     )
+
+
+def check_ahead(config: Config, rewards: RewardPipeline, world_size: int) -> None:
+    """Check that responses may be scored in the thread, and ranks exchange values there.
+
+    Raises:
+        ConfigError: rewards have state of their own, or several ranks would not collect together.
+    """
+    key = "algorithm.filter_groups.enable=true" if config.algorithm.filter_groups.enable else "data.difficulty"
+    ahead = f"{key} with rollout.max_staleness={config.rollout.max_staleness}"
+    if rewards.metrics:
+        raise ConfigError(
+            f"{ahead} scores responses before their step, and these reward functions have state or report counts of a "
+            f"step: {', '.join(rewards.metrics.functions)}; leave one of them out"
+        )
+    if world_size > 1 and config.rollout.max_staleness > 1:
+        raise ConfigError(
+            f"{ahead} on {world_size} ranks, which choose their prompts together: the order of sampling and new "
+            "weights must be the same on all of them; use rollout.max_staleness=1"
+        )
+    if world_size > 1 and config.rollout.partial:
+        raise ConfigError(
+            f"{ahead} and rollout.partial=true on {world_size} ranks, which choose their prompts together: a rank "
+            "would wait for another one in the middle of a batch; leave rollout.partial out"
+        )
 
 
 class Prefetcher:
@@ -54,10 +92,13 @@ class Prefetcher:
     Prefetched batches are part of a checkpoint. The batch in flight is sampled again after a resume: with a bound of 1
     from the same weights, so the resumed run is identical to the last bit.
 
+    Where ranks exchange values while they collect, all of them begin a batch while the training threads are in `next`,
+    and new weights wait for its end. So no rank is in the middle of a batch that another has not begun.
+
     Args:
+        collector: collects the batches, in the thread.
         source: the prompts, drawn by the thread.
         engine: generates with a separate copy of the weights; others call it only within `exclusive_engine`.
-        sampling: returns the sampling parameters of a step.
         gate: gate at which the engine pauses, if it can between tokens.
         device: made current in the thread.
         max_staleness: bound in weight versions, at least 1.
@@ -65,14 +106,15 @@ class Prefetcher:
         last_step: last step to generate for.
         prefetched: existing batches of the first steps; `source` is positioned after them.
         state: position in the data before them; None if there are none.
+        kept: groups kept for later steps before them.
         timeout: seconds after which the thread counts as hanging.
     """
 
     def __init__(
         self,
+        collector: Collector,
         source: PromptSource,
         engine: Engine,
-        sampling: Callable[[int], Sampling],
         gate: Gate,
         device: Device,
         *,
@@ -81,18 +123,22 @@ class Prefetcher:
         last_step: int,
         prefetched: Sequence[PrefetchedBatch] = (),
         state: dict[str, Any] | None = None,
+        kept: KeptGroups = NO_GROUPS,
         timeout: float = STUCK_AFTER,
     ) -> None:
         assert max_staleness >= 1
-        self._source, self._engine, self._sampling, self._gate, self._device = source, engine, sampling, gate, device
+        self._collector, self._source, self._engine, self._gate, self._device = collector, source, engine, gate, device
+        self._together = collector.exchanges and source.world_size > 1
         self._max_staleness = max_staleness
         self._bounds = [(0, max_staleness)]
         self._last_step = last_step
         self._timeout = timeout
-        self._state = state or source.state()
+        self._state, self._kept = state or source.state(), kept
         self._version = first_step - 1
         self._done = deque(prefetched)
         self._begun = first_step + len(prefetched) - 1
+        self._awaited = first_step
+        """Last step whose batch may be begun where ranks begin together."""
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(
@@ -103,20 +149,22 @@ class Prefetcher:
         if self._thread.ident is None:
             self._thread.start()
         with self._changed:
+            self._awaited = step + 1
+            self._changed.notify_all()
             self._wait_until(lambda: bool(self._done) or self._error is not None, f"the responses of step {step}")
             if not self._done:
                 assert self._error is not None
                 raise self._error
             prefetched = self._done.popleft()
-        batch, self._state = prefetched.batch, prefetched.state
+        batch, self._state, self._kept = prefetched.batch, prefetched.state, prefetched.kept
         policy = step - 1
         if self._too_old(batch, policy) and self._source.world_size == 1:
             with self.exclusive_engine():  # an engine lost its weights, or a server restarted with older ones
                 self._engine.update_weights(policy)
-                batch = self._generate(step, batch.prompts)
+                batch = self._collector.resample(step, batch) or batch
         if self._too_old(batch, policy):  # sending weights needs all ranks, but only this one has noticed
             raise RunError(
-                f"the responses of step {step} were sampled with weights {batch.completions.weight_version}, but the "
+                f"the responses of step {step} were sampled with weights {batch.versions[0]}, but the "
                 f"policy has weights {policy} and rollout.max_staleness={self._max_staleness}: the rollout engine does "
                 "not apply new weights; start again from the newest checkpoint"
             )
@@ -128,9 +176,10 @@ class Prefetcher:
             self._wait_until(
                 lambda: self._begun >= wanted or self._error is not None, f"the rollout thread to begin step {wanted}"
             )
-        age = [policy - version for version in (batch.completions.weight_version, batch.completions.newest_version)]
+        age = [policy - version for version in batch.versions]
         staleness = {"rollout/staleness_max": float(age[0]), "rollout/staleness_min": float(age[1])}
-        return Batch(batch.prompts, batch.completions, dict(batch.metrics) | staleness)
+        metrics = {name: value for name, value in batch.metrics.items() if not name.startswith(PREFIX)}
+        return replace(batch, metrics=metrics | staleness)  # its times are not this step's
 
     def limit_staleness(self, bound: int, first_step: int) -> None:
         """Sample the batches of steps from `first_step` on with weights at most `bound` versions old.
@@ -142,7 +191,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def update_weights(self, version: int) -> None:
-        with self._gate.held():
+        with self._gate.held(finish_batch=self._together):
             self._engine.update_weights(version)
         with self._changed:
             self._version = version
@@ -158,7 +207,8 @@ class Prefetcher:
 
     def files(self) -> dict[str, dict[str, torch.Tensor]]:
         with self._changed:
-            return prefetched_batches.files_of([each.batch for each in self._done], self._source.rank)
+            batches = prefetched_batches.files_of(self._done, self._source.rank)
+        return batches | group_files.files_of(self._kept, self._source.rank)
 
     def close(self) -> None:
         self._gate.stop()
@@ -174,32 +224,32 @@ class Prefetcher:
             self._device.set_device()
             for step in range(first_step, self._last_step + 1):
                 # the policy to be trained on it is version step - 1
-                self._wait(lambda step=step: self._version >= step - 1 - self._bound(step))
-                prompts = self._source.next()
-                state = self._source.state()
+                self._wait(lambda step=step: self._may_begin(step))
                 with self._gate.inside():
                     with self._changed:
                         self._begun = step
                         self._changed.notify_all()
-                    batch = self._generate(step, prompts)
+                    batch = self._collector.collect(step)
+                prefetched = PrefetchedBatch(batch, self._source.state(), self._collector.kept)
                 with self._changed:
                     if self._error is None:
-                        self._done.append(PrefetchedBatch(batch, state))
+                        self._done.append(prefetched)
                         self._changed.notify_all()
         except BaseException as error:  # `next` raises it in the caller's thread
             with self._changed:
                 self._error = self._error or error
                 self._changed.notify_all()
 
-    def _generate(self, step: int, prompts: PromptBatch) -> Batch:
-        completions = self._engine.generate(prompts, self._sampling(step))
-        return Batch(prompts, completions, dict(self._engine.metrics))
+    def _may_begin(self, step: int) -> bool:
+        if self._together and step > self._awaited:
+            return False
+        return self._version >= step - 1 - self._bound(step)
 
     def _bound(self, step: int) -> int:
         return next(bound for first_step, bound in reversed(self._bounds) if step >= first_step)
 
     def _too_old(self, batch: Batch, policy: int) -> bool:
-        return policy - batch.completions.weight_version > self._max_staleness
+        return policy - batch.versions[0] > self._max_staleness
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         with self._changed:

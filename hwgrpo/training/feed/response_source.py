@@ -1,9 +1,9 @@
-"""Sources of a step's responses: the interface, and the source that generates them on demand."""
+"""Sources of a step's responses: the interface, and the source that collects them on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,14 +12,14 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.catalog import RESPONSE_SOURCES
 from hwgrpo.config import Config
-from hwgrpo.config.derived import sampling_by_step
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.feed.scored_groups import NO_GROUPS, KeptGroups
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.values import Completions, PromptBatch, Rewards, Sampling
+from hwgrpo.values import Completions, PromptBatch, Rewards
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,20 @@ class Batch:
     metrics: Mapping[str, float]
     """The engine's metrics, and the staleness of the weights."""
     rewards: Rewards | None = None
-    """The responses' rewards, where the source needed them; None: the loop scores."""
+    """The responses' rewards, where the source needed them; None: the step scores."""
+    greedy: Completions | None = None
+    """One greedy response to each prompt, where the advantage estimator reads their rewards."""
+    sampled_with: tuple[int, int] | None = None
+    """Oldest and newest weights that sampled for this step; None: those of `completions`, no kept groups among them."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
     dropped: Sequence[Mapping[str, Any]] = ()
     """Records of groups that were dropped for being late and are not in `completions`."""
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Oldest and newest weights of what was sampled for this step."""
+        return self.sampled_with or (self.completions.weight_version, self.completions.newest_version)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,30 @@ class PrefetchedBatch:
     batch: Batch
     state: dict[str, Any]
     """Position in the data after it."""
+    kept: KeptGroups = NO_GROUPS
+    """Groups kept for later steps after it."""
+
+
+class Collector(Protocol):
+    """Draws the prompts of a step and samples responses to them, with the weights that the engine has."""
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks exchange values while they collect, so that all of them collect together."""
+        ...
+
+    @property
+    def kept(self) -> KeptGroups:
+        """Groups kept for later steps."""
+        ...
+
+    def collect(self, step: int) -> Batch:
+        """Return the batch of a step; steps come in order."""
+        ...
+
+    def resample(self, step: int, batch: Batch) -> Batch | None:
+        """Return the batch of the same prompts by the engine's present weights; None: it cannot be collected again."""
+        ...
 
 
 class ResponseSource(Protocol):
@@ -94,55 +127,21 @@ class SourceParts:
     total_steps: int
     prefetched: Sequence[PrefetchedBatch] = ()
     """Batches of the first steps from a checkpoint; `prompts` is positioned after them."""
+    kept: KeptGroups = NO_GROUPS
+    """Groups kept for later steps before them."""
     state: dict[str, Any] | None = None
     """Position in the data before them; None if there are none."""
     checkpoint: Checkpoint | None = None
     """Checkpoint that the run resumes from."""
 
 
-def on_demand(parts: SourceParts) -> OnDemand:
-    """Return the source that generates a step's responses on demand."""
-    return OnDemand(parts.prompts, parts.engine, sampling_by_step(parts.config, parts.total_steps))
-
-
 def choose_source(config: Config) -> str:
-    """Return the name of the response source: `auto` filters groups or prefetches where the settings say so."""
+    """Return the name of the response source: `auto` prefetches where the settings say so."""
     if config.rollout.source != "auto":
         return config.rollout.source
-    if config.algorithm.filter_groups.enable:
-        return "filtered"
     return "prefetch" if config.rollout.max_staleness else "on_demand"
 
 
 def make_source(parts: SourceParts) -> ResponseSource:
     """Return the source of responses for the steps after `parts.start`."""
     return RESPONSE_SOURCES.load(choose_source(parts.config))(parts)
-
-
-@dataclass
-class OnDemand:
-    """Generates a step's responses on demand, with the newest weights."""
-
-    source: PromptSource
-    engine: Engine
-    sampling: Callable[[int], Sampling]
-
-    def next(self, step: int) -> Batch:
-        prompts = self.source.next()
-        completions = self.engine.generate(prompts, self.sampling(step))
-        return Batch(prompts, completions, {**self.engine.metrics, **self.source.sampler.metrics})
-
-    def update_weights(self, version: int) -> None:
-        self.engine.update_weights(version)
-
-    def exclusive_engine(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def state(self) -> dict[str, Any]:
-        return self.source.state()
-
-    def files(self) -> dict[str, dict[str, torch.Tensor]]:
-        return {}
-
-    def close(self) -> None:
-        pass

@@ -25,6 +25,31 @@ class ScoredGroup:
     rewards: Rewards
 
 
+@dataclass(frozen=True)
+class PlacedGroup:
+    """A group on one of the ranks, as all of them know it."""
+
+    home: int
+    """Rank that has the group."""
+    std: float
+    """Standard deviation of the metric in the group."""
+    version: int
+    """Version of the weights that sampled it."""
+    group: ScoredGroup | None
+    """The group; None on the other ranks."""
+
+
+@dataclass(frozen=True)
+class KeptGroups:
+    """Groups that a later step may train on, in their order over all ranks."""
+
+    surplus: tuple[PlacedGroup, ...] = ()
+    replay: tuple[PlacedGroup, ...] = ()
+
+
+NO_GROUPS = KeptGroups()
+
+
 def split(prompts: PromptBatch, completions: Completions, rewards: Rewards) -> list[ScoredGroup]:
     """Return the groups of a batch, in the order of its prompts. Counts of failures stay behind."""
     parts = completions.by_prompt(len(prompts))

@@ -28,7 +28,7 @@ class Collect:
 
 @dataclass
 class GreedyResponses:
-    """Samples a greedy response to each prompt, by the engine's weights."""
+    """Samples a greedy response to each prompt by the engine's weights, unless the source has."""
 
     timed = "gen"
     responses: ResponseSource
@@ -37,6 +37,9 @@ class GreedyResponses:
     strategy: Strategy
 
     def __call__(self, state: StepState) -> None:
+        if state.generated.greedy is not None:
+            state.greedy = state.generated.greedy
+            return
         sampling = replace(self.sampling, n=1, greedy=True)
         with self.responses.exclusive_engine():  # a source of the user's may prefetch
             state.greedy = raise_on_all_ranks(self.strategy, lambda: self.engine.generate(state.prompts, sampling))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join_sequence_group
 from hwgrpo.training.strategies import lost_ranks
 from hwgrpo.training.strategies.rendezvous import RENDEZVOUS, is_launched, join
+from hwgrpo.training.strategies.thread_ranks import ThreadRanks
 
 
 class Processes:
@@ -56,7 +57,7 @@ class Processes:
 
     def __init__(self, device: torch.device, comm_backend: str, timeout: float | None = None) -> None:
         self._check_launched()
-        limit = None if timeout is None else timedelta(seconds=timeout)
+        limit = self._limit = None if timeout is None else timedelta(seconds=timeout)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
             join(comm_backend, limit)
@@ -107,6 +108,10 @@ class Processes:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._cpu_group)
         return values
+
+    def for_thread(self, stopped: Callable[[], None]) -> ThreadRanks:
+        group: Any = dist.new_group(backend="gloo", timeout=self._limit)
+        return ThreadRanks(self.rank, self.world_size, group, stopped)
 
     def barrier(self) -> None:
         dist.barrier(group=self._cpu_group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +48,9 @@ class Single(Replicated):
 
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
+
+    def for_thread(self, stopped: Callable[[], None]) -> Single:
+        return self
 
     def barrier(self) -> None:
         pass

@@ -19,15 +19,24 @@ from hwgrpo.training.strategies.param_shard import ParamShard
 T = TypeVar("T")
 
 
-class Strategy(Protocol):
+class Ranks(Protocol):
+    """The ranks of a run, which exchange small values."""
+
+    rank: int
+    world_size: int
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's small Python value in rank order. All ranks call it together."""
+        ...
+
+
+class Strategy(Ranks, Protocol):
     """Wraps the policy, averages gradients over ranks, updates it, and exchanges small values between ranks.
 
     The loss passed to `backward` is `sum / N_global * world_size`. A strategy averages gradients over ranks, which
     yields the gradient of the global mean for any number of ranks.
     """
 
-    rank: int
-    world_size: int
     shards: bool
     """Whether the policy's weights are sharded, so that only its forward has the full ones."""
     has_collectives_in_passes: bool
@@ -116,8 +125,12 @@ class Strategy(Protocol):
         """Return the sums of a few numbers over ranks, in fp64."""
         ...
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Return every rank's small Python value in rank order."""
+    def for_thread(self, stopped: Callable[[], None]) -> Ranks:
+        """Return the ranks for one other thread of each process. All ranks call it together.
+
+        Args:
+            stopped: called while the thread waits for the others; it raises where the thread is to end.
+        """
         ...
 
     def barrier(self) -> None:
@@ -129,7 +142,7 @@ class Strategy(Protocol):
         ...
 
 
-def raise_on_all_ranks(strategy: Strategy, work: Callable[[], T]) -> T:
+def raise_on_all_ranks(strategy: Ranks, work: Callable[[], T]) -> T:
     """Run this rank's part of a stage; if it fails on one rank, raise that rank's message on all of them.
 
     Otherwise the others would wait in their next collective and bury the message under their own errors.

@@ -17,9 +17,19 @@ from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed import group_files
-from hwgrpo.training.feed.group_filter import FilteredResponses, RoundTotals
+from hwgrpo.training.feed.group_filter import FilteredGroups, RoundTotals
+from hwgrpo.training.feed.on_demand import OnDemand
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.training.feed.scored_groups import ScoredGroup, join, metric_values, passes, split
+from hwgrpo.training.feed.scored_groups import (
+    NO_GROUPS,
+    KeptGroups,
+    PlacedGroup,
+    ScoredGroup,
+    join,
+    metric_values,
+    passes,
+    split,
+)
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 from tests.support.runs import runs
@@ -115,25 +125,48 @@ def settings(tmp_path: Path, *overrides: str, prompts: int = 8):
     return runs.small(tmp_path, *every, *overrides)
 
 
+class Source(OnDemand):
+    """The source of a rank, and what was noted when its groups were loaded."""
+
+    collector: FilteredGroups
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> Any:
+        return self.collector._parts
+
+    @property
+    def surplus(self) -> list[Any]:
+        return [*self.collector.kept.surplus]
+
+    @property
+    def replay(self) -> list[Any]:
+        return [*self.collector.kept.replay]
+
+
 def source(
-    config, rank: Rank, checkpoint: Checkpoint | None = None, signal=has_signal, scorer: Scorer | None = None
-) -> FilteredResponses:
+    config, rank: Rank, checkpoint: Checkpoint | None = None, signal=has_signal, scorer: Any = None, engine: Any = None
+) -> Source:
     t = config.trainer
     sampler = PromptSampler(ROWS, t.seed)
     per_update = t.prompts_per_update or t.prompts_per_step
     prompts = PromptSource(Dataset(), sampler, t.prompts_per_step, per_update, rank.rank, rank.world_size)  # type: ignore[arg-type]
+    rewards, kept, notes = scorer or Scorer(signal), NO_GROUPS, []
     if checkpoint is not None:
         prompts.restore(checkpoint.manifest["state"]["sampler"])
-    parts = SimpleNamespace(
+        kept, notes = group_files.load(checkpoint, prompts.dataset, rewards.names, config, rank)
+    parts: Any = SimpleNamespace(
         config=config,
         total_steps=9,
         prompts=prompts,
-        engine=Engine(),
-        rewards=scorer or Scorer(signal),
-        strategy=rank,
-        checkpoint=checkpoint,
+        engine=engine or Engine(),
+        rewards=rewards,
+        prefetched=(),
+        kept=kept,
     )
-    return FilteredResponses(parts)  # type: ignore[arg-type]
+    made = Source(FilteredGroups(parts, rank), prompts, parts.engine)
+    made.notes = tuple(notes)
+    return made
 
 
 @dataclass
@@ -145,7 +178,7 @@ class Done:
     notes: list[tuple[str, ...]]
     files: dict
     state: dict
-    source: FilteredResponses
+    source: Source
 
 
 def content(group: ScoredGroup) -> tuple:
@@ -208,7 +241,7 @@ def saved(folder: Path, done: list[Done], step: int) -> Checkpoint:
         for name, tensors in rank.files.items():
             checkpoint_files.write_tensors(folder / name, tensors)
             files[name] = {}
-    state = {"sampler": done[0].state, "config": to_yaml(done[0].source._parts.config)}
+    state = {"sampler": done[0].state, "config": to_yaml(done[0].source.parts.config)}
     return Checkpoint(folder, {"step": step, "world_size": len(done), "files": files, "state": state})
 
 
@@ -257,7 +290,7 @@ def test_only_groups_with_a_signal_are_trained_and_each_in_the_order_of_the_data
         assert all(map(has_signal, rows_of(step)))
         assert metrics["filter_groups/passed_ratio"] < 0.6
         assert metrics["filter_groups/filled_ratio"] == metrics["filter_groups/replayed_ratio"] == 0
-    sampled = [uid for batch in done.source._parts.engine.batches for uid in batch]
+    sampled = [uid for batch in done.source.parts.engine.batches for uid in batch]
     assert len(sampled) == sum(m["filter_groups/sampled"] for m in done.metrics)
     assert sampled == [f"{epoch}:{row}" for epoch, row in order.take(len(sampled))]
     assert rows_of(done.steps[0]) == [row for row in (int(u.split(":")[1]) for u in sampled) if has_signal(row)][:8]
@@ -267,7 +300,7 @@ def test_surplus_is_trained_in_the_next_step_before_anything_new_and_shows_its_a
     config = settings(tmp_path, *KINDS["surplus"])
     [kept] = run(config, 1, range(1, 7))
     [gone] = run(settings(tmp_path), 1, range(1, 7))
-    sampled = [uid for batch in kept.source._parts.engine.batches for uid in batch]
+    sampled = [uid for batch in kept.source.parts.engine.batches for uid in batch]
     trained = [group[0] for step in kept.steps for update in step for group in update]
     assert trained == [uid for uid in sampled if has_signal(int(uid.split(":")[1]))][: len(trained)], "none is lost"
     assert {m["filter_groups/staleness_max"] for m in kept.metrics} == {0, 1}
@@ -291,9 +324,9 @@ def test_replayed_groups_fill_a_step_in_proportion_to_their_deviation_and_others
     assert note.startswith("step 1: ")
     assert "8 groups passed algorithm.filter_groups in 2 rounds of sampling" in note
     assert [len(notes) for notes in done.notes[1:]] == [0] * 5, "reported once"
-    source_ = done.source
-    spread_out = [SimpleNamespace(std=9.0 if i < 5 else 1e-9) for i in range(10)]
-    source_._replay = spread_out  # type: ignore[assignment]
+    spread_out: Any = tuple(SimpleNamespace(std=9.0 if i < 5 else 1e-9) for i in range(10))
+    source_ = done.source.collector
+    source_.kept = KeptGroups(replay=spread_out)
     assert {id(each) for each in source_._draw_replay(3, 5)} == {id(each) for each in spread_out[:5]}
     drawn = [tuple(id(each) for each in source_._draw_replay(step, 3)) for step in range(8)]
     assert len(set(drawn)) > 1
@@ -324,17 +357,17 @@ def test_rounds_draw_what_is_missing_at_the_share_that_passed_and_never_more_tha
 
 def test_random_numbers_of_rewards_differ_between_rounds(tmp_path: Path):
     [done] = run(settings(tmp_path), 1, range(1, 3))
-    drawn = done.source._parts.rewards.drawn
+    drawn = done.source.parts.rewards.drawn
     assert len(drawn) == len(set(drawn)) > 2
 
 
 def test_a_rank_without_a_prompt_in_a_round_generates_one_that_is_not_trained(tmp_path: Path):
     config = settings(tmp_path, prompts=4)
     done = run(config, 4, range(1, 4), signal=lambda row: row % 4 > 0)
-    calls = [len(rank.source._parts.engine.batches) for rank in done]
+    calls = [len(rank.source.parts.engine.batches) for rank in done]
     assert calls[0] > 3
     assert len(set(calls)) == 1
-    asked = sum(len(batch) for rank in done for batch in rank.source._parts.engine.batches)
+    asked = sum(len(batch) for rank in done for batch in rank.source.parts.engine.batches)
     sampled = sum(m["filter_groups/sampled"] for m in done[0].metrics)
     assert asked > sampled, "no round had fewer prompts than ranks"
     trained = [group[0] for step in over_ranks(done) for update in step for group in update]
@@ -418,7 +451,6 @@ def test_groups_sampled_without_filters_keep_all_tokens_beside_groups_with_them(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rollout.max_staleness=1", *CORRECTED], "with rollout.max_staleness=1: how much to sample is known only"),
         (["rollout.source=on_demand"], "leave rollout.source out"),
         (["algorithm.filter_groups.keep_surplus=true"], "keep_surplus=true: .*algorithm.correction.name"),
         (["algorithm.filter_groups.replay_groups=4"], "replay_groups=4: .*algorithm.correction.name"),
@@ -450,8 +482,7 @@ def test_a_group_that_the_engine_dropped_is_replaced_and_counted(tmp_path: Path)
             return replace(made, prompt_index=index, late=2, dropped={0: "too late"})
 
     config = settings(tmp_path, "rollout.group_timeout=5")
-    responses = source(config, Rank(0, 1, Together(1)), signal=lambda row: True)
-    responses._parts = SimpleNamespace(**{**vars(responses._parts), "engine": Dropping()})  # type: ignore[assignment]
+    responses = source(config, Rank(0, 1, Together(1)), signal=lambda row: True, engine=Dropping())
     batch = responses.next(1)
     order = [f"{epoch}:{row}" for epoch, row in PromptSampler(ROWS, config.trainer.seed).take(10)]
     # the first prompt of the first round of 8, and of each of the further rounds, is dropped
@@ -478,9 +509,7 @@ def test_responses_whose_function_failed_lack_the_field_and_the_run_goes_on(tmp_
 
     def sampled(policy: str):
         config = settings(tmp_path, "algorithm.filter_groups.metric=acc")
-        responses = source(config, Rank(0, 1, Together(1)))
-        responses._parts = SimpleNamespace(**{**vars(responses._parts), "rewards": Failing(policy)})  # type: ignore[assignment]
-        return responses.next(1)
+        return source(config, Rank(0, 1, Together(1)), scorer=Failing(policy)).next(1)
 
     for policy in ("mask_sample", "value"):
         assert sampled(policy).metrics["filter_groups/passed_ratio"] == 1, "two responses of the group differ"
@@ -496,14 +525,19 @@ def test_a_field_of_a_library_is_a_metric_and_can_be_stored(make, tmp_path: Path
     fields = tuple({"acc": make(i % 2), "nan": float("nan")} for i in range(N))
     group = replace(group, rewards=replace(group.rewards, extras=fields))
     assert metric_values(group, "acc").tolist() == [0, 1, 0]
-    [(name, tensors)] = group_files.files_of({0: group}, {}, 0).items()
+    placed = PlacedGroup(0, 1.0, 0, group)
+    [(name, tensors)] = group_files.files_of(KeptGroups(surplus=(placed,)), 0).items()
     checkpoint_files.write_tensors(tmp_path / name, tensors)
     checkpoint = Checkpoint(tmp_path, {"step": 1, "world_size": 1, "files": {name: {}}, "state": {}})
     config = settings(tmp_path)
     checkpoint.manifest["state"]["config"] = to_yaml(config)
-    stored, notes = group_files.load(checkpoint, Dataset(), Scorer.names, config)  # type: ignore[arg-type]
+    config.algorithm.filter_groups.keep_surplus = True
+    one: Any = Rank(0, 1, Together(1))
+    stored, notes = group_files.load(checkpoint, Dataset(), Scorer.names, config, one)  # type: ignore[arg-type]
     assert notes == []
-    assert metric_values(stored.surplus[0], "acc").tolist() == [0, 1, 0]
+    restored = stored.surplus[0].group
+    assert restored is not None
+    assert metric_values(restored, "acc").tolist() == [0, 1, 0]
 
 
 def test_groups_that_other_reward_functions_scored_are_left_out_with_a_note(tmp_path: Path):
@@ -516,14 +550,14 @@ def test_groups_that_other_reward_functions_scored_are_left_out_with_a_note(tmp_
 
     config = settings(tmp_path, *KINDS["surplus"])
     before = run(config, 1, range(1, 2))
-    kept = len(before[0].source._surplus)
+    kept = len(before[0].source.surplus)
     assert kept
     checkpoint = saved(tmp_path / "saved", before, 1)
     responses = source(config, Rank(0, 1, Together(1)), checkpoint, scorer=Renamed())
     batch = responses.next(2)
     assert batch.rewards is not None
     assert set(batch.rewards.per_function) == {"halved"}
-    assert batch.notes[0] == f"{kept} groups {CHANGED}"
+    assert responses.notes == (f"{kept} groups {CHANGED}",)
 
 
 CHANGED = "kept for later steps are left out: their prompts, reward functions or those functions' settings have changed"
@@ -538,17 +572,17 @@ CHANGED = "kept for later steps are left out: their prompts, reward functions or
 )
 def test_groups_that_were_scored_by_other_settings_are_left_out_with_a_note(changed: str, tmp_path: Path):
     before = run(settings(tmp_path, *KINDS["surplus"]), 1, range(1, 2))
-    kept = len(before[0].source._surplus)
+    kept = len(before[0].source.surplus)
     checkpoint = saved(tmp_path / "saved", before, 1)
     responses = source(settings(tmp_path, *KINDS["surplus"], changed), Rank(0, 1, Together(1)), checkpoint)
-    assert responses._surplus == []
-    assert responses.next(2).notes == (f"{kept} groups {CHANGED}",)
+    assert responses.surplus == []
+    assert responses.notes == (f"{kept} groups {CHANGED}",)
 
 
 def test_a_resume_without_the_filter_says_how_many_groups_it_leaves_out(tmp_path: Path):
     both = (*KINDS["surplus"], "algorithm.filter_groups.replay_groups=10")
     before = run(settings(tmp_path, *both), 2, range(1, 2))
-    kept = sum(each.group is not None for rank in before for each in (*rank.source._surplus, *rank.source._replay))
+    kept = sum(each.group is not None for rank in before for each in (*rank.source.surplus, *rank.source.replay))
     assert kept > 8
     checkpoint = saved(tmp_path / "saved", before, 1)
     without = runs.small(tmp_path)
@@ -564,29 +598,27 @@ def test_a_resumed_run_with_another_field_as_metric_goes_on_with_its_groups(tmp_
     checkpoint = saved(tmp_path / "saved", before, 1)
     config = settings(tmp_path, *KINDS["surplus"], "algorithm.filter_groups.metric=new")
     responses = source(config, Rank(0, 1, Together(1)), checkpoint)
-    assert len(responses._surplus) == len(before[0].source._surplus) > 0
+    assert len(responses.surplus) == len(before[0].source.surplus) > 0
 
 
 def test_a_resumed_run_has_the_surplus_and_the_replay_of_its_own_settings(tmp_path: Path):
     both = (*KINDS["surplus"], "algorithm.filter_groups.replay_groups=10")
     before = run(settings(tmp_path, *both), 1, range(1, 2))
     checkpoint = saved(tmp_path / "saved", before, 1)
-    replayed = [each.group.prompt.uid for each in before[0].source._replay]
+    replayed = [each.group.prompt.uid for each in before[0].source.replay]
     assert len(replayed) == 8
-    surplus = len(before[0].source._surplus)
+    surplus = len(before[0].source.surplus)
     assert surplus
     plain = source(settings(tmp_path), Rank(0, 1, Together(1)), checkpoint)
-    assert (plain._surplus, plain._replay) == ([], [])
-    assert plain.next(2).notes == (
+    assert (plain.surplus, plain.replay) == ([], [])
+    assert plain.notes == (
         f"{surplus} groups kept for later steps are left out: algorithm.filter_groups.keep_surplus=false",
         "8 groups kept for later steps are left out: algorithm.filter_groups.replay_groups=0",
     )
     fewer = settings(tmp_path, *KINDS["surplus"], "algorithm.filter_groups.replay_groups=3")
     smaller = source(fewer, Rank(0, 1, Together(1)), checkpoint)
-    assert [each.group.prompt.uid for each in smaller._replay if each.group] == replayed[-3:]
-    assert smaller.next(2).notes == (
-        "5 groups kept for later steps are left out: algorithm.filter_groups.replay_groups=3",
-    )
+    assert [each.group.prompt.uid for each in smaller.replay if each.group] == replayed[-3:]
+    assert smaller.notes == ("5 groups kept for later steps are left out: algorithm.filter_groups.replay_groups=3",)
 
 
 @pytest.mark.parametrize("part", ["draw", "load"])
@@ -598,10 +630,10 @@ def test_a_rank_that_cannot_read_its_data_or_its_groups_ends_the_others(part: st
     def refuse(*_: Any) -> Any:
         raise DataError("row 3 cannot be read")
 
-    load = group_files.load
+    load = group_files._stored
     monkeypatch.setattr(
         group_files,
-        "load",
+        "_stored",
         lambda *a: refuse() if part == "load" and threading.current_thread().name == "1" else load(*a),
     )
 
@@ -609,8 +641,8 @@ def test_a_rank_that_cannot_read_its_data_or_its_groups_ends_the_others(part: st
         try:
             responses = source(config, Rank(rank, 2, together), checkpoint)
             if rank and part == "draw":
-                responses._parts.prompts.draw = refuse  # type: ignore[method-assign]
-            raise_on_all_ranks(responses._strategy, lambda: responses.next(2))
+                responses.prompts.draw = refuse  # type: ignore[method-assign]
+            raise_on_all_ranks(responses.collector._ranks, lambda: responses.next(2))
         except Exception as error:
             raised[rank] = error
 

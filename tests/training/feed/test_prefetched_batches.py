@@ -4,6 +4,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hwgrpo_backends.cpu import BACKEND
@@ -63,11 +64,20 @@ def test_a_run_ahead_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path):
     assert runs.everything(tmp_path / "cut") == runs.everything(tmp_path / "whole")
 
 
+def load(checkpoint, source, bound: int):
+    """Return the batches that a run with this bound goes on with, and what is told of the others."""
+    bounded = (f"rollout.max_staleness={bound}", *([CORRECTED] if bound else []))
+    config = runs.small(checkpoint.folder / "unused", *bounded)
+    ranks = SimpleNamespace(rank=0, gather_objects=lambda value: [value])
+    names = [function.name for function in config.reward.functions]
+    return prefetched_batches.load(checkpoint, source, config, names, ranks)  # type: ignore[arg-type]
+
+
 def loaded(folder: Path, source, bound: int) -> tuple[list[int], list[str]]:
     """Return the steps whose batches a run of this source goes on with after step 3, and what is told of the others."""
     checkpoint = restore.verify(folder / "checkpoints/step-00000003")
     source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = prefetched_batches.load(checkpoint, source, bound)
+    ahead, told = load(checkpoint, source, bound)
     if ahead:
         assert ahead[-1].state == source.state()
     return [4 + i for i in range(len(ahead))], told
@@ -108,12 +118,14 @@ def test_what_was_sampled_ahead_is_left_where_its_weights_are_older_than_the_bou
     shutil.copytree(output / "checkpoints", tmp_path / "checkpoints")
     checkpoint = restore.verify(tmp_path / "checkpoints/step-00000003")
     source.restore(checkpoint.manifest["state"]["sampler"])
-    batches = [each.batch for each in prefetched_batches.load(checkpoint, source, 3)[0]]
-    young = [replace(b, completions=replace(b.completions, weight_version=3)) for b in batches]
+    batches = load(checkpoint, source, 3)[0]
+    young = [
+        replace(b, batch=replace(b.batch, completions=replace(b.batch.completions, weight_version=3))) for b in batches
+    ]
     for name, tensors in prefetched_batches.files_of(young, 0).items():
         checkpoint_files.write_tensors(checkpoint.folder / name, tensors)
     source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = prefetched_batches.load(checkpoint, source, bound)
+    ahead, told = load(checkpoint, source, bound)
     assert [4 + i for i in range(len(ahead))] == steps
     again = f"prefetched responses are sampled again from step {4 + len(steps)} on: rollout.max_staleness={bound}"
     assert told == ([again] if len(steps) < 3 else [])
@@ -139,4 +151,4 @@ def test_what_was_sampled_ahead_is_left_where_there_are_other_ranks(far_ahead):
     output, source = far_ahead
     steps, told = loaded(output, replace(source, world_size=2), bound=3)
     assert steps == []
-    assert told == ["responses prefetched by 1 ranks are sampled again: now there are 2"]
+    assert told == ["prefetched responses are sampled again from step 4 on: 1 ranks sampled them, and now there are 2"]

@@ -1,19 +1,23 @@
 """Responses that are generated ahead: in what order, how old at the most, and what becomes of failures."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 
-from hwgrpo.config.derived import sampling_by_step
+from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training import setup
+from hwgrpo.training.feed.collector import DrawnGroups
+from hwgrpo.training.feed.on_demand import OnDemand, on_demand
 from hwgrpo.training.feed.prefetcher import Prefetcher
-from hwgrpo.training.feed.response_source import Batch, OnDemand, PrefetchedBatch
+from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch
+from hwgrpo.training.strategies.single import Single
 from hwgrpo.values import Completions, Sampling
 from tests.support.runs import runs
 
@@ -39,7 +43,7 @@ def test_one_step_ahead_is_what_the_same_order_gives_without_a_thread(tmp_path, 
     runs.run(tmp_path / "ahead", *AHEAD)
 
     def lagging(parts):
-        return Lagging(parts.prompts, parts.engine, sampling_by_step(parts.config, parts.total_steps))
+        return Lagging(**vars(on_demand(parts)))
 
     monkeypatch.setattr(setup, "make_source", lagging)
     runs.run(tmp_path / "lagging", *AHEAD)
@@ -73,7 +77,8 @@ def test_batches_that_wait_are_handed_out_first_and_the_position_in_the_data_is_
 class Source:
     """Draws numbers; the position is how many were drawn."""
 
-    world_size = 1
+    world_size, rank = 1, 0
+    sampler = SimpleNamespace(metrics={})
 
     def __init__(self) -> None:
         self.position = 0
@@ -108,13 +113,14 @@ class Engine:
 
 
 def ahead(bound: int, last_step: int = 9, source=None, **waiting) -> Prefetcher:
-    engine = Engine()
-    sampling = Sampling(n=1, max_response_tokens=1)
+    engine, source = Engine(), source or Source()
     gate, device = Gate(), Device(BACKEND)
+    parts = SimpleNamespace(prompts=source, engine=engine, config=load_config("tiny_sort"), total_steps=last_step)
+    collector = DrawnGroups(parts, Single.__new__(Single))  # type: ignore[arg-type]
     return Prefetcher(
-        source or Source(),
+        collector,
+        source,
         engine,
-        lambda step: sampling,
         gate,
         device,
         max_staleness=bound,
