@@ -79,10 +79,6 @@ def test_a_restored_sampler_goes_on_with_the_same_rows():
             "hard_threshold=0.5 must be below",
         ),
         (
-            ["data.difficulty.hard_threshold=0", "rollout.source=source.py:of_my_own"],
-            "rollout.source='source.py:of_my_own': .* may draw them before",
-        ),
-        (
             ["data.difficulty.revisit=0.5"],
             r"data.difficulty.revisit=0.5 has no effect .*data.difficulty.easy_threshold",
         ),
@@ -91,6 +87,12 @@ def test_a_restored_sampler_goes_on_with_the_same_rows():
 def test_what_cannot_be_set_aside_is_refused_by_name(overrides, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         runs.small(tmp_path, *overrides)
+
+
+def test_a_source_of_ones_own_that_may_draw_prompts_before_they_are_scored_is_refused(tmp_path):
+    (tmp_path / "source.py").write_text("def source(parts): ...")
+    with pytest.raises(ConfigError, match="source.py:source': the next prompts .* may draw them before"):
+        runs.small(tmp_path, "data.difficulty.hard_threshold=0", f"rollout.source={tmp_path}/source.py:source")
 
 
 FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_rounds=2")

@@ -17,12 +17,13 @@ from tests.support.runs import runs
 CORRECTED = "algorithm.correction.name=token_truncate"
 AHEAD = ("rollout.max_staleness=1", CORRECTED)
 FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_rounds=2")
+STRICT = (*FILTER, "algorithm.filter_groups.min_std=0.05")
 RATED = ("data.difficulty.easy_threshold=0.9", "data.difficulty.hard_threshold=0.1", "data.difficulty.revisit=0.2")
 REMAX = ("algorithm.preset=remax",)
 KINDS = {
     "filtered": FILTER,
-    "surplus": (*FILTER, "algorithm.filter_groups.keep_surplus=true"),
-    "replayed": (*FILTER, "algorithm.filter_groups.replay_groups=6", "algorithm.filter_groups.keep_surplus=true"),
+    "surplus": (*STRICT, "algorithm.filter_groups.keep_surplus=true", "algorithm.filter_groups.max_rounds=6"),
+    "replayed": (*STRICT, "algorithm.filter_groups.replay_groups=6", "algorithm.filter_groups.max_rounds=1"),
     "rated": RATED,
     "rated, shuffled": (*RATED, "reward.shuffle=true"),
     "rated, filtered": (*RATED, *FILTER),
@@ -65,14 +66,14 @@ class Broken(Exception):
 
 
 def cut(output: Path, *words: str, after: int) -> list[str]:
-    """Run until a step is saved with the next batch in its checkpoint; return the names of the responses' files."""
+    """Run until a step is saved with the next batch in its checkpoint; return the names of the stored responses."""
     run = setup.build_run(runs.small(output, *words, "trainer.save_every=1"), BACKEND, 0, 1)
     plain, names = run.saver.save, []
 
     def save(step: int, **options) -> None:
         if step == after:
             with run.responses.exclusive_engine():  # the batch in flight is finished
-                names.extend(run.responses.files())
+                names.extend(f"{file}/{name}" for file, tensors in run.responses.files().items() for name in tensors)
                 plain(step, **options)
             run.saver.wait()
             raise Broken
@@ -89,7 +90,9 @@ def cut(output: Path, *words: str, after: int) -> list[str]:
 def test_a_resumed_run_is_the_uninterrupted_one(kind, tmp_path):
     words = (*KINDS[kind], *AHEAD, *RUN, "trainer.save_every=1")
     runs.run(tmp_path / "whole", *words)
-    assert "ahead-rank0.safetensors" in cut(tmp_path / "cut", *words, after=3)
+    names = cut(tmp_path / "cut", *words, after=2)
+    assert "ahead-rank0.safetensors/0.tokens" in names
+    assert ("ahead-rank0.safetensors/group.0.tokens" in names) == (kind in ("surplus", "replayed"))
     runs.run(tmp_path / "cut", *words)
     assert runs.everything(tmp_path / "cut") == runs.everything(tmp_path / "whole")
 
