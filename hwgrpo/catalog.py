@@ -163,6 +163,8 @@ RESPONSE_SOURCES = Registry(
     },
 )
 """Functions `(SourceParts) -> ResponseSource`."""
+WORKFLOWS = Registry("rollout.workflow", {"single_turn": "hwgrpo.rollout.workflow:single_turn"})
+"""Coroutines `(Prompt, Sampler) -> trajectories`."""
 LAYOUTS = Registry(
     "model.layout",
     {

@@ -37,6 +37,12 @@ def check_rollout(config: Settings) -> None:
         raise ConfigError(
             f"data.difficulty.hard_threshold={hard:g} must be below data.difficulty.easy_threshold={easy:g}"
         )
+    if names_a_file(r.workflow) and r.engine == "vllm" and (r.tensor_parallel_size or 1) > 1:
+        raise ConfigError(
+            f"rollout.workflow={r.workflow!r} with rollout.engine=vllm and rollout.tensor_parallel_size="
+            f"{r.tensor_parallel_size}: ranks that share an engine would have to ask for tokens equally often; use "
+            "rollout.tensor_parallel_size=1, or rollout.engine=vllm_server"
+        )
     if r.sleep_mode == "always" and r.max_staleness:
         raise ConfigError(
             f"rollout.sleep_mode='always' with rollout.max_staleness={r.max_staleness}: the engine generates while the "

@@ -188,6 +188,9 @@ class RolloutConfig:
     """Source of a step's responses: `on_demand` generates them in the step, `filtered` with `algorithm.filter_groups`,
     `prefetch` while earlier steps are trained (`max_staleness` above 0), or `path/to/file.py:function` of
     `SourceParts`."""
+    workflow: str = choice("single_turn", lambda: catalog.WORKFLOWS.names(), files=True)
+    """How the responses to a prompt come about: `single_turn`, or `path/to/file.py:function` of the prompt and a
+    sampler (docs/extend.md), for several turns with tokens that the policy did not sample, as a tool's reply."""
     n: int = limited(8, at_least=1)
     """Samples per prompt: the group size."""
     max_response_tokens: int = limited(512, at_least=1)

@@ -32,6 +32,7 @@ def code_files(config: Config) -> dict[str, Path]:
         "algorithm.correction.name": algorithm.correction.name,
         "algorithm.process.function": algorithm.process.function or "",
         "rollout.source": config.rollout.source,
+        "rollout.workflow": config.rollout.workflow,
         **{f"observe.loggers.{i}": name for i, name in enumerate(config.observe.loggers)},
         **{f"observe.metrics.{i}": name for i, name in enumerate(config.observe.metrics)},
         **{f"trainer.stages.{i}": name for i, name in enumerate(config.trainer.stages)},

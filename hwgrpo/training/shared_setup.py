@@ -29,6 +29,7 @@ from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
+from hwgrpo.rollout.workflow import with_workflow
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.rollout_replica import sampler_dtype
@@ -187,4 +188,4 @@ def build_engine(
         run_id=run_id,
         gate=gate,
     )
-    return engine_kind(config).make(parts)
+    return with_workflow(engine_kind(config).make(parts), config, tokenizer)

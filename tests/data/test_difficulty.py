@@ -91,7 +91,7 @@ def test_what_cannot_be_set_aside_is_refused_by_name(overrides, message, tmp_pat
 
 def test_a_source_of_ones_own_that_may_draw_prompts_before_they_are_scored_is_refused(tmp_path):
     (tmp_path / "source.py").write_text("def source(parts): ...")
-    with pytest.raises(ConfigError, match="source.py:source': the next prompts .* may draw them before"):
+    with pytest.raises(ConfigError, match=r"source.py:source': the next prompts .* may draw them before"):
         runs.small(tmp_path, "data.difficulty.hard_threshold=0", f"rollout.source={tmp_path}/source.py:source")
 
 

@@ -1,0 +1,425 @@
+"""Workflows: how the responses to one prompt come about, in turns of sampled and observed tokens (`rollout.workflow`).
+
+A workflow runs once per prompt and asks a `Sampler` for tokens. The workflows of a batch run at the same time, in
+rounds: when every one waits for tokens, all that were asked for are sampled in one batch. What shares a batch depends
+on the workflows alone, not on how fast one is; so do the numbers. Tokens go in and out as they are: a trajectory is
+never decoded and tokenized again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from hwgrpo.catalog import WORKFLOWS
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError, RunError, shown
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.user_code import describe_error
+from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+
+T = TypeVar("T")
+DEFAULT = "single_turn"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive tokens of a response from one origin."""
+
+    role: Literal["sampled", "observed"]
+    """`sampled` by the policy, or `observed`, as a tool's reply: the model reads them, and they carry no loss."""
+    columns: Completions
+    """The tokens as one response, with all that belongs to each token."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens."""
+        return self.columns.tokens.tolist()
+
+    @property
+    def text(self) -> str:
+        """The decoded tokens, without a stop string."""
+        return self.columns.texts[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended it with a stop token or string, not the limit of tokens."""
+        return bool(self.columns.finished[0])
+
+
+@dataclass
+class Trajectory:
+    """A prompt and the response to it so far.
+
+    Args:
+        prompt: the prompt.
+        left: tokens that the response may still have.
+    """
+
+    prompt: Prompt
+    left: int
+    segments: list[Segment] = field(default_factory=list)
+    truncated: bool = False
+    """No tokens were left for what was sampled or observed: the workflow ends it here."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt's tokens and all of the response: what the model reads next."""
+        return [*self.prompt.token_ids, *(token for segment in self.segments for token in segment.token_ids)]
+
+    @property
+    def text(self) -> str:
+        """The text of the response."""
+        return "".join(segment.text for segment in self.segments)
+
+    def observe(self, token_ids: Sequence[int], text: str) -> None:
+        """Append tokens that the policy did not sample, as far as tokens are left.
+
+        Args:
+            token_ids: the tokens, with those of the chat template around them (`Sampler.encode`).
+            text: their text, for records and rewards.
+        """
+        self.truncated = self.truncated or len(token_ids) > self.left
+        self.append(Segment("observed", _not_sampled([*token_ids][: self.left], text)))
+
+    def append(self, segment: Segment) -> None:
+        """Append a segment of this trajectory."""
+        self.segments.append(segment)
+        self.left -= len(segment.columns.tokens)
+
+    def completion(self, prompt_index: int) -> Completions:
+        """Return the response as one sequence."""
+        sampled = [segment.columns for segment in self.segments if segment.role == "sampled"]
+        version = min((each.weight_version for each in sampled), default=0)
+        extras = sampled[0].token_extras if sampled else {}
+        parts = [
+            segment.columns
+            if segment.role == "sampled"
+            else replace(
+                segment.columns,
+                weight_version=version,
+                token_extras={
+                    name: values.new_zeros(len(segment.columns.tokens), *values.shape[1:])
+                    for name, values in extras.items()
+                },
+            )
+            for segment in self.segments
+        ]
+        joined = Completions.concat(parts, prompts=[1] * len(parts))
+        return replace(
+            joined,
+            prompt_index=torch.tensor([prompt_index]),
+            offsets=torch.tensor([0, len(joined.tokens)]),
+            finished=torch.tensor([bool(sampled) and not self.truncated and bool(sampled[-1].finished[0])]),
+            texts=(self.text,),
+        )
+
+
+Workflow = Callable[[Prompt, "Sampler"], Awaitable[Sequence[Trajectory]]]
+
+
+class GroupDropped(Exception):
+    """Raised in a workflow whose tokens came too late; its text is the reason."""
+
+
+@dataclass
+class _Request:
+    uid: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    done: asyncio.Future[list[Completions]]
+
+
+@dataclass
+class _Round:
+    """What all workflows of a batch have asked for since the last round."""
+
+    requests: list[_Request] = field(default_factory=list)
+    running: int = 0
+    """Strands that neither wait for tokens, nor for strands of their own, nor have ended."""
+    all_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no strand runs."""
+
+    def changed(self, by: int) -> None:
+        self.running += by
+        if self.running:
+            self.all_asked.clear()
+        else:
+            self.all_asked.set()
+
+
+class Sampler:
+    """Samples for the workflow of one prompt; made for each call of it.
+
+    Args:
+        prompt: the workflow's prompt.
+        sampling: the run's parameters, or those of a validation.
+        tokenizer: tokenizes what is observed.
+        round_: the present round.
+        name: name of this strand of the workflow, by which its random numbers differ from those of others.
+    """
+
+    def __init__(self, prompt: Prompt, sampling: Sampling, tokenizer: Any, round_: _Round, name: str = "") -> None:
+        self._prompt, self._sampling, self._tokenizer = prompt, sampling, tokenizer
+        self._round, self._name = round_, name
+        self._asked = self._forked = 0
+        self._busy = False
+
+    @property
+    def n(self) -> int:
+        """Responses to the prompt that the run wants, `rollout.n`."""
+        return self._sampling.n
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special tokens around it."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def trajectory(self) -> Trajectory:
+        """Return a response to the prompt that has no tokens yet."""
+        return Trajectory(self._prompt, self._sampling.max_response_tokens)
+
+    async def sample(
+        self, trajectory: Trajectory, *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Segment:
+        """Sample the next tokens of a trajectory and append them to it.
+
+        Args:
+            trajectory: of this sampler's prompt.
+            max_tokens: most tokens; None: as many as the trajectory may still have.
+            stop: further strings that end the segment, beside `rollout.stop`.
+
+        Returns:
+            The segment. Without tokens left it is empty, and the trajectory is `truncated`.
+
+        Raises:
+            RunError: the trajectory was truncated before, or another call of this sampler is not over: use `gather`.
+        """
+        if trajectory.truncated:
+            raise RunError("sample() was called for a truncated trajectory: a workflow ends it there")
+        most = min(trajectory.left, max_tokens or trajectory.left)
+        if most <= 0:
+            trajectory.truncated = True
+            return Segment("sampled", _not_sampled((), ""))
+        (columns,) = await self._columns(trajectory.token_ids, 1, most, stop)
+        segment = Segment("sampled", columns)
+        trajectory.append(segment)
+        trajectory.truncated = not trajectory.left and not segment.finished
+        return segment
+
+    async def responses(self) -> list[Trajectory]:
+        """Sample `n` single-turn responses; the prompt is computed once."""
+        trajectories = [self.trajectory() for _ in range(self.n)]
+        columns = await self._columns(self._prompt.token_ids, self.n, trajectories[0].left, ())
+        for trajectory, each in zip(trajectories, columns, strict=True):
+            trajectory.append(Segment("sampled", each))
+            trajectory.truncated = not bool(each.finished[0])
+        return trajectories
+
+    async def gather(self, run: Callable[[Sampler], Coroutine[Any, Any, T]], count: int | None = None) -> list[T]:
+        """Run a coroutine several times at once, each with a sampler of its own; return the results in order.
+
+        Args:
+            run: makes the coroutine.
+            count: how often; None: `n`.
+        """
+        samplers = []
+        for _ in range(self.n if count is None else count):
+            name = f"{self._name}/{self._forked}"
+            samplers.append(Sampler(self._prompt, self._sampling, self._tokenizer, self._round, name))
+            self._forked += 1
+
+        going_on = len(samplers)
+
+        async def strand(sampler: Sampler) -> T:
+            nonlocal going_on
+            try:
+                return await run(sampler)
+            finally:
+                going_on -= 1
+                if going_on:
+                    self._round.changed(-1)  # this strand runs in place of the last one, without a moment between
+
+        if not samplers:
+            return []
+        self._round.changed(len(samplers) - 1)  # this strand waits for them
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(strand(sampler)) for sampler in samplers]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _columns(self, token_ids: Sequence[int], n: int, most: int, stop: Sequence[str]) -> list[Completions]:
+        if self._busy:
+            raise RunError(
+                "sample() was called while another call of the same sampler waits: use Sampler.gather, which gives "
+                "each coroutine a sampler of its own"
+            )
+        first = not self._name and not self._asked
+        uid = self._prompt.uid if first else f"{self._prompt.uid}{self._name}.{self._asked}"
+        self._asked += 1
+        stops = (*self._sampling.stop, *stop)
+        sampling = replace(self._sampling, n=n, max_response_tokens=most, stop=stops)
+        request = _Request(uid, tuple(token_ids), sampling, asyncio.get_running_loop().create_future())
+        self._busy = True
+        self._round.requests.append(request)
+        self._round.changed(-1)
+        try:
+            return await request.done
+        except asyncio.CancelledError:
+            if request.done.cancelled():  # otherwise `_answer` has counted this strand
+                self._round.changed(1)
+            raise
+        finally:
+            self._busy = False
+
+
+async def single_turn(prompt: Prompt, sampler: Sampler) -> Sequence[Trajectory]:
+    """Return `n` responses to the prompt: the default."""
+    return await sampler.responses()
+
+
+class WorkflowEngine:
+    """An engine whose responses are those of a workflow; everything else is the engine's.
+
+    Args:
+        engine: samples.
+        workflow: the workflow.
+        name: its name, for messages.
+        tokenizer: tokenizes what is observed.
+        timeout: seconds after which a workflow that neither asks nor ends counts as hung.
+    """
+
+    def __init__(self, engine: Engine, workflow: Workflow, name: str, tokenizer: Any, timeout: float) -> None:
+        self._engine, self._workflow, self._name, self._tokenizer = engine, workflow, name, tokenizer
+        self._timeout = timeout
+        self._metrics: dict[str, float] = {}
+        self._late = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The engine's, of the last round, and `rollout/turns/mean`: sampled segments of a response."""
+        return {**self._engine.metrics, **self._metrics}
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        """Return the responses of the prompts' workflows, in their order.
+
+        Raises:
+            RunError: a workflow failed, hangs, or returned other values than 1 to `n` trajectories of its prompt.
+        """
+        self._late = 0
+        groups, dropped = asyncio.run(self._run(batch, sampling))
+        trajectories = [trajectory for group in groups for trajectory in group]
+        turns = [sum(segment.role == "sampled" for segment in each.segments) for each in trajectories]
+        self._metrics = {"rollout/turns/mean": sum(turns) / len(turns)} if turns else {}
+        done = [each.completion(i) for i, group in enumerate(groups) for each in group]
+        joined = Completions.concat(done, prompts=[0] * len(done)) if done else _not_sampled((), "").select(torch.tensor([False]))
+        late = None if sampling.group_timeout is None else self._late
+        return replace(joined, late=late, dropped=dropped)
+
+    async def _run(self, batch: PromptBatch, sampling: Sampling) -> tuple[list[Sequence[Trajectory]], dict[int, str]]:
+        """Run the workflows of a batch; return each one's trajectories, and index -> reason of those dropped."""
+        round_ = _Round(running=len(batch))
+
+        async def group(prompt: Prompt) -> Sequence[Trajectory] | GroupDropped:
+            try:
+                sampler = Sampler(prompt, sampling, self._tokenizer, round_)
+                return self._checked(await self._workflow(prompt, sampler), prompt, sampling)
+            except GroupDropped as reason:
+                return reason
+            except (ConfigError, RunError):
+                raise
+            except Exception as error:
+                raise RunError(f"{self._of(prompt)} failed: {describe_error(error)}") from error
+
+        tasks = [asyncio.create_task(group(prompt), name=prompt.uid) for prompt in batch.prompts]
+        for task in tasks:
+            task.add_done_callback(lambda _: round_.changed(-1))
+        try:
+            while not all(task.done() for task in tasks):
+                await self._all_asked(round_, tasks)
+                for task in tasks:
+                    if task.done():
+                        task.result()  # raises
+                self._answer(round_)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        results = [task.result() for task in tasks]
+        dropped = {i: str(result) for i, result in enumerate(results) if isinstance(result, GroupDropped)}
+        return [() if isinstance(result, GroupDropped) else result for result in results], dropped
+
+    async def _all_asked(self, round_: _Round, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        """Wait until every workflow waits for tokens or has ended."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await round_.all_asked.wait()
+        except TimeoutError:
+            hung = [task.get_name() for task in tasks if not task.done()]
+            raise RunError(
+                f"rollout.workflow={shown(self._name)}: after {self._timeout:g} s one of the workflows of these "
+                f"prompts has neither asked for tokens nor ended: {', '.join(hung[:8])}; give what it waits for a time "
+                "limit, or raise trainer.process_group_timeout"
+            ) from None
+
+    def _answer(self, round_: _Round) -> None:
+        """Sample what was asked for, requests with the same parameters in one batch, and let the workflows go on."""
+        requests = [each for each in round_.requests if not each.done.done()]  # a strand may have been cancelled
+        round_.requests = []
+        kinds: dict[Sampling, list[_Request]] = {}
+        for request in sorted(requests, key=lambda each: each.uid):
+            kinds.setdefault(request.sampling, []).append(request)
+        for sampling, alike in kinds.items():
+            prompts = PromptBatch(tuple(Prompt(each.uid, "", each.token_ids, None, {}) for each in alike))
+            done = self._engine.generate(prompts, sampling)
+            self._late += done.late or 0
+            for i, (request, part) in enumerate(zip(alike, done.by_prompt(len(alike)), strict=True)):
+                round_.changed(1)
+                if i in done.dropped:
+                    request.done.set_exception(GroupDropped(done.dropped[i]))
+                else:
+                    request.done.set_result(part.split([1] * len(part)))
+
+    def _checked(self, result: Any, prompt: Prompt, sampling: Sampling) -> Sequence[Trajectory]:
+        trajectories = [*result] if isinstance(result, list | tuple) else []
+        if not all(isinstance(each, Trajectory) and each.segments for each in trajectories) or not (
+            1 <= len(trajectories) <= sampling.n
+        ):
+            raise RunError(
+                f"{self._of(prompt)} returned {shown(result)}: return a list of 1 to {sampling.n} trajectories of "
+                "sampler.trajectory(), each with a segment"
+            )
+        return trajectories
+
+    def _of(self, prompt: Prompt) -> str:
+        return f"rollout.workflow={shown(self._name)} on the prompt {prompt.uid} {prompt.place}".rstrip()
+
+
+def with_workflow(engine: Engine, config: Config, tokenizer: Any) -> Engine:
+    """Return the engine of the run's workflow; single turns need none around the engine itself."""
+    name = config.rollout.workflow
+    if name == DEFAULT:
+        return engine
+    return WorkflowEngine(engine, WORKFLOWS.load(name), name, tokenizer, config.trainer.process_group_timeout)
+
+
+def _not_sampled(token_ids: Sequence[int], text: str) -> Completions:
+    """Return one response of tokens that carry no loss."""
+    tokens = torch.tensor([*token_ids], dtype=torch.int64)
+    return Completions(
+        prompt_index=torch.zeros(1, dtype=torch.int64),
+        tokens=tokens,
+        offsets=torch.tensor([0, len(tokens)]),
+        logprobs=torch.zeros(len(tokens)),
+        loss_mask=torch.zeros(len(tokens), dtype=torch.bool),
+        finished=torch.zeros(1, dtype=torch.bool),
+        texts=(text,),
+    )

@@ -1,0 +1,320 @@
+"""Workflows: turns of sampled and observed tokens, in rounds that do not depend on how fast a workflow is."""
+
+import asyncio
+import contextlib
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hwgrpo_backends.cpu import BACKEND
+
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowEngine, single_turn
+from hwgrpo.training.loop import train
+from hwgrpo.training.setup import build_run
+from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+from tests.support.runs import runs
+
+SAMPLING = Sampling(n=2, max_response_tokens=8)
+
+
+class Engine:
+    """Responds with as many tokens as the last one of the input says, and records its batches."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, extras: bool = False, dropped: str | None = None) -> None:
+        self.metrics = {"perf/rollout_tokens_per_second": 1.0}
+        self.batches: list[tuple[list[str], Sampling]] = []
+        self.inputs: list[tuple[int, ...]] = []
+        self.extras, self.dropped = extras, dropped
+        self.version = 3
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        self.batches.append(([prompt.uid for prompt in batch.prompts], sampling))
+        self.inputs += [prompt.token_ids for prompt in batch.prompts]
+        late = {i: "too late" for i, prompt in enumerate(batch.prompts) if prompt.uid == self.dropped}
+        prompts = [i for i in range(len(batch)) if i not in late for _ in range(sampling.n)]
+        counts = [min(sampling.max_response_tokens, batch.prompts[i].token_ids[-1]) for i in prompts]
+        tokens = torch.cat([torch.arange(10, 10 + count) for count in counts]) if counts else torch.zeros(0).long()
+        return Completions(
+            prompt_index=torch.tensor(prompts, dtype=torch.int64),
+            tokens=tokens,
+            offsets=torch.tensor([0, *counts]).cumsum(0),
+            logprobs=-tokens.float() / 10,
+            finished=torch.tensor([batch.prompts[i].token_ids[-1] == count for i, count in zip(prompts, counts)]),
+            texts=tuple("s" * count for count in counts),
+            weight_version=self.version,
+            floors=-tokens.float(),
+            token_extras={"experts": torch.stack([tokens, tokens], 1)} if self.extras else {},
+            late=len(late) if sampling.group_timeout else None,
+            dropped=late,
+        )
+
+    def update_weights(self, version: int) -> None:
+        self.version = version
+
+
+class Tokenizer:
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(letter) for letter in text]
+
+
+def batch_of(*last: int) -> PromptBatch:
+    return PromptBatch(tuple(Prompt(f"0:{i}", "", (7, each), i, {}) for i, each in enumerate(last)))
+
+
+def engine_of(workflow, engine: Any = None, timeout: float = 20.0) -> WorkflowEngine:
+    return WorkflowEngine(engine or Engine(), workflow, "w.py:run", Tokenizer(), timeout)
+
+
+async def two_turns(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    async def one(sampler: Sampler) -> Trajectory:
+        trajectory = sampler.trajectory()
+        segment = await sampler.sample(trajectory, max_tokens=3)
+        if segment.finished:
+            trajectory.observe([90, 2], "<tool>")
+            await sampler.sample(trajectory)
+        return trajectory
+
+    return await sampler.gather(one)
+
+
+def test_single_turns_are_what_the_engine_itself_gives(tmp_path):
+    run = build_run(runs.small(tmp_path / "run", "rollout.top_k=5"), BACKEND, 0, 1)
+    prompts, wrapped = run.prompts.next(), WorkflowEngine(run.engine, single_turn, "single_turn", None, 60.0)
+    for sampling in (run.sampling, Sampling(n=1, max_response_tokens=4, greedy=True)):
+        plain, through = run.engine.generate(prompts, sampling), wrapped.generate(prompts, sampling)
+        for name in ("prompt_index", "tokens", "offsets", "logprobs", "finished", "floors"):
+            assert torch.equal(getattr(plain, name), getattr(through, name)) if plain.floors is not None else True, name
+        assert plain.texts == through.texts
+        assert (plain.weight_version, plain.late, plain.dropped) == (through.weight_version, through.late, {})
+        assert through.loss_mask is None
+    run.close()
+
+
+def test_observed_tokens_are_read_and_carry_no_loss():
+    engine = Engine(extras=True)
+    done = engine_of(two_turns, engine).generate(batch_of(2, 3), SAMPLING)
+    assert done.prompt_index.tolist() == [0, 0, 1, 1]
+    first, third = done.token_lists()[0], done.token_lists()[2]
+    assert first == [10, 11, 90, 2, 10, 11]
+    assert third == [10, 11, 12, 90, 2, 10, 11]
+    assert done.texts == ("ss<tool>ss",) * 2 + ("sss<tool>ss",) * 2
+    assert done.loss_mask is not None
+    assert done.loss_mask[:6].tolist() == [True, True, False, False, True, True]
+    assert done.logprobs[:6].tolist() == pytest.approx([-1.0, -1.1, 0.0, 0.0, -1.0, -1.1])
+    assert done.floors is not None
+    assert done.floors[:6].tolist() == [-10, -11, -torch.inf, -torch.inf, -10, -11]
+    assert done.token_extras["experts"][:6, 1].tolist() == [10, 11, 0, 0, 10, 11]
+    assert done.finished.tolist() == [True] * 4
+    assert (done.weight_version, done.versions) == (3, None)
+    assert engine.inputs[4] == (7, 2, 10, 11, 90, 2), "all tokens so far, as they are"
+
+
+def test_each_round_is_one_batch_and_every_request_has_random_numbers_of_its_own():
+    engine = Engine()
+    done = engine_of(two_turns, engine)
+    done.generate(batch_of(2, 3, 1), SAMPLING)
+    assert [len(uids) for uids, _ in engine.batches] == [6, 2, 2, 2], "one per number of tokens left"
+    assert engine.batches[0][0] == [f"0:{i}/{strand}.0" for i in range(3) for strand in range(2)]
+    assert {s.max_response_tokens for _, s in engine.batches} == {3, 4, 5}
+    uids = [uid for batch, _ in engine.batches for uid in batch]
+    assert len(uids) == len(set(uids))
+    assert done.metrics["rollout/turns/mean"] == 2
+    assert done.version == 3, "everything else is the engine's"
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_slow_workflow_changes_neither_batches_nor_order(slow):
+    async def waiting(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        async def one(sampler: Sampler) -> Trajectory:
+            trajectory = sampler.trajectory()
+            await sampler.sample(trajectory, max_tokens=1)
+            await asyncio.sleep(0.05 * (prompt.uid == f"0:{slow}"))
+            trajectory.observe([90, 2], "t")
+            await sampler.sample(trajectory, max_tokens=1)
+            return trajectory
+
+        return await sampler.gather(one)
+
+    engine = Engine()
+    engine_of(waiting, engine).generate(batch_of(1, 1, 1), SAMPLING)
+    assert [len(uids) for uids, _ in engine.batches] == [6, 6]
+    assert engine.batches[1][0] == [f"0:{i}/{strand}.1" for i in range(3) for strand in range(2)]
+
+
+def test_a_response_ends_where_no_tokens_are_left():
+    seen = []
+
+    async def talkative(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        trajectory = sampler.trajectory()
+        while not trajectory.truncated:
+            segment = await sampler.sample(trajectory)
+            seen.append((segment.finished, len(segment.token_ids)))
+            trajectory.observe([90, 2], "t")
+        with pytest.raises(RunError, match="truncated trajectory"):
+            await sampler.sample(trajectory)
+        return [trajectory]
+
+    done = engine_of(talkative).generate(batch_of(2), SAMPLING)
+    assert done.lengths.tolist() == [8]
+    assert done.finished.tolist() == [False]
+    assert seen == [(True, 2), (True, 2), (False, 0)]
+
+
+def test_a_group_whose_tokens_come_too_late_is_dropped_with_its_reason():
+    engine = Engine(dropped="0:1/0.0")
+    done = engine_of(two_turns, engine).generate(batch_of(2, 2, 2), Sampling(2, 8, group_timeout=5.0))
+    assert done.prompt_index.tolist() == [0, 0, 2, 2]
+    assert (done.dropped, done.late) == ({1: "too late"}, 1)
+    everything = engine_of(single_turn, Engine(dropped="0:0")).generate(batch_of(2), Sampling(2, 8, group_timeout=5.0))
+    assert (len(everything), everything.dropped) == (0, {0: "too late"})
+
+
+async def raising(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    await sampler.sample(sampler.trajectory())
+    raise KeyError("no such tool")
+
+
+async def at_once(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    trajectories = [sampler.trajectory(), sampler.trajectory()]
+    await asyncio.gather(*map(sampler.sample, trajectories))
+    return trajectories
+
+
+async def nothing(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    return []
+
+
+async def too_many(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    return [*await sampler.responses(), *await sampler.responses()]
+
+
+async def without_tokens(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    return [sampler.trajectory()]
+
+
+async def text(prompt: Prompt, sampler: Sampler) -> Any:
+    return "42"
+
+
+@pytest.mark.parametrize(
+    ("workflow", "message"),
+    [
+        (raising, "'w.py:run' on the prompt 0:0 failed: KeyError: 'no such tool'"),
+        (at_once, "use Sampler.gather, which gives each coroutine a sampler of its own"),
+        (nothing, "on the prompt 0:0 returned .*: return a list of 1 to 2 trajectories"),
+        (too_many, "return a list of 1 to 2 trajectories"),
+        (without_tokens, "each with a segment"),
+        (text, "returned '42': return a list"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_workflow_does_wrong_is_named(workflow, message):
+    with pytest.raises(RunError, match=message):
+        engine_of(workflow).generate(batch_of(2, 2), SAMPLING)
+
+
+def test_a_workflow_that_neither_asks_nor_ends_is_named_after_the_time_limit():
+    async def hanging(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        if prompt.uid == "0:1":
+            await asyncio.Event().wait()
+        return await sampler.responses()
+
+    with pytest.raises(RunError, match=r"after 0.2 s .* nor ended: 0:0, 0:1; give what it waits for a time limit"):
+        engine_of(hanging, timeout=0.2).generate(batch_of(2, 2), SAMPLING)
+
+
+def test_a_workflow_that_is_cancelled_in_one_strand_leaves_the_others_going():
+    async def careful(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        async def one(sampler: Sampler) -> Trajectory:
+            trajectory = sampler.trajectory()
+            await sampler.sample(trajectory, max_tokens=1)
+            if prompt.uid == "0:0":
+                raise ValueError("a tool")
+            await sampler.sample(trajectory, max_tokens=1)
+            return trajectory
+
+        with contextlib.suppress(ValueError):
+            return await sampler.gather(one)
+        return await sampler.responses()
+
+    done = engine_of(careful).generate(batch_of(2, 2), SAMPLING)
+    assert done.lengths.tolist() == [2, 2, 2, 2]
+
+
+TOOL = """
+async def asked_twice(prompt, sampler):
+    async def one(sampler):
+        trajectory = sampler.trajectory()
+        await sampler.sample(trajectory, max_tokens=2)
+        if not trajectory.truncated:
+            trajectory.observe(sampler.encode("="), "=")
+        if not trajectory.truncated:
+            await sampler.sample(trajectory)
+        return trajectory
+
+    return await sampler.gather(one)
+"""
+
+
+@pytest.mark.parametrize("ahead", [(), ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")])
+def test_a_run_trains_on_turns_validates_with_them_and_resumes(ahead, tmp_path: Path):
+    (tmp_path / "tool.py").write_text(TOOL)
+    words = (f"rollout.workflow={tmp_path}/tool.py:asked_twice", *ahead, "observe.completions_per_step=64")
+    words = (*words, "trainer.save_every=1", "trainer.validate_every=2")
+    runs.run(tmp_path / "whole", *words)
+    run = build_run(runs.small(tmp_path / "cut", *words), BACKEND, 0, 1)
+    save = run.saver.save
+
+    class Cut(Exception):
+        pass
+
+    def cut(step: int, **options: Any) -> None:
+        save(step, **options)
+        if step == 3:
+            run.saver.wait()
+            raise Cut
+
+    run.saver.save = cut
+    with pytest.raises(Cut):
+        train(run)
+    run.close()
+    runs.run(tmp_path / "cut", *words)
+    assert runs.everything(tmp_path / "cut") == runs.everything(tmp_path / "whole")
+    texts = [json.loads(line)["response"] for line in (tmp_path / "whole/completions.jsonl").read_text().splitlines()]
+    assert sum("=" in text[1:4] for text in texts) > len(texts) / 2
+    steps = [line for line in runs.metrics(tmp_path / "whole") if "rollout/turns/mean" in line]
+    assert all(1 < line["rollout/turns/mean"] <= 2 for line in steps)
+    assert all(abs(line["rollout_corr/kl"]) < 0.05 for line in steps if "rollout_corr/kl" in line)
+
+
+def test_ranks_that_share_an_engine_have_no_workflow(tmp_path: Path):
+    (tmp_path / "tool.py").write_text(TOOL)
+    words = (
+        f"rollout.workflow={tmp_path}/tool.py:asked_twice",
+        "rollout.engine=vllm",
+        "rollout.tensor_parallel_size=2",
+    )
+    with pytest.raises(ConfigError, match=re.escape("rollout.tensor_parallel_size=2: ranks that share an engine")):
+        runs.small(tmp_path, *words)
+
+
+def test_the_changed_file_of_a_workflow_is_noted_at_a_resume(tmp_path: Path, capsys):
+    (tmp_path / "tool.py").write_text(TOOL)
+    words = (f"rollout.workflow={tmp_path}/tool.py:asked_twice", "observe.progress=plain")
+    runs.run(tmp_path / "run", *words, "trainer.max_steps=1")
+    (tmp_path / "tool.py").write_text(TOOL + "# changed")
+    runs.run(tmp_path / "run", *words, "trainer.max_steps=2")
+    assert "the file of rollout.workflow has changed since the checkpoint" in capsys.readouterr().out
+
+
+def test_a_sampler_of_a_validation_wants_as_many_responses_as_that():
+    sampler = Sampler(batch_of(1).prompts[0], Sampling(n=5, max_response_tokens=4), Tokenizer(), SimpleNamespace())  # type: ignore[arg-type]
+    assert (sampler.n, sampler.trajectory().left, sampler.encode("ab")) == (5, 4, [97, 98])
