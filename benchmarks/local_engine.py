@@ -8,7 +8,10 @@ differ by at most 1e-4 (fp32), or the benchmark ends.
     python benchmarks/local_engine.py --size 1m --size 36m --dtype float32 --output results.json
     .venv-vllm/bin/python benchmarks/local_engine.py --peer vllm --size 36m
     python benchmarks/local_engine.py --model FOLDER --rows 64 --threads 2 --dtype float32 --dtype bfloat16
+    python benchmarks/local_engine.py --model FOLDER --rows 64 --threads 2 --dtype bfloat16 --busy 1
 
+Both sides run with the variables that `hwgrpo train` sets on a CPU. `--busy N` runs N programs beside them that need a
+core each.
 The local engine and vLLM also return the log-prob of every token; `generate` returns tokens. "GEMM share" compares two
 rates: that of the decoded tokens' matrix products in a side's full time, which includes attention, sampling and
 prompts, and that of `torch.nn.functional.linear` alone with the same weights and number of rows, measured in the same
@@ -22,10 +25,12 @@ import datetime
 import importlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -34,7 +39,12 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO), str(REPO / "backends"), str(REPO / "kernels")]
 
-import torch  # noqa: E402  (the paths come first)
+from hwgrpo_backends.cpu import BACKEND  # noqa: E402  (the paths come first)
+
+for name, variable in BACKEND.environment("train").items():
+    os.environ.setdefault(name, variable.value)  # before torch reads them
+
+import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from hwgrpo.bench.machine import processor  # noqa: E402
@@ -64,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--response-tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="programs beside it that never wait")
     parser.add_argument("--peer", choices=("transformers", "vllm"), default="transformers", help="the other side")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("--smoke", action="store_true", help="one round of a tiny model")
@@ -76,13 +87,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"--rows {args.rows} must be a multiple of {SAMPLES}, the responses to a prompt")
     torch.set_num_threads(args.threads)
     transformers.utils.logging.set_verbosity_error()
-    results = [measure(size, dtype, args) for size in args.size or SIZES for dtype in args.dtype or ("float32",)]
+    with busy_programs(args.busy):
+        results = [measure(size, dtype, args) for size in args.size or SIZES for dtype in args.dtype or ("float32",)]
     print("| model | dtype | side | tokens/s (wall) | tokens/s (CPU) | GEMM share |\n|---|---|---|---|---|---|")
     for result in results:
         print(table(result))
     if args.output:
         Path(args.output).write_text(json.dumps(results, indent=1, default=str) + "\n")
     return 0
+
+
+@contextmanager
+def busy_programs(number: int) -> Iterator[None]:
+    """Run so many processes that need a core each until the block ends."""
+    command = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(command) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:

@@ -40,6 +40,7 @@ real_model_curves real_model.md python benchmarks/real_model.py --model SMOLLM2 
 real_model_float32 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --threads 2 --steps 2 --block 1 --output benchmarks/results/real_model_float32.json
 real_model_bfloat16 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --dtype bfloat16 --threads 2 --steps 10 --block 2 --output benchmarks/results/real_model_bfloat16.json
 real_model_engine real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads 2 --dtype float32 --dtype bfloat16 --output benchmarks/results/real_model_engine.json
+real_model_busy real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads 2 --dtype bfloat16 --busy 1 --output benchmarks/results/real_model_busy.json
 sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
 strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"

@@ -51,7 +51,7 @@ COMMON = {
         source="oneDNN, developer guide, primitive cache",
     ),
     "GOMP_SPINCOUNT": EnvVar(
-        value="10000",
+        value="5000",
         why="a thread that waits for the others of an operation spins 300,000 times. Where a program beside it needs "
         "the core, the thread that is waited for does not run meanwhile: a step takes several times as long",
         source="GCC, libgomp manual, GOMP_SPINCOUNT",
