@@ -19,6 +19,7 @@ optimizer.py               AdamW and the learning rate
 gradient_clipping.py       gradients clipped to a total norm, also of shards
 stepping.py                an update with torch's own optimizer
 process_group.py           the processes of a run, and small values that they exchange
+thread_ranks.py            the same values, exchanged by another thread
 rendezvous.py              joining them
 lost_ranks.py              which rank is lost, where a collective fails
 """

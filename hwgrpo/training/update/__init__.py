@@ -10,6 +10,7 @@ group_batch.py     the sequences that a group of ranks computes together
 step_metrics.py    a step's metrics over all ranks
 failure_notes.py   lines on failed rewards and late groups
 old_policy.py      old log-probs without a pass: between the engine's and the current ones
+greedy_rewards.py  rewards of greedy responses, the baseline of the others
 reward_shuffle.py  shuffled rewards, for control runs
 update_tokens.py   selections that compare all tokens of an update
 flops.py           floating-point operations of a pass

@@ -67,10 +67,14 @@ def reference_gradients(model, config, batch: TrainBatch, other=None) -> tuple[f
         entropy = -(log_p.exp() * log_p).sum(-1)
         old = lp.detach() if batch.old_logprobs is None else batch.old_logprobs[here].double()
         advantage = batch.advantages_R[here].double()
-        ratio = (lp - old).exp()
+        gap = lp - old
+        if a.loss.name == "gspo":  # the mean over its tokens; the same gradient for a mean over tokens of each sequence
+            assert a.aggregation.name == "seq-mean-token-mean"
+            gap = gap[mask[here]].mean().expand_as(gap)
+        ratio = gap.exp()
         clipped = ratio.clamp(1 - a.loss.clip_low, 1 + a.loss.clip_high)
         token = torch.maximum(-advantage * ratio, -advantage * clipped)
-        if a.loss.dual_clip is not None:
+        if a.loss.dual_clip is not None and a.loss.name != "gspo":
             token = torch.where(advantage < 0, torch.minimum(token, -a.loss.dual_clip * advantage), token)
         if a.kl.coef and other is not None:
             with torch.no_grad():

@@ -71,13 +71,22 @@ def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(
 
 
 @pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED, BRANCHED], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
-def test_tokens_that_were_not_sampled_are_inputs_without_loss(layout: Layout, aggregation: str):
+@pytest.mark.parametrize(
+    ("aggregation", "loss_words"),
+    [
+        ("token-mean", []),
+        ("seq-mean-token-mean", []),
+        ("seq-mean-token-mean", ["algorithm.loss.name=gspo"]),
+    ],
+    ids=["token-mean", "seq-mean-token-mean", "gspo"],
+)
+def test_tokens_that_were_not_sampled_are_inputs_without_loss(layout: Layout, aggregation: str, loss_words: list[str]):
     batch = ragged_batch(old=True, ref=True, empty=True, alike=True)
     mask = torch.rand(len(batch.tokens), generator=torch.Generator().manual_seed(2)) > 0.4
     mask[: int(batch.offsets[1])] = False  # a sequence without loss
     batch = replace(batch, loss_mask=mask)
     words = [f"algorithm.aggregation.name={aggregation}", "algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01"]
+    words += loss_words
     model = tiny_qwen3()
     update = updater(model, *words, "trainer.tokens_per_micro_batch=64", layout=layout)
     loss, ours, sums = gradients(update, batch)
