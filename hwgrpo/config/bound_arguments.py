@@ -73,7 +73,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
 def declared_arguments(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the arguments of a function that its signature limits, each with its annotation."""
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
     except (AttributeError, NameError, TypeError):  # a user's annotations that only a type checker can read
         return {}
     return {name: hint for name, hint in hints.items() if _declarations(hint) or typing.get_origin(hint) is Literal}

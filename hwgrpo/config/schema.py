@@ -268,7 +268,8 @@ class RolloutConfig:
     """vLLM, SGLang: devices that share one copy of the model. With `vllm` they are those of so many consecutive ranks
     of a host, which then sample together; neither with `max_staleness` nor with `group_timeout`."""
     engine_kwargs: dict[str, Any] = setting(dict, used_by=[_OUTSIDE_ENGINE])
-    """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they override those that hwgrpo sets."""
+    """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they override those that hwgrpo sets. An
+    engine of your own: its settings (docs/extend.md)."""
     server: RolloutServerConfig = setting(RolloutServerConfig, used_by=[_SERVER])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.config import Config
+from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.registry import import_target
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ class EngineKind:
     """
 
     maker: str | Callable[[EngineParts], Engine]
-    """Factory: `EngineParts` -> `Engine`; a callable, or `module:callable`."""
+    """Factory: `EngineParts` -> `Engine`; a callable, or `module:callable`. Its keyword-only arguments are settings of
+    the engine, `rollout.engine_kwargs`: their annotations are checked (`hwgrpo/config/bound_arguments.py`)."""
     refuse: Callable[[Config], None] | None = None
     """Raises ConfigError for settings that it does not support."""
     check_host: str | None = None
@@ -51,8 +54,18 @@ class EngineKind:
 
     def make(self, parts: EngineParts) -> Engine:
         """Return an engine with the policy's current weights; a collective call of all ranks."""
+        return self.bound_maker(parts.config)(parts)
+
+    def bound_maker(self, config: Config) -> Callable[[EngineParts], Engine]:
+        """Return the factory with the settings of its own.
+
+        Raises:
+            ConfigError: `rollout.engine_kwargs` has others, or values that it does not allow.
+        """
         maker = import_target(self.maker) if isinstance(self.maker, str) else self.maker
-        return maker(parts)
+        if not any(each.kind is each.KEYWORD_ONLY for each in inspect.signature(maker).parameters.values()):
+            return maker  # it reads them from the settings, if it has any
+        return bind_arguments(maker, config.rollout.engine_kwargs, 1, "rollout.engine_kwargs")
 
     @property
     def on_server(self) -> bool:
@@ -84,11 +97,12 @@ def check_engine(config: Config) -> None:
     """Check that this machine has what the rollout engine needs.
 
     Raises:
-        ConfigError: a requirement is missing; the message says what to install or set.
+        ConfigError: a requirement is missing, or a setting of the engine's own is wrong; the message says what to do.
     """
     kind = engine_kind(config)
     if kind.check_host is not None:
         import_target(kind.check_host)(config)
+    kind.bound_maker(config)
 
 
 def ask_environment(config: Config, backend: Backend) -> str:

@@ -320,7 +320,11 @@ class WorkflowEngine:
         turns = [sum(segment.role == "sampled" for segment in each.segments) for each in trajectories]
         self._metrics = {"rollout/turns/mean": sum(turns) / len(turns)} if turns else {}
         done = [each.completion(i) for i, group in enumerate(groups) for each in group]
-        joined = Completions.concat(done, prompts=[0] * len(done)) if done else _not_sampled((), "").select(torch.tensor([False]))
+        joined = (
+            Completions.concat(done, prompts=[0] * len(done))
+            if done
+            else _not_sampled((), "").select(torch.tensor([False]))
+        )
         late = None if sampling.group_timeout is None else self._late
         return replace(joined, late=late, dropped=dropped)
 

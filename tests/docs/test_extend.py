@@ -52,7 +52,7 @@ def test_a_block_runs_and_is_short(block: str, tmp_path: Path, monkeypatch: pyte
         assert [line.split(",")[0] for line in Path("runs/logger/reward.csv").read_text().splitlines()] == ["1", "2"]
     if "counting.py" in written(block):
         first, second = (each["rollout/sampled"] for each in steps if "rollout/sampled" in each)
-        assert second - first == 64 * 8
+        assert second - first == 64 * 8 / 2
     if "metrics.py" in written(block):
         assert sum("repetition/mean" in each for each in steps) == 2
     if "mine.py" in written(block):
