@@ -13,8 +13,7 @@ from hwgrpo.rewards.failures import describe_failure
 from hwgrpo.rewards.ground_truths import own_answer
 from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.rewards.processes.reward_process import Reward
-from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.rewards.signatures import load_function, make_reward_function
 from hwgrpo.values import Prompt
 
 COMPARING = ("exact_match", "gsm8k", "math", "multiple_choice", "numeric", "question_exact_match", "question_f1")

@@ -1,4 +1,4 @@
-"""Detection of a reward function's form by its parameters, and checks of the config's arguments."""
+"""How a reward function or class is found, which form its parameters give it, and checks of the config's arguments."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hwgrpo import user_code
 from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, choice_error, nearest
+from hwgrpo.given_objects import find_object, is_object, name_of
 from hwgrpo.rewards.functions import OPENED, TRL, TRL_SERVICES, VERL, RewardFunction
+from hwgrpo.user_code import describe_error, raised_by_user_code
 
 BATCH = ("batch", "completions")
 FORM_PARAMETERS = ("solution_str", "batch", *TRL)
@@ -104,3 +107,89 @@ def form_of(name: str, parameters: set[str], key: str) -> str:
         what = "mixes two signatures" if forms else "has none of the accepted signatures"
         raise ConfigError(f"{key}: {name} {what}; {has}{near if not forms else ''}; {SIGNATURES}")
     return forms[0]
+
+
+DEFAULT_FUNCTION = "compute_score"
+
+
+def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
+    """Find a reward function.
+
+    Args:
+        name: a registered name, `path/to/file.py:function`, `path/to/file.py` (its `compute_score`), or `object://NAME`.
+        key: the setting, for messages ("reward.functions[0].name").
+
+    Returns:
+        (short name for metrics, the function).
+
+    Raises:
+        ConfigError: unknown name; the message lists the registered ones.
+    """
+    file, function = split_name(name)
+    if is_object(name):
+        return function, find_object(name, key)
+    if file is None:
+        if name not in REWARDS:
+            error = choice_error(key, name, REWARDS.names())
+            raise ConfigError(f"{error} A function of your own is named {user_code.FORM}.")
+        return name, REWARDS.load(name)
+    return function, user_code.load_function(name, key, DEFAULT_FUNCTION)
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """Return the file in a reward's name (None for a registered one, an object) and the function's name in metrics."""
+    return (None, name_of(name)) if is_object(name) else user_code.split_name(name, DEFAULT_FUNCTION)
+
+
+def make_instance(
+    made: Callable[..., Any], name: str, kwargs: Mapping[str, Any], given: Mapping[str, Any], key: str
+) -> Any:
+    """Make the object of a reward's class.
+
+    Args:
+        made: the class; its objects have a `__call__` with one of the signatures of reward functions, and may have a
+            `close()`.
+        name: name in metrics and messages.
+        kwargs: arguments of the class, from the config.
+        given: what the trainer passes to parameters of these names: `device` (torch.device of the run), `steps` (the
+            `StepFinder`, or None), `name`, `key` (the setting, for messages), `max_response_tokens`,
+            `template_date` (the run's date for chat templates with a clock).
+        key: the setting, for messages ("reward.functions[0]").
+
+    Raises:
+        ConfigError: an argument is unknown, missing or wrong, or the class raised.
+    """
+    parameters = inspect.signature(made).parameters
+    open_ended = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+    named = {
+        parameter: entry
+        for parameter, entry in parameters.items()
+        if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY)
+    }
+    passed = {parameter: value for parameter, value in given.items() if parameter in named}
+    for parameter in kwargs:
+        if parameter in passed and parameter != "max_response_tokens":
+            raise ConfigError(f"{key}.kwargs.{parameter}: the trainer passes {parameter!r} to {name}; remove it")
+        if parameter not in named and not open_ended:
+            raise choice_error(f"{key}.kwargs: argument of {name}", parameter, sorted(set(named) - set(passed)))
+    arguments = {**passed, **kwargs}
+    absent = [each for each, entry in named.items() if entry.default is entry.empty and each not in arguments]
+    if absent:
+        raise ConfigError(f"{key}: {name} needs {', '.join(absent)}; set {key}.kwargs.{absent[0]}")
+    try:
+        return made(**arguments)
+    except ConfigError:
+        raise
+    except BaseException as error:
+        if not raised_by_user_code(error):
+            raise
+        raise ConfigError(f"{key}: {name} cannot be made: {describe_error(error)}") from error
+
+
+def refuse_class(call: Callable[..., Any], name: str, key: str) -> None:
+    """Raise `ConfigError` if a reward for separate processes has state."""
+    if inspect.isclass(call):
+        raise ConfigError(
+            f"{key}: {name} has state and is called in the trainer's process, so timeout and workers cannot be used; "
+            "remove them. A reward that sends requests limits their time by its kwargs"
+        )

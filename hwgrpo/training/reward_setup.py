@@ -11,8 +11,7 @@ from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.reward_check import COMPARING
 from hwgrpo.models.loading import resolve_model_path
-from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rewards.gates import check_gates
+from hwgrpo.rewards.combine import RewardPipeline, check_gates
 from hwgrpo.training.online_rewards import check_online_rewards
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 

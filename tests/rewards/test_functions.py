@@ -4,9 +4,8 @@ import functools
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.reward_loading import load_function
 from hwgrpo.rewards.sandbox.code_reward import code
-from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.rewards.signatures import load_function, make_reward_function
 
 CHAT = ({"role": "user", "content": "hi"},)
 

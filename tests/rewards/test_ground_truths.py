@@ -17,9 +17,8 @@ from hwgrpo.errors import DataError, RewardError
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.ground_truths import answer_text, is_missing, own_answer, right_answers, shown_answers
-from hwgrpo.rewards.reward_loading import load_function
 from hwgrpo.rewards.services.judge_replies import Template
-from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.rewards.signatures import load_function, make_reward_function
 from hwgrpo.values import Prompt
 
 DATE = datetime.date(2024, 2, 29)

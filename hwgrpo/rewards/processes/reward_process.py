@@ -15,9 +15,7 @@ from hwgrpo.rewards.functions import Failed, PromptCheck, RewardFunction, prompt
 from hwgrpo.rewards.processes.messages import merge_extras, unpack_all, unpack_one
 from hwgrpo.rewards.processes.worker_pool import Pool
 from hwgrpo.rewards.randomness import Seed
-from hwgrpo.rewards.reward_loading import load_function, split_name
-from hwgrpo.rewards.signatures import make_reward_function
-from hwgrpo.rewards.stateful import make_instance
+from hwgrpo.rewards.signatures import load_function, make_instance, make_reward_function, split_name
 from hwgrpo.user_code import imported_plugins
 from hwgrpo.values import Completions, Prompt, PromptBatch
 

@@ -21,15 +21,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hwgrpo.errors import ConfigError, error_text
-from hwgrpo.rewards.async_functions import run_concurrently, wait_for
 from hwgrpo.rewards.failures import Cancelled
-from hwgrpo.rewards.functions import RewardFunction
+from hwgrpo.rewards.functions import RewardFunction, run_concurrently, wait_for
 from hwgrpo.rewards.processes.descendants import adopt_orphans, end_descendants, reap
 from hwgrpo.rewards.processes.messages import HEADER, encode_reply, frame_message, pack_all, pack_one
 from hwgrpo.rewards.randomness import CONCURRENT, seeded
-from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import make_reward_function
-from hwgrpo.rewards.stateful import refuse_class
+from hwgrpo.rewards.signatures import load_function, make_reward_function, refuse_class
 from hwgrpo.user_code import import_plugins, raised_by_user_code, source_line
 
 END_SECONDS = 5.0

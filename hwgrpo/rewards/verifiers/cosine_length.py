@@ -8,8 +8,7 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.processes.messages import number_of
-from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.rewards.signatures import load_function, make_reward_function
 from hwgrpo.values import Completions, PromptBatch
 
 KEY = "kwargs.correct of reward length_cosine"

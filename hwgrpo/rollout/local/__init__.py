@@ -1,18 +1,15 @@
 """The local engine, which samples with the training model.
 
-engine.py                    generate, with the training weights or a copy in the compute dtype
+engine.py                    generate and score, with the training weights or a copy in the compute dtype
 frozen_copy.py               a copy of the weights for an engine that cannot share them
 decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
-decode_rows.py               protocol of a batch of rows, and decoding with the model's forward
+decode_rows.py               batches of rows: their protocol, by the model's forward, equal responses decoded once
 decode_drift.py              startup comparison with full forward passes at the rounding of the model
-distinct_rows.py             responses that are equal so far, decoded once
-token_sampling.py            sampling of a token
-logit_filters.py             top-k, top-p, min-p, and what they dropped
+token_sampling.py            sampling of a token, from what top-k, top-p and min-p keep
 lean_step.py                 a decode step with as few operations as the architecture allows
 architectures.py             architectures that support it
 lean_step_check.py           its startup check against the model's own forward
 shared_prefix_attention.py   attention of new tokens over a prompt shared by several rows
-scoring.py                   log-probs of given tokens
 adapted_linear.py            linear layers with low-rank adapters
 decode_graph.py              the lean step as a device graph
 graph_fallback.py            whether it is one, and decoding without after a failed recording

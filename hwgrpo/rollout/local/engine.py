@@ -1,10 +1,10 @@
-"""The local engine: samples with the training model, or with a copy in the compute dtype."""
+"""The local engine: samples and scores with the training model, or with a copy in the compute dtype."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -13,20 +13,19 @@ import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hwgrpo.models.lora import has_adapters
 from hwgrpo.ragged import offsets_of
 from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.deadlines import GroupDeadlines, Overdue
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, unsupported_reason
 from hwgrpo.rollout.local.decode_drift import LENGTH, describe_drift
-from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, check_cache
+from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows, Rows, check_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
-from hwgrpo.rollout.local.distinct_rows import DistinctRows
 from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
-from hwgrpo.rollout.local.scoring import score
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
@@ -295,3 +294,18 @@ def local_engine(parts: EngineParts) -> LocalEngine:
         gate=parts.gate,
         longest=longest,
     )
+
+
+@torch.no_grad()
+def score(model: Any, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]]:
+    """Return the log-probs of each sequence's tokens after the first, at temperature 1.
+
+    Args:
+        model: a transformers causal LM in evaluation mode, or one wrapped by peft.
+        sequences: token ids, all of one length.
+        adapter: with the adapters, if there are any.
+    """
+    tokens = torch.tensor([list(tokens) for tokens in sequences], device=next(model.parameters()).device)
+    with model.disable_adapter() if has_adapters(model) and not adapter else nullcontext():
+        logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+    return logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].tolist()

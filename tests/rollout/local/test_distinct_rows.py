@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hwgrpo.rollout.local.decode_rows import ModelRows
-from hwgrpo.rollout.local.distinct_rows import DistinctRows
+from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.values import Sampling
 from tests.rollout.decoders import CPU, PROMPTS, batch_of, engine_of, model_of

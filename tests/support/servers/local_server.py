@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from hwgrpo.rollout.local.engine import LocalEngine
-from hwgrpo.rollout.local.scoring import score
+from hwgrpo.rollout.local.engine import LocalEngine, score
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.processes.launch import ROOT

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hwgrpo.rollout.local.scoring import score
+from hwgrpo.rollout.local.engine import score
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.training.policy.policy_model import PolicyModel
 

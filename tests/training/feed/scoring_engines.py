@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.lora import TRAINED_ADAPTER
-from hwgrpo.rollout.local.scoring import score
+from hwgrpo.rollout.local.engine import score
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER
 from tests.support.servers.fake_server import FakeServer, good, scored
 
