@@ -178,7 +178,7 @@ def _build(
     )
     undo.callback(responses.close)
     guard = RolloutGuard(config, update, responses, data.tokenizer, folder.checkpoint)
-    responses = probe_weights(config, responses, engine, update, data.tokenizer, start)
+    probes = probe_weights(config, responses, engine, update, data.tokenizer, start)
 
     observer = make_observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)
@@ -213,6 +213,7 @@ def _build(
         rewards=data.rewards,
         update=update,
         guard=guard,
+        probes=probes,
         reference=models.reference,
         validation=data.validation,
         observer=observer,

@@ -42,7 +42,7 @@ class PolicyModel(nn.Module):
     Args:
         model: a transformers causal LM, or one wrapped by peft.
         compute_dtype: dtype of matrix products; parameters stay fp32 masters and autocast does the rest.
-        options: temperature of the log-probs, and how logits are streamed.
+        options: temperature of the log-probs of batches without their own, and how logits are streamed.
         head: how the model forms its logits, if known; None: it is detected, and the model must have weights.
 
     Raises:
@@ -159,7 +159,7 @@ class PolicyModel(nn.Module):
         return {
             "logprob_floor": floor,
             "bias": self.head.bias(head),
-            "temperature": self.options.temperature,
+            "temperature": self.options.temperature if batch.temperature is None else batch.temperature,
             "softcap": self.head.softcap,
             "logit_scale": self.head.scale,
             "chunk_rows": self.options.chunk_rows,

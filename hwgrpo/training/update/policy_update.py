@@ -15,6 +15,7 @@ from hwgrpo.algorithms.policy_loss import PolicyLoss, build_loss
 from hwgrpo.algorithms.scope import sequence_sum
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
+from hwgrpo.config.schema import CorrectionConfig
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout, Rows
@@ -69,6 +70,11 @@ class PolicyUpdate:
         self._work = training_work(self.policy, with_reference=self.reference is not None)
         self.coefficients: Coefficients = initial_coefficients(self.config.algorithm)
         self.loss_fn: PolicyLoss = build_loss(self.config.algorithm, self.coefficients)
+
+    def apply_correction(self, correction: CorrectionConfig) -> None:
+        """Apply these settings in place of `algorithm.correction` from the next update on."""
+        if correction != self.loss_fn.algorithm.correction:
+            self.loss_fn = build_loss(replace(self.config.algorithm, correction=correction), self.coefficients)
 
     @property
     def needs_old_logprobs(self) -> bool:
