@@ -232,6 +232,8 @@ class TrainBatch(Responses):
     """[S] fp32: weight of every token of a sequence in the loss of one update; None: not known yet."""
     selections: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names_key="selections"))
     """Input of the loss -> [R] fp32: what selections among the tokens of one update gave them."""
+    temperature: float | None = field(default=None, metadata=per_batch(joined=lambda parts: parts[0].temperature))
+    """Of the log-probs that models compute: that of sampling, of all parts alike; None: `rollout.temperature`."""
 
     def column(self, name: str) -> tuple[torch.Tensor, bool]:
         """Return a column's tensor, and whether it has one entry per token; also of a selection, or `EXTRA` + name."""

@@ -58,7 +58,9 @@ OWN_METRICS = (
 class PolicyLoss:
     """The loss as a function of rows; see `build_loss`."""
 
-    def __init__(self, algorithm: AlgorithmConfig, coefficients: Coefficients | None = None) -> None:
+    def __init__(
+        self, algorithm: AlgorithmConfig, coefficients: Coefficients | None = None, scope: Scope = "token"
+    ) -> None:
         self.algorithm = algorithm
         self.coefficients = coefficients or initial_coefficients(algorithm)
         loss = algorithm.loss
@@ -67,7 +69,7 @@ class PolicyLoss:
         per_sequence = self._surrogate.weighs_sequences
         self._correction = load_correction(algorithm.correction, per_sequence)
         masks = "token" if algorithm.off_policy_threshold is None else "sequence"
-        self.scope: Scope = widest(self._surrogate.scope, self._correction.scope, masks)
+        self.scope: Scope = widest(scope, self._surrogate.scope, self._correction.scope, masks)
         self.selections = selections_of(algorithm, self._surrogate)
         if algorithm.correction.normalize:
             self.selections["correction"] = partial(
@@ -142,7 +144,9 @@ class PolicyLoss:
         return loss * rows["weight"], metrics
 
 
-def build_loss(algorithm: AlgorithmConfig, coefficients: Coefficients | None = None) -> PolicyLoss:
+def build_loss(
+    algorithm: AlgorithmConfig, coefficients: Coefficients | None = None, scope: Scope = "token"
+) -> PolicyLoss:
     """Return the loss function of a policy update.
 
     The function takes (stats, rows). Rows are [N] tensors: `advantage`; `weight` (from `aggregation.token_weights`);
@@ -157,6 +161,7 @@ def build_loss(algorithm: AlgorithmConfig, coefficients: Coefficients | None = N
     Args:
         algorithm: the section `algorithm` of checked settings; without arguments `AlgorithmConfig()` has the defaults.
         coefficients: those of KL and entropy, read in each call; None: fixed ones from the settings.
+        scope: rows that it shall see at once even if it needs fewer.
 
     Returns:
         A callable with the attribute `scope`: `token`, `sequence` or `batch`, which rows it must see at once.
@@ -164,4 +169,4 @@ def build_loss(algorithm: AlgorithmConfig, coefficients: Coefficients | None = N
     Raises:
         ConfigError: an unknown policy loss, KL estimator or correction.
     """
-    return PolicyLoss(algorithm, coefficients)
+    return PolicyLoss(algorithm, coefficients, scope)

@@ -94,8 +94,8 @@ def measure_losses(
     pairs = []
     for name in names:
         own = replace(update, config=replace(update.config, algorithm=algorithm_with(update.config.algorithm, name)))
-        other = replace(update, config=replace(own.config, algorithm=algorithm_with(run.config.algorithm, "ppo_clip")))
-        other.loss_fn.scope = own.loss_fn.scope
+        ppo_clip = replace(own.config, algorithm=algorithm_with(run.config.algorithm, "ppo_clip"))
+        other = replace(update, config=ppo_clip, scope=own.loss_fn.scope)
         bench = LossBench(name, own.loss_fn.scope, bool(own.loss_fn.selections))
         pairs.append((bench, ((own, bench.times), (other, bench.reference))))
     start = Start(update, batch)

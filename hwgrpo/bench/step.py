@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from functools import cached_property
 
 import torch
 from hwgrpo_backends.device import Device
 
-from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.bench.layout_comparison import checked_layouts, tolerance
 from hwgrpo.bench.machine import machine_facts
 from hwgrpo.bench.step_result import BatchShape, LayoutBench, StepBench, model_facts
 from hwgrpo.bench.times import Times, total, turns
 from hwgrpo.bench.work import counted_tokens, update_flops
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.training.feed.response_source import Batch, OnDemand
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.run_parts import Run
-from hwgrpo.training.update.advantage_inputs import AdvantageInputs, advantage_inputs
+from hwgrpo.training.stages.make_batch import ScoreBefore
+from hwgrpo.training.stages.stage import Stages, StepState
+from hwgrpo.training.step_stages import build_stages
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import PromptBatch, TrainBatch
-
-T = TypeVar("T")
 
 NO_ADVANTAGES = (
     "all groups have equal rewards, so no response has an advantage; "
@@ -60,8 +60,9 @@ def measure_step(
     update = run.update
     facts = machine_facts(device)  # before we add to the machine's load
     report("a first batch of responses")
-    prompts = run.prompts.next()
-    batch = _stages(run, device, prompts, {})
+    responses, watch = SamePrompts(run.prompts, run.engine, lambda step: run.sampling), RoundTimes(device.synchronize)
+    step = build_stages(replace(run, responses=responses, watch=watch, probes=None))
+    batch = _before_update(step).batch
     notes = list(run.engine.notes)
     if not batch.advantages_R.any():
         batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2), token_advantages=None)
@@ -73,18 +74,22 @@ def measure_step(
     timed = [(bench, layout) for bench, layout in checked if layout is not None]
 
     stages: dict[str, Times] = {}
+    idle = _idle_stages(run, step)
     start = Start(update, batch)
     try:
         for number in range(repeat + 1):
             report(f"round {number} of {repeat}" if number else "a round to warm up")
-            kept = stages if number else {}
             if number:  # the first batch was their warm-up
-                _stages(run, device, prompts, kept)
+                _before_update(step)
             for bench, layout in turns(timed, number):
                 _update(replace(update, layout=layout), batch, device, bench, warm_up=number == 0)
                 start.restore()
-            with kept.setdefault("sync", Times()).measure(device.synchronize):
-                run.engine.update_weights(0)
+            step.sync(StepState(1))
+            for stage, (wall, cpu) in watch.end_round().items() if number else ():
+                if stage not in idle:
+                    times = stages.setdefault(stage, Times())
+                    times.wall_s.append(wall)
+                    times.cpu_s.append(cpu)
     finally:
         start.forget()
 
@@ -97,7 +102,7 @@ def measure_step(
         machine=facts | {"threads": torch.get_num_threads()},
         model=model_facts(run.config, update.policy, device),
         batch=BatchShape(
-            prompts=len(prompts),
+            prompts=len(responses.prompts),
             samples=run.sampling.n,
             prompt_tokens=float(batch.prompt_offsets.diff().double().mean()),
             response_tokens=len(batch.tokens),
@@ -115,33 +120,55 @@ def measure_step(
     )
 
 
-def _stages(run: Run, device: Device, prompts: PromptBatch, stages: dict[str, Times]) -> TrainBatch:
-    """Run the stages of a step before its update, adding seconds to `stages`; return its batch."""
+class SamePrompts(OnDemand):
+    """Source of responses that samples anew to the same prompts in every round, with the run's first weights."""
 
-    def timed(stage: str, work: Callable[[], T]) -> T:
-        with stages.setdefault(stage, Times()).measure(device.synchronize):
-            return work()
+    def next(self, step: int) -> Batch:
+        return Batch(self.prompts, self.engine.generate(self.prompts, self.sampling(step)), {})
 
-    completions = timed("gen", lambda: run.engine.generate(prompts, run.sampling))
-    rewards = timed("reward", lambda: run.rewards.score(prompts, completions, 1))
+    @cached_property
+    def prompts(self) -> PromptBatch:
+        """The run's first prompts."""
+        return self.source.next()
 
-    inputs = AdvantageInputs(rewards)
-    if takes(run.config.algorithm.advantage, "token_probs"):
-        given = run.update, None, prompts, completions, rewards, Stopwatch()
-        inputs = timed("old_log_prob", lambda: advantage_inputs(*given))
+    def update_weights(self, version: int) -> None:
+        self.engine.update_weights(0)
 
-    def to_train() -> TrainBatch:
-        given = run.config, completions, rewards, run.strategy, inputs.token_probs
-        advantages, of_tokens = advantages_over_ranks(*given)
-        batch = assemble(prompts, completions, advantages, rewards.valid, of_tokens)
-        return inputs.add_old_logprobs(batch, rewards.valid, completions.lengths)
 
-    batch = timed("adv", to_train)
-    if run.update.needs_old_logprobs and batch.old_logprobs is None:
-        batch = timed("old_log_prob", lambda: run.update.with_old_logprobs(batch))
-    if run.reference is not None:
-        batch = timed("ref", lambda: run.update.with_ref_logprobs(batch, run.reference))
-    return batch
+class RoundTimes(Stopwatch):
+    """Times the stages of a round on both clocks.
+
+    Args:
+        synchronize: called at both ends of a stage.
+    """
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        super().__init__(synchronize)
+        self._times: dict[str, Times] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        with self._times.setdefault(stage, Times()).measure(self._synchronize):
+            yield
+
+    def end_round(self) -> dict[str, tuple[float, float]]:
+        """Return the seconds of each stage, on the clock and of the processor, since the last call."""
+        times, self._times = self._times, {}
+        return {stage: (sum(each.wall_s), sum(each.cpu_s)) for stage, each in times.items()}
+
+
+def _before_update(stages: Stages) -> StepState:
+    """Run the stages of the first step before its update; return their state."""
+    state = StepState(1)
+    for slot in (stages.collect, stages.score, stages.advantages, stages.log_probs):
+        slot(state)
+    return state
+
+
+def _idle_stages(run: Run, stages: Stages) -> set[str]:
+    """Return the names of the stages that have nothing to do with these settings."""
+    scores = run.update.needs_old_logprobs or any(isinstance(each, ScoreBefore) for each in stages.advantages.stages)
+    return {name for name, works in (("old_log_prob", scores), ("ref", run.reference is not None)) if not works}
 
 
 def _update(update: PolicyUpdate, batch: TrainBatch, device: Device, bench: LayoutBench, *, warm_up: bool) -> None:

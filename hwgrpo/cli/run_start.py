@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,10 +13,18 @@ from hwgrpo.errors import RunFinished
 from hwgrpo.text import hide_secrets
 
 if TYPE_CHECKING:
+    from hwgrpo.observe.observer import Observer
     from hwgrpo.training.run_parts import Run
 
 
-def start_run(config: Config, host: Host, *, allow_finished: bool = False, notes: Sequence[str] = ()) -> Run:
+def start_run(
+    config: Config,
+    host: Host,
+    *,
+    allow_finished: bool = False,
+    notes: Sequence[str] = (),
+    observe: Callable[[Observer], Observer] = lambda observer: observer,
+) -> Run:
     """Resolve the settings that depend on the devices, and make every part of a run.
 
     Args:
@@ -24,6 +32,7 @@ def start_run(config: Config, host: Host, *, allow_finished: bool = False, notes
         host: from `prepare_host`, which comes before torch is imported.
         allow_finished: a finished run of other settings or data is not an error.
         notes: further notes for the user.
+        observe: as for `build_run`.
 
     Raises:
         ConfigError, DataError, RunError: as `resolve_engine`, `resolve_strategy` and `build_run` do.
@@ -53,6 +62,7 @@ def start_run(config: Config, host: Host, *, allow_finished: bool = False, notes
             allow_finished=allow_finished,
             notes=[*notes, *more],
             engine_share=share,
+            observe=observe,
         )
 
 

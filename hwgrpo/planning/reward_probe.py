@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,11 +66,8 @@ def _completions(texts: tuple[str, ...], tokenizer: Any) -> Completions:
 
 def _why(rewards: RewardPipeline, number: int, batch: PromptBatch, completions: Completions) -> str:
     """Return the error of a function that its settings ignore."""
-    strict = copy.copy(rewards)
-    strict.functions = rewards.functions[number : number + 1]
-    strict.settings = (replace(rewards.settings[number], on_error="raise", on_nan="raise", on_timeout="raise"),)
     try:
-        strict.score(batch, completions, 1)
+        rewards.strict(number).score(batch, completions, 1)
     except RewardError as error:
         return str(error).partition("; mend it")[0]
     return "not every time"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +76,13 @@ class RewardPipeline:
     def names(self) -> tuple[str, ...]:
         """Names of the functions in metrics, in the order of the config."""
         return tuple(function.name for function in self.functions)
+
+    def strict(self, number: int) -> RewardPipeline:
+        """Return one of the functions as a pipeline that raises its failures, whatever its settings do with them."""
+        other = copy.copy(self)
+        other.functions = self.functions[number : number + 1]
+        other.settings = (replace(self.settings[number], on_error="raise", on_nan="raise", on_timeout="raise"),)
+        return other
 
     def score(
         self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None

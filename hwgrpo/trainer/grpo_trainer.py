@@ -343,17 +343,14 @@ class Trainer:
             from hwgrpo_backends.device import Device
 
             from hwgrpo.cli.run_start import start_run
-            from hwgrpo.training.step_stages import build_stages
 
             _open.append(weakref.ref(self))
             stack.callback(_open.clear)
             stack.enter_context(restored_process(Device(self._host.backend, self._host.local_rank)))
             with self._written_objects() as notes:
-                run = start_run(self._config, self._host, notes=notes)
+                run = start_run(self._config, self._host, notes=notes, observe=cast(Any, StepRecorder))
             stack.callback(run.close)
-            self._recorder = StepRecorder(run.observer)
-            run.observer = cast(Any, self._recorder)
-            run.stages = build_stages(run)
+            self._recorder = cast(StepRecorder, run.observer)
             self._step = run.start_step
             self._environment.pause()
             self._close = weakref.finalize(self, stack.pop_all().close)

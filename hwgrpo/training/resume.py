@@ -252,9 +252,7 @@ def restore(
     strategy.refresh_from_shards()
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
-    update.updates_done = state["updates_done"]
-    update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
-    update.coefficients.restore(state.get("coefficients", {}))
+    update.restore(state)
     return raise_on_all_ranks(strategy, lambda: group_files.unused_note(checkpoint, update.config))
 
 

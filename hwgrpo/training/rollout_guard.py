@@ -20,8 +20,8 @@ from hwgrpo.algorithms.gap_guard import (
     measures,
     signs,
 )
-from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import Config
+from hwgrpo.config.schema import CorrectionConfig
 from hwgrpo.errors import RunError, quoted
 from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.training.checkpoint.restore import Checkpoint
@@ -42,13 +42,13 @@ class AdjustableSource(Protocol):
 
 
 class RolloutGuard:
-    """Judges each step's gap, and applies or withdraws measures under `rollout.guard=act`.
+    """Judges each step's gap, and puts measures in force or withdraws them under `rollout.guard=act`.
 
     All ranks decide alike, for the metrics that they judge are over all ranks.
 
     Args:
         config: the run's settings.
-        update: its loss gets the correction in force, and its notes what is stated.
+        update: has the policy, and the worst token of the last step.
         source: the source of responses; one that is an `AdjustableSource` gets the bound in force.
         tokenizer: decodes the worst token, for notes.
         checkpoint: the checkpoint that the run resumes from; None: it starts.
@@ -70,16 +70,28 @@ class RolloutGuard:
         self._watches = r.guard != "off" and not unmatched_filters(config, update.policy.head.softcap)
         self._acts = self._watches and r.guard == "act"
         self._state = GuardState()
+        self._notes: list[str] = []
         saved = checkpoint.manifest["state"].get("guard") if checkpoint else None
         if saved is not None and saved["identity"] == self._identity():
             self._state = GuardState.restored(saved["state"])
         if self._acts and self._state.level:
-            self._update.notes.append(f"rollout.guard: resumed at level {self._state.level}: {self._in_force()}")
-            self._apply()
+            self._notes.append(f"rollout.guard: resumed at level {self._state.level}: {self._in_force()}")
+            self._limit_staleness()
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
         return {"identity": self._identity(), "state": self._state.record()}
+
+    @property
+    def correction(self) -> CorrectionConfig:
+        """The correction in force, which the next update applies."""
+        level = self._state.level if self._acts else 0
+        return in_force(self._measures, level)[0] or self._config.algorithm.correction
+
+    def pop_notes(self) -> list[str]:
+        """Return and clear the notes for the user."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def judge(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Judge the gap of a step before its weights are sent, and act on it.
@@ -101,8 +113,8 @@ class RolloutGuard:
         if level > before.level:
             self._raise(step, metrics, self._measures[before.level])
         elif level < before.level and self._acts:
-            self._apply()
-            self._update.notes.append(
+            self._limit_staleness()
+            self._notes.append(
                 f"rollout.guard, step {step}: the gap has been small again for {before.calm_steps} steps "
                 f"({_numbers(metrics)}): back to {self._in_force()}"
             )
@@ -120,19 +132,16 @@ class RolloutGuard:
         if self._acts:
             if measure.severity == "stop":
                 raise RunError(f"{seen}. The run ends, for the gap is too large for {self._in_force()}")
-            self._apply()
-            self._update.notes.append(f"{seen}. From the next step on: {measure.settings}")
+            self._limit_staleness()
+            self._notes.append(f"{seen}. From the next step on: {measure.settings}")
         elif self._state.level > self._state.stated:
             would = f"apply {measure.settings}; you can set that yourself" if measure.settings else "end the run"
-            self._update.notes.append(f"{seen}. rollout.guard=act would now {would}")
+            self._notes.append(f"{seen}. rollout.guard=act would now {would}")
         self._state = replace(self._state, stated=max(self._state.stated, self._state.level))
 
-    def _apply(self) -> None:
-        algorithm, (correction, bound) = self._config.algorithm, in_force(self._measures, self._state.level)
-        if correction is not None:
-            algorithm = replace(algorithm, correction=correction)
-        self._update.loss_fn = build_loss(algorithm, self._update.coefficients)
+    def _limit_staleness(self) -> None:
         if isinstance(self._source, AdjustableSource):
+            bound = in_force(self._measures, self._state.level)[1]
             bound = self._config.rollout.max_staleness if bound is None else bound
             self._source.limit_staleness(bound, self._state.changed + DELAY)
 

@@ -20,6 +20,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
+from hwgrpo.training.feed.weight_probes import EngineProbes
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
@@ -88,6 +89,8 @@ class Run(TrainingRun):
     sampling: Sampling
     rewards: RewardPipeline
     guard: RolloutGuard
+    probes: EngineProbes | None
+    """Probes of the engine's weights; None where it has none of its own, or is meant to differ."""
     reference: Reference | None
     metrics: CustomMetrics
     stages: Stages = field(init=False)

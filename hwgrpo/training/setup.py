@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ def build_run(
     allow_finished: bool = False,
     notes: Sequence[str] = (),
     engine_share: float | None = None,
+    observe: Callable[[Observer], Observer] = lambda observer: observer,
 ) -> Run:
     """Make every part of a run, and restore the checkpoint selected by `trainer.resume`.
 
@@ -97,6 +98,7 @@ def build_run(
         allow_finished: a finished run of other settings or data is not an error.
         notes: notes for the user on choices made before.
         engine_share: `rollout.gpu_memory_utilization` of this start, where it is null; not recorded.
+        observe: returns the run's observer for the one of the settings.
 
     Raises:
         ConfigError, DataError, CheckpointError: with the wrong value and its remedy.
@@ -108,13 +110,20 @@ def build_run(
         here = with_absolute_paths(config)
         if engine_share is not None:
             here.rollout.gpu_memory_utilization = engine_share
-        run = _build(here, device, undo, allow_finished, notes, written=config)
+        run = _build(here, device, undo, allow_finished, notes, observe, written=config)
         undo.pop_all()
     return run
 
 
 def _build(
-    config: Config, device: Device, undo: ExitStack, allow_finished: bool, notes: Sequence[str], *, written: Config
+    config: Config,
+    device: Device,
+    undo: ExitStack,
+    allow_finished: bool,
+    notes: Sequence[str],
+    observe: Callable[[Observer], Observer],
+    *,
+    written: Config,
 ) -> Run:
     """Make every part of a run.
 
@@ -122,7 +131,7 @@ def _build(
         config: the settings, with absolute paths.
         device: this rank's device.
         undo: receives the callbacks that close the parts.
-        allow_finished, notes: as for `build_run`.
+        allow_finished, notes, observe: as for `build_run`.
         written: the settings for the run's records, with the user's own paths.
     """
     strategy = start_strategy(config, device)
@@ -183,9 +192,9 @@ def _build(
     )
     undo.callback(responses.close)
     guard = RolloutGuard(config, update, responses, data.tokenizer, folder.checkpoint)
-    responses = probe_weights(config, responses, engine, update, data.tokenizer, start)
+    probes = probe_weights(config, responses, engine, update, data.tokenizer, start)
 
-    observer = make_observer(config, folder, strategy, total_steps)
+    observer = observe(make_observer(config, folder, strategy, total_steps))
     undo.callback(observer.close)
     if strategy.rank == 0:
         for later in set_aside_later(folder.path / "checkpoints", start):
@@ -218,6 +227,7 @@ def _build(
         rewards=data.rewards,
         update=update,
         guard=guard,
+        probes=probes,
         reference=models.reference,
         validation=data.validation,
         observer=observer,
@@ -320,9 +330,7 @@ def _saver(
     def state() -> dict[str, Any]:
         return {
             "sampler": responses.state(),
-            "updates_done": update.updates_done,
-            "skipped_in_a_row": update.skipped_in_a_row,
-            "coefficients": update.coefficients.state(),
+            **update.state(),
             "guard": guard.state(),
             "rewards": data.rewards.metrics.state(),
             "config": settings,

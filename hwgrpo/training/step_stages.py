@@ -6,14 +6,21 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.data.difficulty import DifficultySampler
 from hwgrpo.training.online_rewards import trains_models
 from hwgrpo.training.run_parts import Run
-from hwgrpo.training.stages.collect import Collect, GreedyResponses, SetTemperature, SleepEngine
+from hwgrpo.training.stages.collect import Collect, GreedyResponses, ReportProbe, SetTemperature, SleepEngine
 from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs, RolloutShares
 from hwgrpo.training.stages.make_batch import Advantages, MakeBatch, MaskTruncated, ScoreBefore, TakeRewards
 from hwgrpo.training.stages.observe import MeasureCustom, MeasureRewards, Report, SampleMetrics
 from hwgrpo.training.stages.own_stage import own_stages
 from hwgrpo.training.stages.score import GreedyRewards, ReportDifficulty, Score, ShuffleRewards
 from hwgrpo.training.stages.stage import Slot, Stage, Stages
-from hwgrpo.training.stages.update import Guard, MoveReference, SendWeights, TrainRewardModels, Update
+from hwgrpo.training.stages.update import (
+    Guard,
+    MoveReference,
+    SendProbedWeights,
+    SendWeights,
+    TrainRewardModels,
+    Update,
+)
 
 
 def build_stages(run: Run) -> Stages:
@@ -29,8 +36,9 @@ def build_stages(run: Run) -> Stages:
     if run.engine_sleeps:
         collect.append(SleepEngine(run.engine, strategy))
     if config.rollout.final_temperature is not None:
-        policies = (update.policy,) if reference is None else (update.policy, reference.policy)
-        collect.append(SetTemperature(config, run.total_steps, policies))
+        collect.append(SetTemperature(config, run.total_steps))
+    if run.probes is not None:
+        collect.append(ReportProbe(run.probes))
 
     # greedy rewards are not permuted, and say nothing of the prompts' difficulty
     score: list[Stage] = [Score(rewards, strategy)]
@@ -54,11 +62,13 @@ def build_stages(run: Run) -> Stages:
         log_probs.insert(0, RolloutShares(config))
 
     # the guard may end the run before the reference moves and before weights are sent
-    updates: list[Stage] = [Update(update), Guard(run.guard)]
+    updates: list[Stage] = [Update(update, run.guard), Guard(run.guard)]
     if reference is not None and algorithm.kl.sync_every:
         updates.append(MoveReference(reference, update.policy, algorithm.kl))
     if trains_models(rewards):
         updates.append(TrainRewardModels(rewards, strategy, run.device.torch_device, watch))
+
+    send: Stage = SendWeights(responses) if run.probes is None else SendProbedWeights(run.probes)
 
     # metrics of one's own may not have names of others
     observe: list[Stage] = [SampleMetrics(strategy)]
@@ -68,7 +78,7 @@ def build_stages(run: Run) -> Stages:
         observe.append(MeasureRewards(rewards, strategy))
     observe.append(Report(run.observer, strategy, update, watch, run.peak, run.memory, run.lock, run.reported_failures))
 
-    slots = (collect, score, advantages, log_probs, updates, [SendWeights(responses)], observe)
+    slots = (collect, score, advantages, log_probs, updates, [send], observe)
     stages = Stages(*(Slot(watch, [*each]) for each in slots))
     for slot, stage in own_stages(config.trainer.stages, run):
         into = getattr(stages, slot).stages

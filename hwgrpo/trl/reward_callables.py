@@ -118,7 +118,7 @@ class RewardCallables:
             self._model_kwargs["chat_template"] = False
         self.shown: dict[str, str] = {}
         """Name of a model's metrics here -> its name in TRL, the last part of its path."""
-        self.logged: dict[str, list[float]] = {}
+        self._logged: dict[str, list[float]] = {}
         """Name -> values that functions logged by `log_metric`."""
         self._missing: dict[str, list[bool]] = {}
         names: Counter[str] = Counter()
@@ -239,8 +239,13 @@ class RewardCallables:
 
         return record_one
 
+    def pop_logged(self) -> dict[str, list[float]]:
+        """Return and clear the values that functions logged by `log_metric`, by name."""
+        logged, self._logged = self._logged, {}
+        return logged
+
     def _log_metric(self, name: str, value: float) -> None:
-        self.logged.setdefault(name, []).append(float(value))
+        self._logged.setdefault(name, []).append(float(value))
 
     def _scored(self, completions: Sequence[Any], **_: Any) -> list[float | None]:
         """Return None for responses that no function scored, as TRL leaves them out."""

@@ -61,8 +61,7 @@ class TrainingSteps(Evaluation):
         loss = self._settings.get("algorithm.loss.name", "ppo_clip")
         values = named(step.metrics, self._rewards.shown, loss)
         values["num_tokens"] = float(self.state.num_input_tokens_seen)
-        logged, self._rewards.logged = self._rewards.logged, {}
-        values |= {name: sum(each) / len(each) for name, each in logged.items()}
+        values |= {name: sum(each) / len(each) for name, each in self._rewards.pop_logged().items()}
         self._window.add(values)
         return values
 

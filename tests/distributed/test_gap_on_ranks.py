@@ -32,7 +32,7 @@ def test_a_damaged_engine_of_one_rank_is_judged_alike_by_all(tmp_path: Path):
                 try:
                     return plain(self, step, metrics)
                 finally:
-                    states.append([self.state(), self._update.loss_fn.algorithm.correction.name])
+                    states.append([self.state(), self.correction.name])
 
             patch.setattr(setup.RolloutGuard, "judge", judge)
             ended = "completed"

@@ -215,8 +215,10 @@ def test_prompts_of_batches_are_numbered_one_after_another():
         prompt_tokens=torch.tensor([1, 2, 3]),
         prompt_offsets=torch.tensor([0, 2, 3]),
         advantages=torch.tensor([1.0, -1.0]),
+        temperature=0.5,
     )
     joined = TrainBatch.concat([batch, batch])
+    assert joined.temperature == 0.5, "a group of ranks scores at that of its parts"
     assert joined.prompt_index.tolist() == [1, 1, 3, 3]
     assert joined.prompt_offsets.tolist() == [0, 2, 3, 5, 6]
     assert joined.prompt_tokens.tolist() == [1, 2, 3, 1, 2, 3]

@@ -53,6 +53,10 @@ CORE = [
 ]
 
 
+REPLACED = {"ScoreBefore": "TakeRewards", "SendProbedWeights": "SendWeights"}
+"""Stage -> the one whose place it takes."""
+
+
 def stages_of(tmp_path: Path, *overrides: str) -> list[str]:
     """Return the names of a run's stages, in their order."""
     run = build_run(runs.small(tmp_path / "run", "algorithm.kl.coef=0", *overrides), runs.BACKEND, 0, 1)
@@ -75,6 +79,10 @@ def stages_of(tmp_path: Path, *overrides: str) -> list[str]:
             ("algorithm.kl.coef=0.1", "algorithm.kl.in_reward=true", "algorithm.kl.estimator=k1"),
             {"ScoreBefore": "Score"},
         ),
+        (
+            ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate"),
+            {"ReportProbe": "Collect", "SendProbedWeights": "Guard"},
+        ),
         (("algorithm.kl.coef=0.1", "algorithm.kl.sync_every=2"), {"MoveReference": "Guard"}),
         (("observe.metrics=[code]",), {"MeasureCustom": "SampleMetrics"}),
     ],
@@ -83,7 +91,7 @@ def stages_of(tmp_path: Path, *overrides: str) -> list[str]:
 def test_a_feature_inserts_its_stages_and_no_other_has_a_place(
     overrides: tuple[str, ...], inserted: dict[str, str], tmp_path: Path
 ):
-    expected = [name for name in CORE if not (name == "TakeRewards" and "ScoreBefore" in inserted)]
+    expected = [name for name in CORE if name not in [REPLACED.get(other) for other in inserted]]
     for name, before in inserted.items():
         expected.insert(expected.index(before) + 1, name)
     assert stages_of(tmp_path, *overrides) == expected

@@ -349,7 +349,7 @@ def test_rewards_are_called_as_in_trl():
     call = rewards.entries[0]["name"]
     given = {"prompts": 0, "completions": 0, "completion_ids": 0, "trainer_state": 0, "log_metric": 0, "column": 0}
     assert call(**given) == [1.0, 2.0]
-    assert rewards.logged == {"extra": [2.0]}
+    assert rewards.pop_logged() == {"extra": [2.0]}
     rewards.entries[1]["name"](completions=["", ""])
     rewards.entries[2]["name"](completions=["", ""])
     assert rewards.entries[3]["name"](completions=["", ""]) == [0.0, 0.0]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.router import has_experts
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
-from hwgrpo.training.feed.response_source import Batch, ResponseSource
+from hwgrpo.training.feed.response_source import ResponseSource
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
@@ -243,53 +242,46 @@ class WeightProbes:
     def score_by_trainer(self) -> torch.Tensor:
         """Return the policy's log-probs [S, T] fp64 at temperature 1, which engines score at; all ranks call it."""
         policy = self._update.policy
-        with _at_temperature(policy, 1.0):
-            scores = self._update.score(self._batch).double().view(len(self._sequences), -1)
+        scores = self._update.score(self._batch).double().view(len(self._sequences), -1)
         if isinstance(policy, FSDPModule):
             policy.reshard()  # the head stays gathered after a forward, for a backward that does not follow
         return scores
 
 
-class ProbedResponses:
-    """Source of responses that probes the engine after weights were sent; see `ResponseSource` for the methods.
+class EngineProbes:
+    """Sends weights to the engine, and probes it where that is due.
 
     Args:
-        responses: the source.
+        responses: the source, whose engine it is.
         probes: the comparison, for each replica of the engine.
         every: weight versions from one probe to the next.
         metrics: of the probe before the first step.
     """
 
     def __init__(
-        self, responses: ResponseSource, probes: Sequence[WeightProbes], every: int, metrics: Mapping[str, float]
+        self, responses: ResponseSource, probes: Sequence[WeightProbes], every: int, metrics: dict[str, float]
     ) -> None:
         self._responses, self._probes, self._every, self._metrics = responses, probes, every, metrics
 
-    def next(self, step: int) -> Batch:
-        batch = self._responses.next(step)
+    def pop_metrics(self) -> dict[str, float]:
+        """Return and clear the metrics of the last probe."""
         metrics, self._metrics = self._metrics, {}
-        return replace(batch, metrics={**batch.metrics, **metrics})
+        return metrics
 
-    def update_weights(self, version: int) -> None:
-        due = version % self._every == 0
-        # Before the weights are sent: an engine that sleeps on this device wakes up with them, and takes its memory.
-        ours = self._probes[0].score_by_trainer() if due else None
-        with self._responses.exclusive_engine() if due else nullcontext():
+    def send_weights(self, version: int) -> None:
+        """Send the policy's current weights, which are `version`; all ranks call it together.
+
+        Raises:
+            RunError: the engine of a rank has other weights.
+        """
+        if version % self._every:
             self._responses.update_weights(version)
-            if due:
-                self._metrics = _worst([each.check(version, ours) for each in self._probes])
-
-    def exclusive_engine(self) -> AbstractContextManager[Any]:
-        return self._responses.exclusive_engine()
-
-    def state(self) -> dict[str, Any]:
-        return self._responses.state()
-
-    def files(self) -> dict[str, dict[str, torch.Tensor]]:
-        return self._responses.files()
-
-    def close(self) -> None:
-        self._responses.close()
+            return
+        # Before the weights are sent: an engine that sleeps on this device wakes up with them, and takes its memory.
+        ours = self._probes[0].score_by_trainer()
+        with self._responses.exclusive_engine():
+            self._responses.update_weights(version)
+            self._metrics = _worst([each.check(version, ours) for each in self._probes])
 
 
 def _worst(checks: Sequence[dict[str, float] | None]) -> dict[str, float]:
@@ -301,34 +293,37 @@ def _worst(checks: Sequence[dict[str, float] | None]) -> dict[str, float]:
 
 def probe_weights(
     config: Config, responses: ResponseSource, engine: Engine, update: PolicyUpdate, tokenizer: Any, version: int
-) -> ResponseSource:
-    """Probe the engine's first weights, and return the source that does so every `rollout.probe_every` versions.
+) -> EngineProbes | None:
+    """Probe the engine's first weights, and return what does so every `rollout.probe_every` versions.
 
     Args:
         config: the run's settings.
-        responses: the source; returned itself where the engine has no weights of its own, or is meant to differ, and
-            with a mixture of experts in 16 bits.
+        responses: the source of responses.
         engine: its engine, with the weights of `version`.
         update: scores by the policy.
         tokenizer: knows the vocabulary.
         version: steps finished before this start.
+
+    Returns:
+        None where the engine has no weights of its own, or is meant to differ, and with a mixture of experts in 16
+        bits.
 
     Raises:
         RunError: the engine has other weights.
     """
     every, quantized = config.rollout.probe_every, config.model.quantize != "none"
     if not every or (quantized and not engine_kind(config).samples_with_policy):
-        return responses
+        return None
     mixture = has_experts(update.policy.base.config.get_text_config())
     if mixture and _coarsest_dtype(config, update.policy).itemsize == 2:
-        return responses  # rounding sends tokens to other experts, by which log-probs differ without a bound
+        return None  # rounding sends tokens to other experts, by which log-probs differ without a bound
     probes = [WeightProbes(config, each, update, tokenizer) for each in getattr(engine, "replicas", (engine,))]
     with responses.exclusive_engine():
         metrics = _worst([each.check(version) for each in probes])
     if not metrics:
-        return responses
+        return None
     # A resumed run logs what the run without a break logs.
-    return ProbedResponses(responses, probes, every, {} if version % every else metrics)
+    return EngineProbes(responses, probes, every, {} if version % every else metrics)
 
 
 def _coarsest_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
@@ -343,7 +338,7 @@ def _scores(weights: str, ours: torch.Tensor, theirs: list[list[float]] | None) 
 
 
 def _as_batch(sequences: Sequence[Sequence[int]]) -> TrainBatch:
-    """Return sequences as a batch whose prompts are their first tokens."""
+    """Return sequences as a batch whose prompts are their first tokens, scored at temperature 1."""
     count, length = len(sequences), len(sequences[0]) - 1
     tokens = torch.tensor(sequences, dtype=torch.int64)
     return TrainBatch(
@@ -354,14 +349,5 @@ def _as_batch(sequences: Sequence[Sequence[int]]) -> TrainBatch:
         offsets=torch.arange(count + 1) * length,
         advantages=torch.ones(count),
         logprobs=torch.zeros(count * length),
+        temperature=1.0,
     )
-
-
-@contextmanager
-def _at_temperature(policy: PolicyModel, temperature: float) -> Iterator[None]:
-    options = policy.options
-    policy.options = replace(options, temperature=temperature)
-    try:
-        yield
-    finally:
-        policy.options = options

@@ -112,6 +112,8 @@ class MicroBatch:
     shard: SequenceShard | None = None
     """Set if a group of ranks shares the rows: `input_ids`, `position_ids` and `is_token` are then this rank's
     [B, L / S], N counts the response tokens whose loss it computes; mask, branches, `hidden_rows` cover full rows."""
+    temperature: float | None = None
+    """Of the log-probs; None: the policy's."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on `device`."""
@@ -210,4 +212,5 @@ def build_micro_batch(
         cu_seqlens=offsets_of(batch.loss_lengths[sequence_S]),
         token_index=token_index,
         signals={name: at_rows(column) for name, column in signals.items()},
+        temperature=batch.temperature,
     )

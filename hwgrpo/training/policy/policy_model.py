@@ -42,7 +42,7 @@ class PolicyModel(nn.Module):
     Args:
         model: a transformers causal LM, or one wrapped by peft.
         compute_dtype: dtype of matrix products; parameters stay fp32 masters and autocast does the rest.
-        options: temperature of the log-probs, and how logits are streamed.
+        options: temperature of the log-probs of batches without their own, and how logits are streamed.
         head: how the model forms its logits, if known; None: it is detected, and the model must have weights.
 
     Raises:
@@ -59,15 +59,21 @@ class PolicyModel(nn.Module):
         self.options = options
         self.head = detect_head(model, compute_dtype) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
-        self.head_operand: HeadOperand | None = None
-        """Set by a strategy whose weights are unsharded: casts the head once per update; None: in every pass."""
-        self.has_final_gradients = False
-        """Set by a strategy whose backward does not multiply the loss."""
+        self.set_passes()
 
     @property
     def base(self) -> Any:
         """The transformers causal LM, without peft's wrapper."""
         return causal_lm(self.model)
+
+    def set_passes(self, *, head_operand: HeadOperand | None = None, final_gradients: bool = False) -> None:
+        """Set how the strategy that wraps this module runs its passes.
+
+        Args:
+            head_operand: casts the head once per update, where weights are unsharded; None: in every pass.
+            final_gradients: whether its backward does not multiply the loss.
+        """
+        self.head_operand, self.has_final_gradients = head_operand, final_gradients
 
     def forward(
         self,
@@ -159,7 +165,7 @@ class PolicyModel(nn.Module):
         return {
             "logprob_floor": floor,
             "bias": self.head.bias(head),
-            "temperature": self.options.temperature,
+            "temperature": self.options.temperature if batch.temperature is None else batch.temperature,
             "softcap": self.head.softcap,
             "logit_scale": self.head.scale,
             "chunk_rows": self.options.chunk_rows,

@@ -13,7 +13,7 @@ from torch import nn
 class ScoreModel(nn.Module):
     """A sequence-classification model whose forward ends in one score per sequence.
 
-    It has the attributes of `PolicyModel` that strategies use.
+    It has the attributes and methods of `PolicyModel` that strategies use.
 
     Args:
         model: a transformers model for sequence classification with one label.
@@ -24,8 +24,6 @@ class ScoreModel(nn.Module):
         super().__init__()
         self.model = model
         self.compute_dtype = compute_dtype
-        self.head_operand: Any = None
-        self.has_final_gradients = False
         cached = "use_cache" in inspect.signature(model.forward).parameters
         self._options = {"use_cache": False} if cached else {}
 
@@ -38,6 +36,9 @@ class ScoreModel(nn.Module):
     def pad(self) -> int:
         """Id of the padding token."""
         return int(self.model.config.get_text_config().pad_token_id)
+
+    def set_passes(self, **options: Any) -> None:
+        """Do nothing: the options are for a head over the vocabulary."""
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return the scores of sequences, [B] fp32, or fp64 of a model in fp64.

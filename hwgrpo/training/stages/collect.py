@@ -8,7 +8,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import temperature_at
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.feed.response_source import ResponseSource
-from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.feed.weight_probes import EngineProbes
 from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.values import Sampling
@@ -59,15 +59,23 @@ class SleepEngine:
 
 @dataclass
 class SetTemperature:
-    """Gives policy and reference model the temperature at which the responses were sampled."""
+    """Sets the temperature at which the responses were sampled and are scored."""
 
     timed = None
     config: Config
     total_steps: int
-    policies: tuple[PolicyModel, ...]
 
     def __call__(self, state: StepState) -> None:
-        temperature = temperature_at(self.config, state.step, self.total_steps)
-        for policy in self.policies:
-            policy.options = replace(policy.options, temperature=temperature)
-        state.metrics["rollout/temperature"] = temperature
+        state.temperature = temperature_at(self.config, state.step, self.total_steps)
+        state.metrics["rollout/temperature"] = state.temperature
+
+
+@dataclass
+class ReportProbe:
+    """Reports the probe of the weights that sampled the responses, with the first step after it."""
+
+    timed = None
+    probes: EngineProbes
+
+    def __call__(self, state: StepState) -> None:
+        state.metrics |= self.probes.pop_metrics()

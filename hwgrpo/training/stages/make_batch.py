@@ -25,7 +25,7 @@ class ScoreBefore:
 
     def __call__(self, state: StepState) -> None:
         given = state.prompts, state.completions, state.rewards
-        state.inputs = advantage_inputs(self.update, self.reference, *given, self.watch)
+        state.inputs = advantage_inputs(self.update, self.reference, *given, self.watch, state.temperature)
         state.metrics |= state.inputs.metrics
 
 
@@ -74,4 +74,5 @@ class MakeBatch:
 
     def __call__(self, state: StepState) -> None:
         given = state.prompts, state.completions, state.advantages, state.trained, state.token_advantages
-        state.batch = state.inputs.add_old_logprobs(assemble(*given), state.trained, state.completions.lengths)
+        batch = assemble(*given, temperature=state.temperature)
+        state.batch = state.inputs.add_old_logprobs(batch, state.trained, state.completions.lengths)

@@ -85,7 +85,7 @@ class Report:
         if values.get("rollout/groups_dropped"):
             dropped = [record for records in self.strategy.gather_objects(dropped) for record in records]
         failures = failure_notes(values, dropped, rewards, state.step, self.reported_failures)
-        for note in (*state.generated.notes, *self.update.pop_notes(), *failures):
+        for note in (*state.generated.notes, *state.notes, *failures):
             self.observer.note(note)
         self.observer.step(StepMetrics(state.step, values), pick_sample(state.step, prompts, completions, rewards))
         self.observer.completions(state.step, prompts, completions, rewards, state.advantages, dropped)

@@ -22,6 +22,8 @@ class StepState:
     step: int
     generated: Batch = field(init=False)
     """The prompts and their responses."""
+    temperature: float | None = field(default=None, init=False)
+    """At which the responses were sampled, where it changes over the run; None: `rollout.temperature`."""
     greedy: Completions = field(init=False)
     """One greedy response to each prompt, where the estimator reads their rewards."""
     rewards: Rewards = field(init=False)
@@ -40,6 +42,8 @@ class StepState:
     """Metrics of the update."""
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Further metrics of the step; one of the same name in `updated` counts."""
+    notes: list[str] = field(default_factory=list, init=False)
+    """Lines for the user, after those of `generated`."""
 
     @property
     def prompts(self) -> PromptBatch:

@@ -10,6 +10,7 @@ from hwgrpo.config.optional_settings import KlConfig
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.training.feed.response_source import ResponseSource
+from hwgrpo.training.feed.weight_probes import EngineProbes
 from hwgrpo.training.moving_reference import move_reference
 from hwgrpo.training.online_rewards import train_reward_models
 from hwgrpo.training.policy.policy_model import PolicyModel
@@ -22,13 +23,16 @@ from hwgrpo.training.update.policy_update import PolicyUpdate
 
 @dataclass
 class Update:
-    """Runs the step's optimizer updates."""
+    """Runs the step's optimizer updates, with the correction that the guard has put in force."""
 
     timed = "update_actor"
     update: PolicyUpdate
+    guard: RolloutGuard
 
     def __call__(self, state: StepState) -> None:
+        self.update.apply_correction(self.guard.correction)
         state.updated = self.update(state.batch)
+        state.notes += self.update.pop_notes()
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Guard:
 
     def __call__(self, state: StepState) -> None:
         state.updated |= self.guard.judge(state.step, state.updated)
+        state.notes += self.guard.pop_notes()
 
 
 @dataclass
@@ -67,6 +72,17 @@ class TrainRewardModels:
 
     def __call__(self, state: StepState) -> None:
         train_reward_models(self.rewards, self.strategy, self.device, self.watch, state.step)
+
+
+@dataclass
+class SendProbedWeights:
+    """Sends the new weights to the rollout engine, and probes it where that is due (`rollout.probe_every`)."""
+
+    timed = "sync"
+    probes: EngineProbes
+
+    def __call__(self, state: StepState) -> None:
+        self.probes.send_weights(state.step)
 
 
 @dataclass

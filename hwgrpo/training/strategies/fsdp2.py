@@ -77,7 +77,7 @@ class Fsdp2(Processes, Stepping):
         self._syncs_once = settings.sync_every == "update"
         self._tensor.shard_specs = self._shard(policy, weights)
         self.policy = self.module = policy
-        policy.has_final_gradients = True
+        policy.set_passes(final_gradients=True)
         self.optimizer = build_optimizer(policy, config.optim, offload=config.trainer.offload)
 
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:

@@ -33,8 +33,8 @@ class Replicated(Stepping):
     def set_policy(self, policy: PolicyModel) -> None:
         """Make `policy` the one in training, unwrapped."""
         self.policy = self.module = policy
-        self._head_operand = policy.head_operand = HeadOperand()
-        policy.has_final_gradients = True
+        self._head_operand = HeadOperand()
+        policy.set_passes(head_operand=self._head_operand, final_gradients=True)
 
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         pass

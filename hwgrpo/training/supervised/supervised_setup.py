@@ -220,8 +220,7 @@ def _build(
         return {
             "command": training.command,
             "sampler": source.state(),
-            "updates_done": update.updates_done,
-            "skipped_in_a_row": update.skipped_in_a_row,
+            **update.state(),
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,

@@ -53,6 +53,7 @@ def advantage_inputs(
     completions: Completions,
     rewards: Rewards,
     watch: Stopwatch,
+    temperature: float | None = None,
 ) -> AdvantageInputs:
     """Score responses with old policy and reference as far as their advantages need it.
 
@@ -66,13 +67,14 @@ def advantage_inputs(
         completions: their responses.
         rewards: their rewards.
         watch: times the stages `old_log_prob` and `ref`.
+        temperature: as for `assemble`.
     """
     algorithm, valid = update.config.algorithm, rewards.valid
     penalizing = reference if algorithm.kl.in_reward else None
     reads_probs = takes(algorithm.advantage, "token_probs")
     if penalizing is None and not reads_probs:
         return AdvantageInputs(rewards)
-    batch = assemble(prompts, completions, torch.zeros(len(valid)), valid)
+    batch = assemble(prompts, completions, torch.zeros(len(valid)), valid, temperature=temperature)
     from_rollout = algorithm.old_logprobs == "rollout"
     old_R, token_probs, kl_R, metrics = batch.rollout_logprobs, None, None, {}
     squares_R = torch.zeros(len(batch.tokens))

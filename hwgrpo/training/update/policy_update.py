@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from hwgrpo.algorithms.aggregation import count, token_weights, tokens_of_prompts
 from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
 from hwgrpo.algorithms.policy_loss import PolicyLoss, build_loss
-from hwgrpo.algorithms.scope import sequence_sum
+from hwgrpo.algorithms.scope import Scope, sequence_sum
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
+from hwgrpo.config.schema import CorrectionConfig
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout, Rows
@@ -55,6 +56,8 @@ class PolicyUpdate:
     """Token budget of a micro-batch; None: the configured one, and out of memory ends the run."""
     reference: Reference | None = None
     """The model of a KL over the full vocabulary, which each pass computes; None: no KL, or one of `ref_logprobs`."""
+    scope: Scope = "token"
+    """Rows that the loss sees at once even if it needs fewer."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user, returned by `pop_notes`."""
     updates_done: int = 0
@@ -68,7 +71,27 @@ class PolicyUpdate:
     def __post_init__(self) -> None:
         self._work = training_work(self.policy, with_reference=self.reference is not None)
         self.coefficients: Coefficients = initial_coefficients(self.config.algorithm)
-        self.loss_fn: PolicyLoss = build_loss(self.config.algorithm, self.coefficients)
+        self.loss_fn: PolicyLoss = build_loss(self.config.algorithm, self.coefficients, self.scope)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON values."""
+        return {
+            "updates_done": self.updates_done,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "coefficients": self.coefficients.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; older checkpoints lack all but the number of updates."""
+        self.updates_done = state["updates_done"]
+        self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
+        self.coefficients.restore(state.get("coefficients", {}))
+
+    def apply_correction(self, correction: CorrectionConfig) -> None:
+        """Apply these settings in place of `algorithm.correction` from the next update on."""
+        if correction != self.loss_fn.algorithm.correction:
+            algorithm = replace(self.config.algorithm, correction=correction)
+            self.loss_fn = build_loss(algorithm, self.coefficients, self.scope)
 
     @property
     def needs_old_logprobs(self) -> bool:

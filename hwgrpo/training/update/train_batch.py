@@ -83,6 +83,8 @@ def assemble(
     advantages: torch.Tensor,
     valid: torch.Tensor,
     token_advantages: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
 ) -> TrainBatch:
     """Build the batch to train on from prompts, responses and advantages, without invalid samples.
 
@@ -92,6 +94,7 @@ def assemble(
         advantages: [S] fp32.
         valid: [S] bool; False for samples removed by a reward's failure policy, the others of their group stay.
         token_advantages: [R] fp32; None: those of the responses.
+        temperature: at which the responses were sampled; None: `rollout.temperature`.
 
     Returns:
         The batch with every prompt once and the valid sequences, ragged.
@@ -107,6 +110,7 @@ def assemble(
         prompt_offsets=offsets_of(prompt_lengths),
         advantages=advantages[valid],
         token_advantages=None if token_advantages is None else token_advantages[completions.per_token_of(valid)],
+        temperature=temperature,
     )
 
 

@@ -158,19 +158,20 @@ def test_each_of_several_servers_is_probed_and_the_wrong_one_named(tmp_path, mon
     engine = vllm_server(replace(parts, model=model, weights=ModuleWeights(model)))
     update = update_of(PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions()), parts.config)
     source: Any = SimpleNamespace(exclusive_engine=nullcontext, update_weights=engine.update_weights)
-    responses = weight_probes.probe_weights(parts.config, source, engine, update, TOKENIZER, 0)
+    probes = weight_probes.probe_weights(parts.config, source, engine, update, TOKENIZER, 0)
+    assert probes is not None
     trained = Trained(model, engine, models[2], None)  # pyright: ignore
     for version in (1, 2):
         trained.train()
-        responses.update_weights(version)
+        probes.send_weights(version)
     servers[lost].close()
     trained.train()
-    responses.update_weights(3)
+    probes.send_weights(3)
     assert not engine._servers[lost].ready, "the others are probed"
     models[2].faults = {"weights not applied"}
     trained.train()
     with pytest.raises(RunError, match=rf"server at {servers[2].url} does not sample with the policy's weights of ver"):
-        responses.update_weights(4)
+        probes.send_weights(4)
     for each in (engine, *servers):
         each.close()
 
@@ -323,5 +324,5 @@ def test_a_mixture_in_16_bits_is_not_probed(monkeypatch, experts, dtype, probed)
     update: Any = SimpleNamespace(policy=SimpleNamespace(base=base, compute_dtype=getattr(torch, dtype)))
     responses: Any = SimpleNamespace(exclusive_engine=nullcontext)
     engine: Any = None
-    assert weight_probes.probe_weights(settings("rollout.engine=vllm"), responses, engine, update, None, 3) is responses
+    assert weight_probes.probe_weights(settings("rollout.engine=vllm"), responses, engine, update, None, 3) is None
     assert asked == [3] * probed
