@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 from hwgrpo_backends.device import Device
@@ -17,7 +16,10 @@ from hwgrpo.bench.step_result import BatchShape, LayoutBench, StepBench, model_f
 from hwgrpo.bench.times import Times, total, turns
 from hwgrpo.bench.work import counted_tokens, update_flops
 from hwgrpo.observe.timing import Stopwatch
-from hwgrpo.training.feed.response_source import Batch, OnDemand
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.training.feed.on_demand import OnDemand
+from hwgrpo.training.feed.response_source import Batch
+from hwgrpo.training.feed.scored_groups import NO_GROUPS
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.run_parts import Run
@@ -25,7 +27,7 @@ from hwgrpo.training.stages.make_batch import ScoreBefore
 from hwgrpo.training.stages.stage import Stages, StepState
 from hwgrpo.training.step_stages import build_stages
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.values import PromptBatch, TrainBatch
+from hwgrpo.values import PromptBatch, Sampling, TrainBatch
 
 NO_ADVANTAGES = (
     "all groups have equal rewards, so no response has an advantage; "
@@ -60,7 +62,8 @@ def measure_step(
     update = run.update
     facts = machine_facts(device)  # before we add to the machine's load
     report("a first batch of responses")
-    responses, watch = SamePrompts(run.prompts, run.engine, lambda step: run.sampling), RoundTimes(device.synchronize)
+    collector = SamePrompts(run.prompts.next(), run.engine, run.sampling)
+    responses, watch = FirstWeights(collector, run.prompts, run.engine), RoundTimes(device.synchronize)
     step = build_stages(replace(run, responses=responses, watch=watch, probes=None))
     batch = _before_update(step).batch
     notes = list(run.engine.notes)
@@ -102,7 +105,7 @@ def measure_step(
         machine=facts | {"threads": torch.get_num_threads()},
         model=model_facts(run.config, update.policy, device),
         batch=BatchShape(
-            prompts=len(responses.prompts),
+            prompts=len(collector.prompts),
             samples=run.sampling.n,
             prompt_tokens=float(batch.prompt_offsets.diff().double().mean()),
             response_tokens=len(batch.tokens),
@@ -120,16 +123,25 @@ def measure_step(
     )
 
 
-class SamePrompts(OnDemand):
-    """Source of responses that samples anew to the same prompts in every round, with the run's first weights."""
+@dataclass
+class SamePrompts:
+    """Collector that samples anew to the same prompts in every round; see `Collector` for the methods."""
 
-    def next(self, step: int) -> Batch:
-        return Batch(self.prompts, self.engine.generate(self.prompts, self.sampling(step)), {})
+    prompts: PromptBatch
+    engine: Engine
+    sampling: Sampling
+    exchanges = False
+    kept = NO_GROUPS
 
-    @cached_property
-    def prompts(self) -> PromptBatch:
-        """The run's first prompts."""
-        return self.source.next()
+    def collect(self, step: int) -> Batch:
+        return Batch(self.prompts, self.engine.generate(self.prompts, self.sampling), {})
+
+    def resample(self, step: int, batch: Batch) -> Batch | None:
+        return None
+
+
+class FirstWeights(OnDemand):
+    """Source of responses by the run's first weights."""
 
     def update_weights(self, version: int) -> None:
         self.engine.update_weights(0)

@@ -304,6 +304,22 @@ class WorkflowEngine:
         return getattr(self._engine, name)
 
     @property
+    def notes(self) -> Sequence[str]:
+        return self._engine.notes
+
+    def update_weights(self, version: int) -> None:
+        self._engine.update_weights(version)
+
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    def health(self) -> bool:
+        return self._engine.health()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The engine's, of the last round, and `rollout/turns/mean`: sampled segments of a response."""
         return {**self._engine.metrics, **self._metrics}
