@@ -16,7 +16,7 @@ from hwgrpo.data.row_schema import GROUND_TRUTH_KEYS
 from hwgrpo.peer_tables.verl_names import OLDER, ROWS
 from tests.docs.pages import DOCS, FENCED, REPO, anchors, links, page
 
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 OTHERS = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 SETTINGS = {entry.key.replace("[]", "") for entry in entries()}
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} | {key.split(".")[0] for key in SETTINGS}
@@ -44,7 +44,7 @@ def copied(tmp_path: Path) -> Path:
 def test_the_site_builds_and_asks_no_other_host(tmp_path: Path):
     done = build(REPO, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    built = {file.parent.name for file in tmp_path.glob("*/index.html")}
+    built = {file.parent.name for file in tmp_path.rglob("index.html")}
     assert {page.stem for page in PAGES} - built == {"index"}
     for file in tmp_path.rglob("*.html"):
         asked = re.findall(
@@ -111,5 +111,6 @@ def test_lists_and_tables_are_set_off_by_an_empty_line(file: Path):
 
 def test_the_first_page_leads_to_every_page_and_names_every_command():
     text = page("index.md")
-    assert {link.partition("#")[0] for link in links(text)} == {file.name for file in PAGES} - {"index.md"}
+    pages = {file.relative_to(DOCS).as_posix() for file in PAGES} - {"index.md"}
+    assert {link.partition("#")[0] for link in links(text)} == pages
     assert set(re.findall(r"^\| `hwgrpo ([\w-]+)", text, flags=re.MULTILINE)) == set(COMMANDS)
