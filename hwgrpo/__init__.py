@@ -34,7 +34,7 @@ paths.py, text.py, jsonlines.py, terminal_width.py, waits.py, closing.py   small
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config

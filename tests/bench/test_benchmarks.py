@@ -169,10 +169,11 @@ def test_saved_responses_are_graded_by_each_grader_that_is_there(tmp_path, capsy
     assert "| verl flexible | 2 | 50.0% | hwgrpo flexible: 0 |" in out
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_every_benchmark_has_a_smoke_form_and_is_among_the_runs(script):
-    assert 'add_argument("--smoke"' in script.read_text(encoding="utf-8"), f"{script.name}: give it --smoke"
-    assert f"benchmarks/{script.name} " in listed() + " ", f"{script.name}: add it to {RUNS.name}"
+def test_every_benchmark_has_a_smoke_form_and_is_among_the_runs():
+    runs = listed() + " "
+    for script in SCRIPTS:
+        assert 'add_argument("--smoke"' in script.read_text(encoding="utf-8"), f"{script.name}: give it --smoke"
+        assert f"benchmarks/{script.name} " in runs, f"{script.name}: add it to {RUNS.name}"
 
 
 @pytest.mark.usefixtures("_elsewhere")
@@ -198,28 +199,29 @@ def test_what_is_missing_or_wrong_is_one_line_with_what_to_type(script, argument
     assert "\n" not in str(ended.value)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_of_results_names_its_command_and_commit(page):
-    text = " ".join(page.read_text(encoding="utf-8").split())
-    commands = re.findall(r"`((?:python|torchrun|hwgrpo) [^`]+)`", text)
-    assert commands, "name the command"
-    for script in re.findall(r"\S+\.py\b", " ".join(commands)):
-        assert (REPO / script).exists(), script
-    commits = re.findall(r"\bcommit ([0-9a-f]{7,40})\b", text)
-    assert commits, "name the commit"
-    for commit in commits:
-        assert ancestry(REPO, commit).state != "stranger", commit
+def test_pages_of_results_name_their_commands_and_commits():
+    for page in PAGES:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        commands = re.findall(r"`((?:python|torchrun|hwgrpo) [^`]+)`", text)
+        assert commands, f"{page.name}: name the command"
+        for script in re.findall(r"\S+\.py\b", " ".join(commands)):
+            assert (REPO / script).exists(), (page.name, script)
+        commits = re.findall(r"\bcommit ([0-9a-f]{7,40})\b", text)
+        assert commits, f"{page.name}: name the commit"
+        for commit in commits:
+            assert ancestry(REPO, commit).state != "stranger", (page.name, commit)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_table_that_is_replaced_has_a_run_and_each_run_its_place(page):
-    runs = {line.split()[0] for line in listed().splitlines() if line.split()[1] == page.name}
-    text = page.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- (\w+) -->", text)) == set(re.findall(r"<!-- end of (\w+) -->", text)) == runs
-    for run in runs:
-        place = source_line(run, text)
-        assert re.search(r"`,\scommit\s[0-9a-f]{7,40},\s", place), run
-        assert table_rows(place), run
+def test_each_table_that_is_replaced_has_a_run_and_each_run_its_place():
+    lines = [line.split() for line in listed().splitlines()]
+    for page in PAGES:
+        runs = {run for run, name, *_ in lines if name == page.name}
+        text = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"<!-- (\w+) -->", text)) == set(re.findall(r"<!-- end of (\w+) -->", text)) == runs
+        for run in runs:
+            place = source_line(run, text)
+            assert re.search(r"`,\scommit\s[0-9a-f]{7,40},\s", place), run
+            assert table_rows(place), run
 
 
 def test_a_run_replaces_its_table_alone_and_one_that_fails_ends_no_other(tmp_path):

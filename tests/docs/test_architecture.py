@@ -37,6 +37,15 @@ def test_the_figures_of_a_step_are_what_a_trace_counts():
     assert traced["lines of these functions"] == sum(int(count.replace(",", "")) for count in LINES.findall(printed))
 
 
+def test_what_engineers_ask_first_is_a_file_and_a_name_in_it():
+    rows = re.findall(r"^\| [^|]+\? \| .*?\]\(\.\./([\w/.]+)\), `(\w+)`", PAGE, flags=re.MULTILINE)
+    asked = PAGE.partition("## What engineers ask first")[2].partition("\n## ")[0]
+    assert len(rows) == len(re.findall(r"^\| ", asked, flags=re.MULTILINE)) - 1 > 0
+    for file, name in rows:
+        text = (REPO / file).read_text(encoding="utf-8")
+        assert re.search(rf"^ *(def|class) {name}\b|^{name}\b", text, flags=re.MULTILINE), (file, name)
+
+
 def test_what_the_page_points_at_is_there():
     for name, file in (
         ("_build", "training/setup.py"),

@@ -2,48 +2,39 @@
 
 from itertools import product
 
-import pytest
 from hwgrpo_kernels import ascend_tiles
 from hwgrpo_kernels.ascend_tiles import ALIGNMENT, CHIPS, LARGEST_BLOCK, RowKernel, bytes_needed, chip_of, tile_for
 
 KERNELS = [RowKernel(*each) for each in product(ascend_tiles._LIVE, (2, 4), (False, True))]
 VOCABS = (1, 2, 63, 64, 65, 517, 4095, 4097, 32_000, 151_936, 262_144, 2**24)
 ARCHS = [f"{name}x" for name in CHIPS]
-EVERY_CASE = pytest.mark.parametrize(
-    "kernel", KERNELS, ids=lambda each: f"{each.op}-{8 * each.itemsize}bit{'-softcap' * each.softcap}"
-)
 
 
-@EVERY_CASE
-@pytest.mark.parametrize("buffers", [1, 2])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_tile_fits_the_unified_buffer_with_room_to_spare_and_is_an_aligned_power_of_two(kernel, buffers, arch):
-    room = chip_of(arch).unified_buffer
-    for vocab in VOCABS:
+def test_a_tile_fits_the_unified_buffer_with_room_to_spare_and_is_an_aligned_power_of_two():
+    for kernel, arch, buffers, vocab in product(KERNELS, ARCHS, (1, 2), VOCABS):
         tile = tile_for(kernel, arch, vocab, buffers)
-        assert tile.lanes == 1
-        assert tile.block & (tile.block - 1) == 0
-        assert tile.block * kernel.itemsize % ALIGNMENT == 0
-        assert bytes_needed(kernel, tile.block, buffers) <= 0.8 * room
+        case = kernel, arch, buffers, vocab, tile
+        assert tile.lanes == 1, case
+        assert tile.block & (tile.block - 1) == 0, case
+        assert tile.block * kernel.itemsize % ALIGNMENT == 0, case
+        assert bytes_needed(kernel, tile.block, buffers) <= 0.8 * chip_of(arch).unified_buffer, case
 
 
-@EVERY_CASE
-@pytest.mark.parametrize("arch", ARCHS)
-def test_twice_the_block_of_a_long_row_would_not_fit(kernel, arch):
-    tile = tile_for(kernel, arch, 151_936)
-    assert tile.block == LARGEST_BLOCK or bytes_needed(kernel, 2 * tile.block) > 0.8 * chip_of(arch).unified_buffer - 32
+def test_twice_the_block_of_a_long_row_would_not_fit():
+    for kernel, arch in product(KERNELS, ARCHS):
+        block, room = tile_for(kernel, arch, 151_936).block, 0.8 * chip_of(arch).unified_buffer - 32
+        assert block == LARGEST_BLOCK or bytes_needed(kernel, 2 * block) > room, (kernel, arch)
 
 
-@EVERY_CASE
-def test_a_short_row_gets_a_block_of_less_than_twice_its_length(kernel):
-    for vocab in VOCABS:
+def test_a_short_row_gets_a_block_of_less_than_twice_its_length():
+    for kernel, vocab in product(KERNELS, VOCABS):
         block = tile_for(kernel, "Ascend910B2", vocab).block
-        assert block < 2 * vocab or block == ascend_tiles.SMALLEST_BLOCK
+        assert block < 2 * vocab or block == ascend_tiles.SMALLEST_BLOCK, (kernel, vocab)
 
 
-@EVERY_CASE
-def test_blocks_of_a_real_vocabulary_are_long_enough_for_fast_copies(kernel):
-    assert tile_for(kernel, "Ascend910B2", 151_936).block * kernel.itemsize >= 4096
+def test_blocks_of_a_real_vocabulary_are_long_enough_for_fast_copies():
+    for kernel in KERNELS:
+        assert tile_for(kernel, "Ascend910B2", 151_936).block * kernel.itemsize >= 4096, kernel
 
 
 def test_a_single_buffer_and_a_larger_unified_buffer_never_make_the_block_smaller():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -91,18 +92,15 @@ def test_a_gpu_triton_has_no_code_for_is_named(gpu):
     assert triton_support.reason_against(KEY) is None
 
 
-@pytest.mark.parametrize("op", ROW_OPS)
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-@pytest.mark.parametrize("arch", TILES)
-def test_tiles_fit_their_architecture(arch, itemsize, op):
-    for vocab in (1, 517, 32000, 151936):
+def test_tiles_fit_their_architecture():
+    for op, itemsize, arch, vocab in product(ROW_OPS, (2, 4, 8), TILES, (1, 517, 32000, 151936)):
         tile = tile_for(op, arch, itemsize, vocab)
-        threads = tile.warps * TILES[arch].warp_size
-        assert all(number & (number - 1) == 0 for number in (tile.lanes, tile.width, tile.warps))
-        assert threads <= 1024
-        assert tile.lanes >= threads, "a thread without a lane would do another's work again"
-        assert tile.width * itemsize == 16
-        assert tile.warps == 1 or tile.block < 2 * vocab, "most of the block would lie beyond the row"
+        threads, case = tile.warps * TILES[arch].warp_size, (op, itemsize, arch, vocab, tile)
+        assert all(number & (number - 1) == 0 for number in (tile.lanes, tile.width, tile.warps)), case
+        assert threads <= 1024, case
+        assert tile.lanes >= threads, f"a thread without a lane would do another's work again: {case}"
+        assert tile.width * itemsize == 16, case
+        assert tile.warps == 1 or tile.block < 2 * vocab, f"most of the block would lie beyond the row: {case}"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import importlib.util
 from pathlib import Path
 
-import pytest
-
 REPO = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("device_words", Path(__file__).with_name("device_words.py"))
 assert _spec is not None
@@ -18,29 +16,29 @@ def test_the_core_names_no_device():
     assert device_words.check_tree(REPO / "hwgrpo") == []
 
 
-@pytest.mark.parametrize(
-    "line, what",
-    [
-        ("free = torch.cuda.mem_get_info()", "torch.cuda"),
-        ("stream = torch.npu.Stream()", "torch.npu"),
-        ("model = model.cuda()", ".cuda()"),
-        ("model = build().npu(0)", ".npu()"),
-        ("import torch_npu", "import torch_npu"),
-        ("import torch.cuda.nvtx as nvtx", "import torch.cuda.nvtx"),
-        ("from torch import cuda", "from torch import cuda"),
-        ("from torch.npu import Event", "from torch.npu import Event"),
-        ("device = 'cuda'", "the string 'cuda'"),
-        ("device = f'npu:{rank}'", "the string 'npu:'"),
-        ("device = torch.device('cuda:0')", "the string 'cuda:0'"),
-        ("dist.init_process_group('hccl')", "the string 'hccl'"),
-        ("if backend in ('nccl', 'gloo'): pass", "the string 'nccl'"),
-        ("module = getattr(torch, 'hip')", "the string 'hip'"),
-        ("name = {'rocm': 1}", "the string 'rocm'"),
-        ("module = import_module('torch.cuda.nccl')", "the string 'torch.cuda.nccl'"),
-    ],
+PLANTED = (
+    ("free = torch.cuda.mem_get_info()", "torch.cuda"),
+    ("stream = torch.npu.Stream()", "torch.npu"),
+    ("model = model.cuda()", ".cuda()"),
+    ("model = build().npu(0)", ".npu()"),
+    ("import torch_npu", "import torch_npu"),
+    ("import torch.cuda.nvtx as nvtx", "import torch.cuda.nvtx"),
+    ("from torch import cuda", "from torch import cuda"),
+    ("from torch.npu import Event", "from torch.npu import Event"),
+    ("device = 'cuda'", "the string 'cuda'"),
+    ("device = f'npu:{rank}'", "the string 'npu:'"),
+    ("device = torch.device('cuda:0')", "the string 'cuda:0'"),
+    ("dist.init_process_group('hccl')", "the string 'hccl'"),
+    ("if backend in ('nccl', 'gloo'): pass", "the string 'nccl'"),
+    ("module = getattr(torch, 'hip')", "the string 'hip'"),
+    ("name = {'rocm': 1}", "the string 'rocm'"),
+    ("module = import_module('torch.cuda.nccl')", "the string 'torch.cuda.nccl'"),
 )
-def test_a_planted_device_word_is_found(line, what):
-    assert device_words.check_source(f"import torch\n\n{line}\n") == [(3, what)]
+
+
+def test_a_planted_device_word_is_found():
+    for line, what in PLANTED:
+        assert device_words.check_source(f"import torch\n\n{line}\n") == [(3, what)]
 
 
 def test_words_in_docstrings_comments_and_other_strings_are_allowed():

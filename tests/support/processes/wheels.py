@@ -20,7 +20,7 @@ def fetched(name: str, packages: Sequence[str]) -> Path:
         RuntimeError: pip could not get them.
     """
     pins = ROOT / "scripts" / "constraints" / f"{name}.txt"
-    texts = [path.read_text() for path in (pins, pins.with_name("common.txt"))]
+    texts = [path.read_text() for path in (pins, *map(pins.with_name, ("common.txt", "release.txt")))]
     digest = hashlib.sha256(repr((sys.version_info[:2], sorted(packages), texts)).encode()).hexdigest()[:12]
     folder = FETCHED / f"{name}-{digest}"
 

@@ -11,7 +11,10 @@ def dapo(number: int, answer: int | None = None, copy: int = 0):
         "data_source": "math_dapo",
         "prompt": [{"content": question, "role": "user"}],
         "ability": "MATH",
-        "reward_model": {"ground_truth": str(number + 1 if answer is None else answer), "style": "rule-lighteval/MATH_v2"},
+        "reward_model": {
+            "ground_truth": str(number + 1 if answer is None else answer),
+            "style": "rule-lighteval/MATH_v2",
+        },
         "extra_info": {"index": f"{number}-{copy}"},
     }
 
@@ -24,7 +27,13 @@ def pair(*turns, chosen, rejected):
 
 OPTIONS = ["All birds fly.", "Some birds swim.", "No bird sings.", "Birds eat."]
 RECLOR = [
-    {"context": f"Passage {label}.", "question": "What follows?", "answers": OPTIONS, "label": label, "id_string": "t_1"}
+    {
+        "context": f"Passage {label}.",
+        "question": "What follows?",
+        "answers": OPTIONS,
+        "label": label,
+        "id_string": "t_1",
+    }
     for label in range(4)
 ]
 LOGIQA = [

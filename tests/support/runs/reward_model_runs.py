@@ -19,6 +19,7 @@ from tests.support.runs.supervised_runs import COMMON, results
 
 __all__ = ["build", "outcomes", "pairs", "results", "run", "small"]
 
+
 def small(output: Path, *overrides: str) -> Config:
     """Return the settings of a small run."""
     return load_config(None, [*COMMON, f"trainer.output_dir={output}", *overrides], used=supervised_settings)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import hwgrpo_kernels.rows_torch  # what children would import, each anew
-import peft
+import hwgrpo_kernels.rows_torch  # noqa: F401  # what children would import, each anew
+import peft  # noqa: F401
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.cpu import BACKEND

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
-from tests.support.models.tiny import settings
 from torch import nn
 
 from hwgrpo.training.checkpoint import checkpoint_files, restore
@@ -19,6 +18,7 @@ from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import Strategy
+from tests.support.models.tiny import settings
 
 
 def policy_of(model: Any) -> PolicyModel:

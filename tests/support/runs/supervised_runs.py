@@ -12,8 +12,8 @@ from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, run_steps
 from hwgrpo.training.run_parts import TrainingRun
-from hwgrpo.training.supervised.supervised_setup import build_supervised
 from hwgrpo.training.supervised.steps import supervised_step, validate_examples
+from hwgrpo.training.supervised.supervised_setup import build_supervised
 
 COMMON = (
     "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=0&digits=3",
