@@ -11,13 +11,12 @@ import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.algorithms.scope import Scope, Scoped
-from hwgrpo.bench.step import Start
+from hwgrpo.bench.step import Start, before_update, repeatable_step
 from hwgrpo.bench.times import Times
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.train_batch import assemble
 from hwgrpo.values import TrainBatch
 
 MASKS = ("top_entropy_share", "m2po_threshold")
@@ -118,12 +117,9 @@ def _time(update: PolicyUpdate, batch: TrainBatch, device: Device, times: Times)
 
 def _batch(run: Run) -> TrainBatch:
     """Return the first batch with all log-probs, and advantages of 1 and -1 in turn: no response is skipped."""
-    prompts = run.prompts.next()
-    completions = run.engine.generate(prompts, run.sampling)
-    rewards = run.rewards.score(prompts, completions, 1)
-    batch = assemble(prompts, completions, torch.zeros(len(rewards.valid)), rewards.valid)
-    batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2))
-    return run.update.with_ref_logprobs(replace(batch, old_logprobs=run.update.score(batch)), run.reference)
+    batch = before_update(repeatable_step(run, run.watch)).batch
+    advantages = 1.0 - 2.0 * (torch.arange(len(batch)) % 2)
+    return replace(batch, advantages=advantages, token_advantages=None, old_logprobs=run.update.score(batch))
 
 
 def known_names() -> tuple[str, ...]:

@@ -62,10 +62,10 @@ def measure_step(
     update = run.update
     facts = machine_facts(device)  # before we add to the machine's load
     report("a first batch of responses")
-    collector = SamePrompts(run.prompts.next(), run.engine, run.sampling)
-    responses, watch = FirstWeights(collector, run.prompts, run.engine), RoundTimes(device.synchronize)
-    step = build_stages(replace(run, responses=responses, watch=watch, probes=None))
-    batch = _before_update(step).batch
+    watch = RoundTimes(device.synchronize)
+    step = repeatable_step(run, watch)
+    first = before_update(step)
+    batch = first.batch
     notes = list(run.engine.notes)
     if not batch.advantages_R.any():
         batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2), token_advantages=None)
@@ -83,7 +83,7 @@ def measure_step(
         for number in range(repeat + 1):
             report(f"round {number} of {repeat}" if number else "a round to warm up")
             if number:  # the first batch was their warm-up
-                _before_update(step)
+                before_update(step)
             for bench, layout in turns(timed, number):
                 _update(replace(update, layout=layout), batch, device, bench, warm_up=number == 0)
                 start.restore()
@@ -105,7 +105,7 @@ def measure_step(
         machine=facts | {"threads": torch.get_num_threads()},
         model=model_facts(run.config, update.policy, device),
         batch=BatchShape(
-            prompts=len(collector.prompts),
+            prompts=len(first.prompts),
             samples=run.sampling.n,
             prompt_tokens=float(batch.prompt_offsets.diff().double().mean()),
             response_tokens=len(batch.tokens),
@@ -169,7 +169,14 @@ class RoundTimes(Stopwatch):
         return {stage: (sum(each.wall_s), sum(each.cpu_s)) for stage, each in times.items()}
 
 
-def _before_update(stages: Stages) -> StepState:
+def repeatable_step(run: Run, watch: Stopwatch) -> Stages:
+    """Return the stages of a run's steps, of which each has the first one's prompts."""
+    collector = SamePrompts(run.prompts.next(), run.engine, run.sampling)
+    responses = FirstWeights(collector, run.prompts, run.engine)
+    return build_stages(replace(run, responses=responses, watch=watch, probes=None))
+
+
+def before_update(stages: Stages) -> StepState:
     """Run the stages of the first step before its update; return their state."""
     state = StepState(1)
     for slot in (stages.collect, stages.score, stages.advantages, stages.log_probs):
