@@ -10,7 +10,7 @@ rollout/      engines that sample responses
 observe/      metrics, loggers, terminal, warnings, summary
 algorithms/   what GRPO computes, as pure functions
 models/       loading and changes of transformers models
-imports/      recipes from the settings of other projects; exports/ the other way; peer_tables/ has their keys
+imports/      recipes from the settings of other projects; peer_tables/ has their keys
 config/       the settings: schema, loading, checks
 data/         prompts
 rewards/      reward functions

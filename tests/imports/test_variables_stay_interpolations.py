@@ -1,4 +1,4 @@
-"""Values of environment variables are in nothing that imports and exports print or write: interpolations are."""
+"""Values of environment variables are in nothing that imports print or write: interpolations are."""
 
 from pathlib import Path
 
@@ -129,48 +129,6 @@ def test_a_condition_reads_variables_but_tries_no_pattern_on_what_may_be_a_secre
         assert (None if command.reasons(passed) else passed.removeprefix("a.b=")) == expected, line
 
 
-RECIPE = {
-    "model": {"path": "${oc.env:LEAK_MODEL}", "revision": "${oc.env:LEAK_WORD}"},
-    "data": {"train": "${oc.env:LEAK_DATA}/train.parquet", "system_prompt": "be ${oc.env:LEAK_WORD}"},
-    "reward": {
-        "functions": [
-            {"name": "score.py:score", "kwargs": {"token": "${oc.env:LEAK_KEY}", "rest": "${oc.env:LEAK_UNSET}"}},
-            {"name": "http", "kwargs": {"url": "http://here/x", "key": "${reward.functions.0.kwargs.token}-x"}},
-        ]
-    },
-    "trainer": {"output_dir": "runs/${model.revision}", "prompts_per_step": "${oc.env:LEAK_N}"},
-    "rollout": {"stop": ["${oc.env:LEAK_WORD}", "b"]},
-}
-
-
-@pytest.mark.parametrize("project", ["verl", "trl"])
-def test_an_export_shows_no_value_of_a_variable(project, tmp_path, capsys):
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
-    assert main(["export", "--to", project, "recipe.yaml"]) == 0
-    assert main(["export", "--to", project, "recipe.yaml", "--output", "file"]) == 0
-    out, err = capsys.readouterr()
-    written = (tmp_path / "file").read_text()
-    assert nothing_leaks(out + written + err), out + err
-    assert "${oc.env:LEAK_MODEL}" in written
-    assert "64" in written
-
-
-def test_an_exported_script_has_the_values_where_it_is_read_again(tmp_path):
-    recipe = dict(RECIPE, reward={"functions": RECIPE["reward"]["functions"][:1]})
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["export", "--to", "verl", "recipe.yaml", "--output", "run.sh"]) == 0
-    text = (tmp_path / "run.sh").read_text()
-    assert 'reward_kwargs.token="${oc.env:LEAK_KEY}"' in text
-    assert main(["import", "verl", "run.sh", "--drop-refused", "--output", "again.yaml"]) == 2  # LEAK_UNSET
-    (tmp_path / "run.sh").write_text("".join(line for line in text.splitlines(True) if "LEAK_UNSET" not in line))
-    assert main(["import", "verl", "run.sh", "--drop-refused", "--output", "again.yaml"]) == 0
-    config = load_config("again.yaml", data_may_be_missing=True)
-    assert config.model.path == VALUES["LEAK_MODEL"]
-    assert config.data.train == "/hidden/folder/train.parquet"
-    assert config.trainer.output_dir == "runs/hiddenword"
-    assert config.reward.functions[0].kwargs["token"] == VALUES["LEAK_KEY"]
-
-
 def test_a_text_with_variables_keeps_what_it_is_in_pieces():
     text = VariableText("${oc.env:A,x,y}/b,c", "1/b,c")
     assert known(joined("a/", text, ":", 3)) == "a/1/b,c:3"
@@ -299,69 +257,3 @@ def test_a_condition_tries_a_pattern_on_what_has_no_name_of_a_secret():
     line = '[[ "$MP" == Qwen3* ]] && a=1'
     command = read_script(f"a=2\n{line}\n{VERL} a.b=$a", "run.sh", [], {"MP": "Qwen3-8B-Base"})
     assert command.marked[-1] == "a.b=1"
-
-
-def exported(project: str, capsys, **sections) -> str:
-    """Return what an export of a recipe writes."""
-    base = {
-        "model": {"path": "org/model"},
-        "data": {"train": "train.parquet"},
-        "reward": {"functions": ["score.py:score"]},
-    }
-    Path("recipe.yaml").write_text(yaml.safe_dump({**base, **sections}))
-    assert main(["export", "--to", project, "recipe.yaml"]) == 0
-    return "".join(capsys.readouterr())
-
-
-@pytest.mark.parametrize("project", ["verl", "trl"])
-def test_an_export_shows_no_value_of_a_mapping_or_list_that_refers_to_another(project, capsys):
-    first = {"headers": {"a": "${oc.env:LEAK_TOKEN}", "b": "plain"}, "words": ["${oc.env:LEAK_WORD}", 1]}
-    second = {
-        "url": "http://here/x",
-        "headers": "${reward.functions.0.kwargs.headers}",
-        "words": "${reward.functions.0.kwargs.words}",
-        "inner": "${reward.functions.1.kwargs.headers.a}",
-    }
-    functions = [{"name": "score.py:score", "kwargs": first}, {"name": "http", "kwargs": second}]
-    text = exported(project, capsys, reward={"functions": functions})
-    assert nothing_leaks(text), text
-    assert "headers: {a: ${oc.env:LEAK_TOKEN}, b: plain}, inner: ${" in text
-    assert "words: [${oc.env:LEAK_WORD}, 1]}}]" in text
-    server = {"engine": "vllm_server", "server": {"env": {"HF_TOKEN": "${oc.env:LEAK_TOKEN}"}}}
-    functions = [{"name": "score.py:score", "kwargs": "${rollout.server.env}"}]
-    text = exported(project, capsys, rollout=server, reward={"functions": functions})
-    assert nothing_leaks(text), text
-    if project == "verl":
-        assert 'reward_kwargs.HF_TOKEN="${oc.env:LEAK_TOKEN}"' in text
-
-
-def test_a_word_of_a_variable_that_is_a_choice_is_exported_as_that_choice(monkeypatch, capsys):
-    for name, value in {"RESUME": "never", "METRIC": "reward", "LOGGER": "jsonl", "REWARD": "by_source"}.items():
-        monkeypatch.setenv(name, value)
-    recipe = {
-        "trainer": {"resume": "${oc.env:RESUME}"},
-        "algorithm": {"filter_groups": {"enable": True, "metric": "${oc.env:METRIC}"}},
-        "observe": {"loggers": ["${oc.env:LOGGER}"]},
-        "reward": {"functions": ["${oc.env:REWARD}"]},
-        "model": {"path": "org/model", "lora": {"rank": 8, "target_modules": ["${oc.env:TARGETS,all-linear}"]}},
-    }
-    text = exported("verl", capsys, **recipe)
-    assert "trainer.resume_mode=disable" in text
-    assert "filter_groups.metric=seq_reward" in text
-    assert "trainer.logger=[console]" in text
-    assert "target_modules" not in text
-    assert "oc.env" not in text
-    assert "resume_from_checkpoint" not in exported("trl", capsys, **recipe)
-    monkeypatch.setenv("RESUME", "/some/folder")
-    assert 'trainer.resume_from_path="${oc.env:RESUME}"' in exported("verl", capsys, **recipe)
-
-
-def test_an_export_lists_each_lost_setting_once(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMN", "prompt")
-    data = {"train": "train.parquet", "prompt_key": "${oc.env:COLUMN}", "system_prompt": "${oc.env:LEAK_WORD}"}
-    text = exported("trl", capsys, data=data)
-    lines = [line for line in text.splitlines() if "oc.env" in line]
-    assert [line.partition(": ")[2].partition("}")[0] for line in lines] == [
-        "data.system_prompt=${oc.env:LEAK_WORD",
-        "data.prompt_key=${oc.env:COLUMN",
-    ]
