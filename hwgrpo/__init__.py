@@ -14,6 +14,7 @@ imports/      recipes from the settings of other projects; peer_tables/ has thei
 config/       the settings: schema, loading, checks
 data/         prompts
 rewards/      reward functions
+sandbox/      execution of programs that a model wrote, and the reward `code`
 values.py     the values that flow through one step; step_rewards.py those of process supervision; ragged.py their
               columns: selecting, splitting, concatenating, storing
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
@@ -24,6 +25,7 @@ user_code.py  functions of the user's own, from files; given_objects.py those gi
 response_text.py   the text of responses that rewards and stop strings see
 reasoning_gym_tasks.py   addresses of tasks of the package reasoning-gym
 pretrained_tokenizer.py   a tokenizer as its tokenizer.json defines it
+child_processes.py   child processes: their hash seed, their end; framed_messages.py   messages in a pipe
 http_exchange.py   HTTP requests with limits on time and size
 file_systems.py   locks, durable writes and copies; permissions.py; scratch.py   folders that end with their process
 template_limit.py   a time limit for chat templates; template_clock.py   the date that those with a clock write

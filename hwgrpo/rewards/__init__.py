@@ -15,7 +15,6 @@ reward_metrics.py    their metrics, over ranks, and running totals
 checked_kwargs.py    checks of the kwargs of the rewards below
 conversation.py      prompts of the rewards below, as chat messages and as text
 models/              reward models in the trainer's process
-fenced_blocks.py     fenced blocks of code in a response
 services/            reward models, judges and rewards over HTTP
 combine.py           the weighted sum
 gates.py             functions without whose reward the others do not count
@@ -23,5 +22,4 @@ response_steps.py    the steps of a response: where they end in its text and its
 step_totals.py       the weighted sums of their rewards
 failure_policy.py    one function's values for a batch, with the policies for its failures applied
 processes/           functions in separate processes, which are killed on a timeout
-sandbox/             code: unit tests of programs that a model wrote, in a sandbox
 """

@@ -13,8 +13,8 @@ from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_f
 from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.sandbox.code_reward import close_pools
 from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.sandbox.code_reward import close_pools
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.sandbox.code_reward import code
 from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.sandbox.code_reward import code
 
 CHAT = ({"role": "user", "content": "hi"},)
 

@@ -8,7 +8,7 @@ import struct
 import sys
 import sysconfig
 
-from hwgrpo.rewards.sandbox import linux_calls as linux
+from hwgrpo.sandbox import linux_calls as linux
 
 INNER_ID = 1000
 """User and group of programs, within the namespace."""

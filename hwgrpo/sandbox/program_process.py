@@ -17,7 +17,7 @@ import traceback
 from types import ModuleType
 from typing import Any, NoReturn
 
-from hwgrpo.rewards.sandbox.plain_values import decode, encode, receive, send
+from hwgrpo.sandbox.plain_values import decode, encode, receive, send
 
 NAME = "program.py"
 MEMORY_CODE = 77

@@ -20,12 +20,12 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Se
 from types import ModuleType
 from typing import Any, NoReturn
 
-from hwgrpo.rewards.sandbox import pytest_stand_in
-from hwgrpo.rewards.sandbox.assertions import OWN_MODULES, Assertions, Function, names_read, walk
-from hwgrpo.rewards.sandbox.called_tests import CalledTests, is_skip, without_main
-from hwgrpo.rewards.sandbox.counted_assertions import Counter, compile_counted
-from hwgrpo.rewards.sandbox.plain_values import decode, encode, receive, send
-from hwgrpo.rewards.sandbox.program_process import seed_generators
+from hwgrpo.sandbox import pytest_stand_in
+from hwgrpo.sandbox.assertions import OWN_MODULES, Assertions, Function, names_read, walk
+from hwgrpo.sandbox.called_tests import CalledTests, is_skip, without_main
+from hwgrpo.sandbox.counted_assertions import Counter, compile_counted
+from hwgrpo.sandbox.plain_values import decode, encode, receive, send
+from hwgrpo.sandbox.program_process import seed_generators
 
 VERDICTS, REQUESTS, REPLIES = 3, 4, 5
 """File descriptors: to the worker, to and from the program's process."""

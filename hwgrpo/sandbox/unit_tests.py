@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.errors import DataError, quoted
-from hwgrpo.rewards.fenced_blocks import code_blocks
-from hwgrpo.rewards.sandbox.tests_in_source import read_sources
+from hwgrpo.sandbox.fenced_blocks import code_blocks
+from hwgrpo.sandbox.tests_in_source import read_sources
 
 LANGUAGES = ("", "python", "python3", "py", "py3")
 TOLERANCE = 1e-6

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from hwgrpo.catalog import SANDBOX_LEVELS
+from hwgrpo.child_processes import descendants
 from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.processes.descendants import descendants
-from hwgrpo.rewards.sandbox.limits import Limits
-from hwgrpo.rewards.sandbox.protection import HIDDEN, LEVELS
-from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
-from hwgrpo.rewards.sandbox.seccomp_filter import (
+from hwgrpo.sandbox.limits import Limits
+from hwgrpo.sandbox.protection import HIDDEN, LEVELS
+from hwgrpo.sandbox.sandbox_pool import SandboxPool
+from hwgrpo.sandbox.seccomp_filter import (
     ALLOW,
     ALLOWED,
     AND,
@@ -405,6 +406,10 @@ def test_the_filter_fits_the_kernels_limit_and_holds_the_process_number(machine)
     assert len(program) // 8 <= 4096
     assert {program[each : each + 4] for each in places} == {b"\xff" * 4}
     assert len(places) >= 4
+
+
+def test_a_run_can_set_every_level():
+    assert ("auto", *LEVELS) == SANDBOX_LEVELS
 
 
 def test_a_host_without_the_level_asked_for_gets_the_reason_and_remedies(monkeypatch):

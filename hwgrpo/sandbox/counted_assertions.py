@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
-from hwgrpo.rewards.sandbox.assertions import (
+from hwgrpo.sandbox.assertions import (
     NOTHING,
     Assertions,
     Function,

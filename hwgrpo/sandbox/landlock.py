@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from hwgrpo.rewards.sandbox.linux_calls import PR_SET_NO_NEW_PRIVS, prctl, system_call
+from hwgrpo.sandbox.linux_calls import PR_SET_NO_NEW_PRIVS, prctl, system_call
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION = 1

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import hwgrpo
+from hwgrpo.child_processes import FIXED_HASHES
 from hwgrpo.errors import RewardError
-from hwgrpo.rewards.processes.messages import Reader, frame_message
-from hwgrpo.rewards.randomness import FIXED_HASHES
-from hwgrpo.rewards.sandbox.limits import Limits
-from hwgrpo.rewards.sandbox.protection import LEVELS, describe, levels_to_try, parts_of, refusal, require_first_part
+from hwgrpo.framed_messages import Reader, frame_message
+from hwgrpo.sandbox.limits import Limits
+from hwgrpo.sandbox.protection import LEVELS, describe, levels_to_try, parts_of, refusal, require_first_part
 from hwgrpo.scratch import ScratchFolder
 
 ROOT = str(Path(hwgrpo.__file__).parents[1])
@@ -36,7 +36,7 @@ END_SECONDS = 6.0
 MOST_STARTS = 3
 """Workers that may end in a row before they are ready."""
 _BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); from hwgrpo.rewards.sandbox.sandbox_worker import main; "
+    "import sys; sys.path.append(sys.argv[1]); from hwgrpo.sandbox.sandbox_worker import main; "
     "main(*map(int, sys.argv[2:5]))"
 )
 

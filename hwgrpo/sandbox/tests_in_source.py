@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwgrpo.errors import DataError, escaped, quoted
-from hwgrpo.rewards.sandbox import pytest_stand_in
-from hwgrpo.rewards.sandbox.assertions import (
+from hwgrpo.sandbox import pytest_stand_in
+from hwgrpo.sandbox.assertions import (
     NOTHING,
     OWN_MODULES,
     Assertions,

@@ -15,7 +15,7 @@ import os
 import platform
 import struct
 
-from hwgrpo.rewards.sandbox.linux_calls import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prctl
+from hwgrpo.sandbox.linux_calls import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prctl
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH_* of the machines with a table."""

@@ -2,6 +2,7 @@
 
 code_reward.py       the reward `code`: scores of programs by unit tests
 unit_tests.py        programs in responses, tests in data rows, comparison of outputs
+fenced_blocks.py     fenced blocks of code in a response
 tests_in_source.py   the tests in source, and the reasons for which they could prove nothing
 assertions.py        the assertions in source that depend on the program
 sandbox_pool.py      the trainer's pool of workers: distribution of programs, deadlines, restarts

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from hwgrpo.rewards.sandbox.pytest_stand_in import MARKS, Fixture, Skipped, cases, marks_of, require_wanted
+from hwgrpo.sandbox.pytest_stand_in import MARKS, Fixture, Skipped, cases, marks_of, require_wanted
 
 
 def is_skip(error: BaseException) -> bool:

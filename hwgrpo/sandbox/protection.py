@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+from hwgrpo.catalog import SANDBOX_LEVELS
 from hwgrpo.errors import ConfigError, choice_error
 
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -17,7 +18,6 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Level, strongest first -> what it uses beside resource limits; the first is required, the others where they exist."""
 AUTOMATIC = ("namespaces", "seccomp")
 """Levels that `auto` tries, in this order."""
-CHOICES = ("auto", *LEVELS)
 HIDDEN = "HWGRPO_SANDBOX_WITHOUT"
 """Environment variable for tests: parts, separated by commas, that are treated as if this host did not have them."""
 KEY = "reward.sandbox.level"
@@ -39,8 +39,8 @@ def levels_to_try(level: str) -> tuple[str, ...]:
     Raises:
         ConfigError: the level is unknown, or this is not Linux.
     """
-    if level not in CHOICES:
-        raise choice_error(KEY, level, CHOICES)
+    if level not in SANDBOX_LEVELS:
+        raise choice_error(KEY, level, SANDBOX_LEVELS)
     if platform.system() != "Linux":
         raise ConfigError(
             f"reward code runs programs in a sandbox of Linux, and this is {platform.system()}; train on Linux, or "

@@ -5,12 +5,12 @@ import ast
 import pytest
 
 from hwgrpo.errors import DataError
-from hwgrpo.rewards.sandbox.assertions import Assertions, walk
-from hwgrpo.rewards.sandbox.code_reward import judge
-from hwgrpo.rewards.sandbox.counted_assertions import compile_counted
-from hwgrpo.rewards.sandbox.limits import Limits
-from hwgrpo.rewards.sandbox.sandbox_pool import SandboxPool
-from hwgrpo.rewards.sandbox.unit_tests import read_tests
+from hwgrpo.sandbox.assertions import Assertions, walk
+from hwgrpo.sandbox.code_reward import judge
+from hwgrpo.sandbox.counted_assertions import compile_counted
+from hwgrpo.sandbox.limits import Limits
+from hwgrpo.sandbox.sandbox_pool import SandboxPool
+from hwgrpo.sandbox.unit_tests import read_tests
 
 RIGHT = """
 import asyncio

@@ -1,4 +1,4 @@
-"""Descendants of a process, ids through parent ids, in any process group or session."""
+"""Child processes: the hash seed they share, and the end of all descendants, in any process group or session."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import signal
 import time
 
+FIXED_HASHES = {"PYTHONHASHSEED": "0"}
+"""Environment of an interpreter in which the order of a set is the same in every process and after a restart."""
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of Linux's prctl."""
 PAUSE_SECONDS = 0.005
