@@ -1,6 +1,7 @@
 """GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU. Importing it imports no torch.
 
 trl/          TRL's GRPOTrainer, for scripts of TRL
+migrate/      recipes from the settings of verl and TRL, and what their names are called here
 trainer/      `Trainer`, for use from Python
 cli/          one file per command; __main__.py runs them
 report/ bench/ doctor/   the page of a run; measurements; diagnosis of a host
@@ -10,11 +11,10 @@ rollout/      engines that sample responses
 observe/      metrics, loggers, terminal, warnings, summary
 algorithms/   what GRPO computes, as pure functions
 models/       loading and changes of transformers models
-imports/      recipes from the settings of other projects; peer_tables/ has their keys
-config/       the settings: schema, loading, checks
 data/         prompts
 rewards/      reward functions
 sandbox/      execution of programs that a model wrote, and the reward `code`
+config/       the settings: schema, loading, checks
 values.py     the values that flow through one step; step_rewards.py those of process supervision; ragged.py their
               columns: selecting, splitting, concatenating, storing
 catalog.py    every name that a setting may choose; registry.py is how it is looked up

@@ -213,3 +213,14 @@ OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
 """Values of `data.overlong`, for prompts that are too long."""
 FINAL_DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Dtypes of a saved model's weights."""
+DATA_CHECK = "hwgrpo.data.missing_data:missing_data"
+"""What checks that the data that settings name is here, by a name, since settings import no package above them."""
+PEER_NAMES = Registry(
+    "peer name",
+    {
+        "key": "hwgrpo.migrate.names_here:name_here",
+        "last name": "hwgrpo.migrate.names_here:last_name_here",
+        "value": "hwgrpo.migrate.names_here:value_here",
+    },
+)
+"""What a setting or value of verl or TRL is called here: loaded for the message of an error alone."""

@@ -15,7 +15,7 @@ import pytest
 from hwgrpo_backends import registry
 
 from hwgrpo.cli.main import COMMANDS, main
-from hwgrpo.config.peers import VERL
+from hwgrpo.migrate.names_here import VERL
 from tests.docs.pages import REPO, blocks, code, page, table
 
 PAGES = {"npu": "ascend.md", "rocm": "rocm.md"}

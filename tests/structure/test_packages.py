@@ -73,6 +73,17 @@ def test_a_planted_torch_import_is_noticed(copied):
     assert "torch" in heavy_modules("hwgrpo", path=copied)
 
 
+def test_checked_settings_load_no_room_until_one_is_named():
+    result = run(
+        sys.executable,
+        "-c",
+        "import sys\nfrom hwgrpo.config import load_config\nload_config('tiny_sort')\nprint(*sys.modules)",
+    )
+    assert result.returncode == 0, result.stderr
+    rooms = ("hwgrpo.migrate", "hwgrpo.trl", "hwgrpo.sandbox")
+    assert [name for name in result.stdout.split() if name.startswith(rooms)] == []
+
+
 def import_contracts(root):
     """Return (all kept, what import-linter printed)."""
     result = run(Path(sys.executable).parent / "lint-imports", "--no-cache", cwd=root, path=root)
@@ -94,6 +105,9 @@ def test_the_import_contracts_hold():
         ("kernels/hwgrpo_kernels", "hwgrpo_backends"),
         ("hwgrpo/config", "hwgrpo.training.loop"),
         ("hwgrpo/rewards", "hwgrpo.algorithms.kl"),
+        ("hwgrpo/rewards", "hwgrpo.sandbox.limits"),
+        ("hwgrpo/data", "hwgrpo.migrate.names_here"),
+        ("hwgrpo/config", "hwgrpo.data.sources"),
         ("hwgrpo/training/policy", "hwgrpo.training.strategies.ddp"),
         ("hwgrpo/training/update", "hwgrpo.training.feed.prompt_source"),
     ],
