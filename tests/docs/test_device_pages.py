@@ -151,7 +151,7 @@ def test_a_container_gets_what_detect_tells_it_to_have():
 
 
 def test_scripts_of_can_are_those_that_the_launcher_sources():
-    text = (REPO / "scripts" / "run_tiny_sort_npu.sh").read_text()
+    text = (REPO / "scripts" / "run_recipe.sh").read_text()
     paths = set(re.findall(r"/usr/local/Ascend/\S+set_env\.sh", page("ascend.md")))
     assert paths == set(re.findall(r"/usr/local/Ascend/\S+set_env\.sh", text))
 
