@@ -1,5 +1,6 @@
 """GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU. Importing it imports no torch.
 
+api.py        the names that code of your own may import
 trl/          TRL's GRPOTrainer, for scripts of TRL
 migrate/      recipes from the settings of verl and TRL, and what their names are called here
 trainer/      `Trainer`, for use from Python

@@ -62,7 +62,7 @@ def heavy_modules(package, path=REPO):
     return [name for name in ("torch", "triton", "transformers", "numpy") if name in loaded]
 
 
-@pytest.mark.parametrize("package", ["hwgrpo", "hwgrpo_backends"])
+@pytest.mark.parametrize("package", ["hwgrpo", "hwgrpo.api", "hwgrpo_backends"])
 def test_importing_the_package_loads_neither_torch_nor_triton(package):
     assert heavy_modules(package) == []
 
