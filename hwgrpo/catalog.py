@@ -127,11 +127,13 @@ REWARDS = Registry(
         "served_reward_model": "hwgrpo.rewards.services.served_reward_model:ServedRewardModel",
         "judge": "hwgrpo.rewards.services.judge:Judge",
         "http": "hwgrpo.rewards.services.http_reward:HttpReward",
-        "code": "hwgrpo.rewards.sandbox.code_reward:code",
+        "code": "hwgrpo.sandbox.code_reward:code",
     },
 )
 VERIFYING_REWARDS = ("online_reward_model",)
 """Rewards that call another one, named by their argument `verifier`."""
+SANDBOX_LEVELS = ("auto", "namespaces", "seccomp", "none")
+"""Protection levels of the sandbox that runs programs of the model; `auto` selects the strongest that the host has."""
 TASK_SCHEMES = ("task://", "reasoning_gym://")
 """Prefixes of data that is made here, with splits of its own."""
 TASKS = Registry(
@@ -198,7 +200,7 @@ LOGGERS = Registry(
 )
 STAGES = Registry("trainer.stages", {})
 """Classes of stages (`hwgrpo.training.stages.own_stage`); hwgrpo's own have no names."""
-METRICS = Registry("observe.metrics", {"code": "hwgrpo.rewards.sandbox.code_reward:reason_shares"})
+METRICS = Registry("observe.metrics", {"code": "hwgrpo.sandbox.code_reward:reason_shares"})
 """Functions `(prompts, completions, rewards, advantages_S) -> {name: values_S}`."""
 
 SERVICES = ("wandb", "trackio", "swanlab")
@@ -211,3 +213,14 @@ OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
 """Values of `data.overlong`, for prompts that are too long."""
 FINAL_DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Dtypes of a saved model's weights."""
+DATA_CHECK = "hwgrpo.data.missing_data:missing_data"
+"""What checks that the data that settings name is here, by a name, since settings import no package above them."""
+PEER_NAMES = Registry(
+    "peer name",
+    {
+        "key": "hwgrpo.migrate.names_here:name_here",
+        "last name": "hwgrpo.migrate.names_here:last_name_here",
+        "value": "hwgrpo.migrate.names_here:value_here",
+    },
+)
+"""What a setting or value of verl or TRL is called here: loaded for the message of an error alone."""

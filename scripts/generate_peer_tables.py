@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.peer_tables.peer_names import PeerNames
-from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
-from hwgrpo.peer_tables.trl_names import TRL
-from hwgrpo.peer_tables.verl_names import VERL
+from hwgrpo.migrate.tables.peer_names import PeerNames
+from hwgrpo.migrate.tables.peer_row import UNSET, PeerRow
+from hwgrpo.migrate.tables.trl_names import TRL
+from hwgrpo.migrate.tables.verl_names import VERL
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {"from-verl.md": VERL, "from-trl.md": TRL}

@@ -16,9 +16,9 @@ from hwgrpo.config import Config
 from hwgrpo.config.keys import expand_names
 from hwgrpo.config.typed import build
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.recipe_text import nested
-from hwgrpo.imports.trl_import import import_trl
-from hwgrpo.imports.trl_reader import read_trl
+from hwgrpo.migrate.imports.recipe_text import nested
+from hwgrpo.migrate.imports.trl_import import import_trl
+from hwgrpo.migrate.imports.trl_reader import read_trl
 
 
 def outcome(file: Path, settings: list[str]) -> tuple[str, str]:

@@ -20,9 +20,9 @@ from hwgrpo.config import Config
 from hwgrpo.config.keys import expand_names
 from hwgrpo.config.typed import build
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.recipe_text import nested
-from hwgrpo.imports.verl_import import import_verl
-from hwgrpo.imports.verl_reader import read_verl
+from hwgrpo.migrate.imports.recipe_text import nested
+from hwgrpo.migrate.imports.verl_import import import_verl
+from hwgrpo.migrate.imports.verl_reader import read_verl
 
 _TRAINS = re.compile(r"^[^#\n]*\b(?:verl|recipe)[./][\w./]*main_(?!eval|generation)\w+", re.MULTILINE)
 _ENVIRONMENT = {"HOME": "/root", "PWD": "/root"}

@@ -3,6 +3,7 @@ signals that a terminal sends, which nohup and a shell's `&` make every process 
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -36,3 +37,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _one_thread_and_a_fixed_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def soon():
+    """Return a function that waits until a condition holds; it fails when it never does."""
+
+    def wait(condition):
+        until = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until, "it never came to be"
+            time.sleep(0.02)
+
+    return wait

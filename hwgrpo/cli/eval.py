@@ -111,7 +111,7 @@ def _config(args: argparse.Namespace) -> Config:
     from hwgrpo.config.load import unset_variables
     from hwgrpo.config.rollout_rules import check_rollout
     from hwgrpo.config.schema import LoraConfig
-    from hwgrpo.config.validate import missing_data
+    from hwgrpo.data.missing_data import missing_data
     from hwgrpo.rollout.engine_kind import engine_kind
 
     recipe, overrides = Path(args.recipe), list(args.overrides)

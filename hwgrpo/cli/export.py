@@ -1,7 +1,4 @@
-"""`hwgrpo export CHECKPOINT OUT`: write a checkpoint as a model in Hugging Face format.
-
-`hwgrpo export --to verl|trl RECIPE key=value ...`: write a recipe as settings of another project.
-"""
+"""`hwgrpo export CHECKPOINT OUT`: write a checkpoint as a model in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -9,40 +6,27 @@ import argparse
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwgrpo.catalog import FINAL_DTYPES
-from hwgrpo.cli.import_settings import write_output
 from hwgrpo.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config
     from hwgrpo.training.checkpoint.restore import Checkpoint
 
-HELP = "write a checkpoint as a model in Hugging Face format, or a recipe as settings of verl or TRL"
-PROJECTS = ("verl", "trl")
+HELP = "write a checkpoint as a model in Hugging Face format"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "source",
-        metavar="CHECKPOINT|RECIPE",
-        help="folder of a checkpoint (RUN/checkpoints/step-00000050), or of a run: its newest; with --to, a recipe",
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder of a checkpoint (RUN/checkpoints/step-00000050), or of a run: its newest",
     )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OUT|KEY=VALUE",
-        help="output folder: safetensors, configuration, tokenizer; with --to, settings that override the recipe",
-    )
-    parser.add_argument(
-        "--to", choices=PROJECTS, help="write the settings of a recipe in this project's form, with what is lost"
-    )
-    parser.add_argument("--output", metavar="FILE", help="with --to: write to this file (default: standard output)")
-    parser.add_argument("--devices", type=int, metavar="N", help="with --to verl: devices of its run (default: 8)")
+    parser.add_argument("out", metavar="OUT", help="output folder: safetensors, configuration, tokenizer")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--merge", action="store_true", help="LoRA: write the model with the adapter merged (default)")
     what.add_argument("--adapter", action="store_true", help="LoRA: write the adapter alone")
@@ -63,18 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the model or the settings; return the exit code."""
-    if args.to is not None:
-        return _export_settings(args)
-    if args.output is not None or args.devices is not None:
-        raise ConfigError(f"--{'output' if args.output is not None else 'devices'} is an option of --to")
-    if len(args.overrides) != 1:
-        raise ConfigError(f"name one output folder: hwgrpo export {args.source} OUT")
+    """Write the model; return the exit code."""
     if args.max_shard_size is not None and args.adapter:
         raise ConfigError("--max-shard-size cannot be combined with --adapter: an adapter is one file")
     if args.max_shard_size is not None and not re.fullmatch(r"[1-9]\d*(KB|MB|GB)", args.max_shard_size):
         raise ConfigError(f"--max-shard-size {args.max_shard_size}: use an integer and KB, MB or GB, e.g. 500MB")
-    out = Path(args.overrides[0])
+    out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} already exists; use another folder, or remove it")
 
@@ -88,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.reward_modelling.reward_model_run import REWARD_MODEL, load_untrained
     from hwgrpo.training.shared_setup import load_trainable
 
-    checkpoint = _checkpoint(Path(args.source))
+    checkpoint = _checkpoint(Path(args.checkpoint))
     if checkpoint.note is not None:
         print(checkpoint.note)
     config = _settings(checkpoint)
@@ -123,43 +101,6 @@ def run(args: argparse.Namespace) -> int:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{out} cannot be written: {reason}") from error
     print(f"step {checkpoint.step} of {checkpoint.folder} is in {out}")
-    return 0
-
-
-def _export_settings(args: argparse.Namespace) -> int:
-    """Write the settings of a recipe in another project's form, and print what is lost on standard error."""
-    from hwgrpo.config import load_config
-    from hwgrpo.exports.export_text import lost_text, trl_yaml, verl_script
-    from hwgrpo.exports.trl_export import export_trl
-    from hwgrpo.exports.verl_export import export_verl
-
-    if (
-        args.merge
-        or args.adapter
-        or args.dtype is not None
-        or args.max_shard_size is not None
-        or args.trust_remote_code
-    ):
-        raise ConfigError(
-            "--merge, --adapter, --dtype, --max-shard-size and --trust-remote-code are of a checkpoint; leave "
-            "them out beside --to"
-        )
-    if args.devices is not None and (args.to != "verl" or args.devices < 1):
-        raise ConfigError(f"--devices {args.devices}: it is a number of at least 1, of --to verl")
-    config = load_config(args.source, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
-    if args.to == "verl":
-        exported = export_verl(config, args.devices or 8)
-        text = verl_script(exported, args.source)
-    else:
-        exported = export_trl(config)
-        text = trl_yaml(exported, args.source)
-    if args.output is None:
-        print(text, end="")
-        return 0
-    write_output(args.output, text)
-    for each in exported.lost:
-        print(f"hwgrpo: lost: {lost_text(each, exported.project)}", file=sys.stderr)
-    print(f"wrote {args.output}", file=sys.stderr)
     return 0
 
 

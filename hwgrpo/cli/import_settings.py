@@ -19,7 +19,7 @@ from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.text import terminal_lines
 
 if TYPE_CHECKING:
-    from hwgrpo.imports.import_result import Imported
+    from hwgrpo.migrate.imports.import_result import Imported
 
 HELP = "write a recipe from the settings of verl or TRL, and show what became of each"
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         print(recipe, end="")
         return 0
     write_output(args.output, recipe)
-    from hwgrpo.imports.conversion import Launch
+    from hwgrpo.migrate.imports.conversion import Launch
 
     launch = imported.launch or Launch((), None)
     print(f"wrote {args.output}: {launch.command(shlex.quote(args.output))}", file=sys.stderr)
@@ -150,8 +150,8 @@ def import_settings(
     Raises:
         ConfigError: a setting is unknown, illegal or refused.
     """
-    from hwgrpo.imports.import_table import table_text
-    from hwgrpo.imports.recipe_text import compact, recipe_text
+    from hwgrpo.migrate.imports.import_table import table_text
+    from hwgrpo.migrate.imports.recipe_text import compact, recipe_text
 
     deletes = arguments[0].startswith("~") and "/" not in arguments[0]
     has_file = "=" not in arguments[0] and not arguments[0].startswith("--") and not deletes
@@ -178,8 +178,8 @@ def _check(imported: Imported) -> None:
         ConfigError: a run would refuse it.
     """
     from hwgrpo.config import load_config
-    from hwgrpo.imports.recipe_text import nested
-    from hwgrpo.imports.variable_text import known, variables_in
+    from hwgrpo.migrate.imports.recipe_text import nested
+    from hwgrpo.migrate.imports.variable_text import known, variables_in
 
     settings = {key: known(value) for key, value in imported.settings.items()}
     settings |= {key: "unknown" for key in ("model.path", "data.train") if not settings.get(key)}
@@ -194,7 +194,7 @@ def _check(imported: Imported) -> None:
 
 
 def _shown(value: object) -> object:
-    from hwgrpo.imports.recipe_text import compact
+    from hwgrpo.migrate.imports.recipe_text import compact
 
     return compact(value) if isinstance(value, str) else value
 
@@ -204,13 +204,13 @@ def _imported(
 ) -> tuple[Imported, list[str]]:
     """Return an import, and notices about what was read."""
     if system == "verl":
-        from hwgrpo.imports.verl_import import import_verl
-        from hwgrpo.imports.verl_reader import read_verl
+        from hwgrpo.migrate.imports.verl_import import import_verl
+        from hwgrpo.migrate.imports.verl_reader import read_verl
 
         of_verl, notices = read_verl(file, settings, os.environ, variables, any_entry=any_entry)
         return import_verl(of_verl), notices
-    from hwgrpo.imports.trl_import import import_trl
-    from hwgrpo.imports.trl_reader import read_trl
+    from hwgrpo.migrate.imports.trl_import import import_trl
+    from hwgrpo.migrate.imports.trl_reader import read_trl
 
     of_trl, notices = read_trl(file, settings, os.environ)
     return import_trl(of_trl), notices

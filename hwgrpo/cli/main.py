@@ -139,7 +139,7 @@ def _command(argv: Sequence[str] | None) -> str | None:
 
 def _as_setting(text: str) -> str:
     """Return `key=value`, and this project's name of a key of verl or TRL."""
-    from hwgrpo.config.peers import name_here
+    from hwgrpo.migrate.names_here import name_here
 
     here = name_here(text.partition("=")[0])
     return f"{text}; {here}" if here else text

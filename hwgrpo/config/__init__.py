@@ -29,7 +29,6 @@ written_config.py  settings as they are stored: secrets as interpolation and dig
 stored_settings.py the settings that a run has stored
 supervised.py      the settings that supervised training uses
 document.py        the schema as documentation
-peers.py           settings of verl and TRL, and their names here
 """
 
 from hwgrpo.config.load import Config, load_config

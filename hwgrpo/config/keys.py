@@ -8,8 +8,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hwgrpo.catalog import PEER_NAMES
 from hwgrpo.config.document import entries
-from hwgrpo.config.peers import last_name_here, name_here
 from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import alternatives, hint_below, is_list, section_of
 from hwgrpo.errors import ConfigError, nearest, shown
@@ -77,7 +77,7 @@ def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) 
         prefix: the key of that section.
         full: the key as it was written, which may name another system's setting.
     """
-    if (here := name_here(full or key)) is not None:
+    if (here := PEER_NAMES.load("key")(full or key)) is not None:
         return ConfigError(f"unknown key {_shown_key(full or key)}: {here}")
     names = _field_names(section)
     last = key.rsplit(".", 1)[-1]
@@ -87,7 +87,7 @@ def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) 
         near = elsewhere[0]
     elif near:
         near = f"{prefix}.{near}" if prefix else near
-    if not near and (here := last_name_here(full or key)) is not None:
+    if not near and (here := PEER_NAMES.load("last name")(full or key)) is not None:
         return ConfigError(f"unknown key {_shown_key(full or key)}: {here}")
     hint = f" Did you mean {near}?" if near else ""
     where = f"{prefix} has" if prefix else "The sections are"

@@ -20,7 +20,6 @@ from hwgrpo.config.fields import (
     setting,
 )
 from hwgrpo.paths import verifier_of
-from hwgrpo.rewards.sandbox.protection import CHOICES
 from hwgrpo.user_code import names_a_file
 
 ADAPTERS = on("model.lora.rank", " above 0")
@@ -79,7 +78,7 @@ class LoraConfig:
 
 @dataclass
 class SandboxConfig:
-    level: str = choice("auto", CHOICES, used_by=[_PROGRAMS])
+    level: str = choice("auto", catalog.SANDBOX_LEVELS, used_by=[_PROGRAMS])
     """Protection from programs that reward code runs (docs/sandbox.md). namespaces: own network, processes, users and
     files; seccomp: few system calls; auto: the first of them that this host allows; none: limits on resources alone."""
 

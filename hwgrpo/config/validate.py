@@ -13,9 +13,11 @@ from typing import Any
 
 from hwgrpo.catalog import (
     ADVANTAGES_OF_SINGLE_RESPONSES,
+    DATA_CHECK,
     ENGINES,
     LOGGERS,
     METRICS,
+    PEER_NAMES,
     REWARDS,
     SERVICES,
     STAGES,
@@ -26,14 +28,14 @@ from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.optional_settings import LARGEST_ERROR
-from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import ObserveConfig, Settings
 from hwgrpo.config.shipped_files import preset_names
 from hwgrpo.config.uses import check_used
-from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
+from hwgrpo.errors import ConfigError, choice_error, nearest, quoted, shown
 from hwgrpo.given_objects import find_object, is_object
 from hwgrpo.paths import check_path, did_you_mean, find_model, verifier_of
+from hwgrpo.registry import import_target
 from hwgrpo.template_clock import read_date
 from hwgrpo.user_code import FORM, names_a_file, split_name
 
@@ -51,7 +53,7 @@ def check_config(
     Args:
         config: the settings.
         data_may_be_missing: do not check that files with prompts and the packages of loggers are here; see
-            `missing_loggers` and `missing_data`.
+            `missing_loggers` and `hwgrpo.data.missing_data`.
         files_may_be_missing: nor that any other file is: the settings are those of another machine.
         imported: settings or sections not set by the user, which may be without effect.
         unread: sections and settings that may name missing plug-ins.
@@ -69,7 +71,7 @@ def check_config(
     if not files_may_be_missing:
         _check_files(config)
     _check_sources(config)
-    missing = [*(() if "observe" in unread else missing_loggers(config)), *missing_data(config)]
+    missing = [*(() if "observe" in unread else missing_loggers(config)), *import_target(DATA_CHECK)(config)]
     if missing and not data_may_be_missing:
         raise ConfigError(missing[0])
     _check_contradictions(config)
@@ -171,7 +173,7 @@ def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
         from hwgrpo_backends.decide import describe_unknown
 
         return ConfigError(describe_unknown(f"{key}={shown(value)}", value, [name for name in names if name != "auto"]))
-    here = value_here(key, value)
+    here = PEER_NAMES.load("value")(key, value)
     error = ConfigError(f"{key}={shown(value)} is not known: {here}") if here else choice_error(key, value, names)
     preset = str(value).lower()
     if key.startswith("algorithm.") and preset in preset_names() and preset not in names:
@@ -275,36 +277,6 @@ def missing_loggers(config: Settings) -> list[str]:
             check_logger_installed(name)
         except ConfigError as error:
             missing.append(str(error))
-    return missing
-
-
-def missing_data(config: Settings) -> list[str]:
-    """Return problems with the files, folders and packages of `data.train` and `data.validation`; hub names pass.
-
-    Raises:
-        ConfigError: a task is unknown.
-    """
-    from hwgrpo.data.sources import find_data, sources_of
-    from hwgrpo.data.tasks import PREFIX, parse_task
-    from hwgrpo.reasoning_gym_tasks import PREFIX as REASONING_GYM
-    from hwgrpo.reasoning_gym_tasks import PackageMissing, check_address
-
-    missing = []
-    for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        for spec in sources_of(named):
-            if spec.startswith(PREFIX):
-                parse_task(spec)
-                continue
-            if spec.startswith(REASONING_GYM):
-                try:
-                    check_address(spec, key)
-                except PackageMissing as error:
-                    missing.append(str(error))
-                continue
-            try:
-                (find_object if is_object(spec) else find_data)(spec, key)
-            except (ConfigError, DataError) as error:
-                missing.append(str(error))
     return missing
 
 

@@ -35,8 +35,8 @@ _CALL = re.compile(r"\$\{\s*[\w.]+\s*:")
 _REFERENCE = re.compile(r"\$\{\s*(?:[\w.]+\s*:\s*)?(?P<path>[^${}:,]+?)\s*[,}]")
 """A node interpolation, or the first argument of a resolver, which may be a node as in oc.select."""
 _PART = re.compile(r"[.\[\]]+")
-_ATTRIBUTE, _INTERPOLATED = "_written", "_interpolated"
-"""Of a configuration; no fields of its dataclass, since they are no settings."""
+_ATTRIBUTE = "_written"
+"""Of a configuration; no field of its dataclass, since it is no setting."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,6 @@ def written_of(config: Any) -> Mapping[Place, Written]:
     return vars(config).get(_ATTRIBUTE, {})
 
 
-def interpolated_texts(config: Any) -> Mapping[Place, str]:
-    """Return every text of a loaded configuration that has an interpolation, as it was written."""
-    return vars(config).get(_INTERPOLATED, {})
-
-
 def attach(config: Any, written: Mapping[Place, Written], tree: Any, section: type) -> None:
     """Let a configuration carry what of it is stored as it was written, and keep the secrets in it out of messages.
 
@@ -71,7 +66,6 @@ def attach(config: Any, written: Mapping[Place, Written], tree: Any, section: ty
         section: its dataclass.
     """
     vars(config)[_ATTRIBUTE] = dict(written)
-    vars(config)[_INTERPOLATED] = {place: text for place, text, _ in interpolations(tree, section)}
     remember_secrets(secrets_in(written))
     typed = (
         text for place, text, free in _texts(tree, section, ()) if free and "${" not in text and _is_named_secret(place)

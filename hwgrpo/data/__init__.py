@@ -5,6 +5,7 @@ reasoning_gym_rows.py   reasoning_gym://...: rows of tasks of the package reason
 expansion.py       compressed files that expand to far more than their size
 formats.py         one data file -> rows; every error names the file and line
 sources.py         what `data.train` names (task, file, folder, hub dataset) -> rows
+missing_data.py    the check of settings that what `data.train` names is here
 given_rows.py      rows in memory, given as an object -> rows
 row_schema.py      one row -> conversation or text, ground truth, source; verl's and TRL's columns
 prompts.py         rows -> tokenized prompts, the length limit

@@ -19,7 +19,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
-from hwgrpo.config.validate import missing_data, missing_loggers
+from hwgrpo.config.validate import missing_loggers
+from hwgrpo.data.missing_data import missing_data
 from hwgrpo.data.prompts import PromptDataset, dataset_notes, repeats_note
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError

@@ -12,11 +12,9 @@ reward_metrics.py    their metrics, over ranks, and running totals
 checked_kwargs.py    checks of the kwargs of the rewards below
 conversation.py      prompts of the rewards below, as chat messages and as text
 models/              reward models in the trainer's process
-fenced_blocks.py     fenced blocks of code in a response
 services/            reward models, judges and rewards over HTTP
 combine.py           the weighted sum, with gates
 response_steps.py    the steps of a response: where they end in its text and its tokens, and their summed rewards
 failure_policy.py    one function's values for a batch, with the policies for its failures applied
 processes/           functions in separate processes, which are killed on a timeout
-sandbox/             code: unit tests of programs that a model wrote, in a sandbox
 """

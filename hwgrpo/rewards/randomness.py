@@ -14,8 +14,6 @@ from typing import Any
 Part = int | str | None
 Seed = tuple[Part, ...]
 """Parts from which a seed is derived."""
-FIXED_HASHES = {"PYTHONHASHSEED": "0"}
-"""Environment of an interpreter in which the order of a set is the same in every process and after a restart."""
 CONCURRENT = "together"
 """Part in the place of a call's number: concurrent calls of an async function share one generator."""
 

@@ -13,7 +13,7 @@ from transformers import BitsAndBytesConfig, HfArgumentParser
 
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.peer_tables.trl_names import TRL
+from hwgrpo.migrate.tables.trl_names import TRL
 from hwgrpo.trl.grpo_config import GRPOConfig, argument, note
 
 

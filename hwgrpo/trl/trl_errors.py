@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
-from hwgrpo.peer_tables.trl_names import ROWS
+from hwgrpo.migrate.tables.trl_names import ROWS
 
 _ARGUMENTS = {
     **{

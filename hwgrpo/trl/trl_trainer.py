@@ -15,9 +15,9 @@ from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.chat_template import unread_options
 from hwgrpo.data.given_rows import part_of
 from hwgrpo.errors import ConfigError, RunError, RunFinished, shown
-from hwgrpo.imports.trl_import import import_trl
-from hwgrpo.imports.trl_settings import TrlSettings
-from hwgrpo.peer_tables.trl_names import TRL
+from hwgrpo.migrate.imports.trl_import import import_trl
+from hwgrpo.migrate.imports.trl_settings import TrlSettings
+from hwgrpo.migrate.tables.trl_names import TRL
 from hwgrpo.trainer import Trainer
 from hwgrpo.trl import trl_checkpoints
 from hwgrpo.trl.grpo_config import FIELDS, GRPOConfig, note

@@ -12,8 +12,8 @@ from hwgrpo.data.dataset_files import open_copy
 from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_files
 from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.rewards.sandbox.code_reward import close_pools
 from hwgrpo.rewards.signatures import load_function, make_reward_function
+from hwgrpo.sandbox.code_reward import close_pools
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 

@@ -16,7 +16,7 @@ from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.published import PUBLISHED, REFUSED, published_with, reward_of
 from hwgrpo.data.row_schema import read_prompt
 from hwgrpo.errors import DataError
-from hwgrpo.rewards.sandbox.unit_tests import read_tests
+from hwgrpo.sandbox.unit_tests import read_tests
 from tests.support.runs.dataset_rows import (
     HH_RLHF,
     LOGIQA,

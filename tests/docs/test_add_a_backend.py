@@ -118,5 +118,4 @@ def test_every_command_of_the_page_runs_and_says_what_the_page_says(shell):
     assert all(name.endswith("_acme.sh") for name in written)
     text = (shell.folder / "scripts/run_tiny_sort_acme.sh").read_text()
     assert "with GRPO on Acme accelerators;" in text
-    assert "backend.name=acme\n" in text
-    assert 'bash "$repo/scripts/setup.sh"\n' in text
+    assert " tiny_sort acme -- " in text

@@ -15,7 +15,7 @@ import pytest
 from hwgrpo_backends import registry
 
 from hwgrpo.cli.main import COMMANDS, main
-from hwgrpo.config.peers import VERL
+from hwgrpo.migrate.names_here import VERL
 from tests.docs.pages import REPO, blocks, code, page, table
 
 PAGES = {"npu": "ascend.md", "rocm": "rocm.md"}
@@ -151,7 +151,7 @@ def test_a_container_gets_what_detect_tells_it_to_have():
 
 
 def test_scripts_of_can_are_those_that_the_launcher_sources():
-    text = (REPO / "scripts" / "run_tiny_sort_npu.sh").read_text()
+    text = (REPO / "scripts" / "run_recipe.sh").read_text()
     paths = set(re.findall(r"/usr/local/Ascend/\S+set_env\.sh", page("ascend.md")))
     assert paths == set(re.findall(r"/usr/local/Ascend/\S+set_env\.sh", text))
 

@@ -1,6 +1,6 @@
 """The page about extensions does what it says: each of its files is written and each of its commands run, in order."""
 
-import importlib
+import ast
 import json
 import re
 import shlex
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo import user_code
+from hwgrpo import api, user_code
 from hwgrpo.catalog import ENGINES, STRATEGIES
 from hwgrpo.cli.main import main
 
@@ -29,10 +29,36 @@ def commands(block: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in joined.splitlines() if line.startswith("hwgrpo ")]
 
 
-def test_a_class_is_in_the_module_that_the_page_names():
-    named = re.findall(r"`(\w+)`\s+(?:of|from)\s+`(hwgrpo[\w.]*)`", PAGE)
-    assert ("StepRewards", "hwgrpo.step_rewards") in named
-    assert [pair for pair in named if not hasattr(importlib.import_module(pair[1]), pair[0])] == []
+def imported_names(code: str) -> set[tuple[str, str]]:
+    """Return (module, name) of what code imports from the three packages."""
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    pairs = {
+        (getattr(node, "module", None) or each.name, each.name if isinstance(node, ast.ImportFrom) else "")
+        for node in imports
+        for each in node.names
+    }
+    return {pair for pair in pairs if pair[0].startswith("hwgrpo")}
+
+
+def test_the_page_imports_promised_names_only_and_each_exists():
+    pairs = {pair for block in BLOCKS for name, text in written(block).items() for pair in imported_names(text)}
+    own = {name for module, name in pairs if module == "hwgrpo.api"}
+    assert {module.partition(".")[0] for module, _ in pairs - {("hwgrpo.api", name) for name in own}} <= {
+        "hwgrpo_backends",
+        "hwgrpo_kernels",
+    }
+    assert {"scoped", "ENGINES", "Single"} <= own <= {*api.__all__}
+    code = {name for text in re.findall(r"`([^`\n]+)`", PAGE) for name in re.findall(r"\w+", text)}
+    assert [name for name in api.__all__ if name not in code | own] == []
+    assert [name for name in api.__all__ if not hasattr(api, name)] == []
+
+
+def test_the_promised_names_are_typed_as_they_are_imported():
+    source = ast.parse(Path(api.__file__).read_text())
+    typed = [node for each in source.body if isinstance(each, ast.If) for node in each.body]
+    homes = {node.module: tuple(name.name for name in node.names) for node in typed if isinstance(node, ast.ImportFrom)}
+    assert homes == api._HOMES
+    assert sorted(name for names in homes.values() for name in names) == sorted(api.__all__)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: next(iter(written(block)), ""))

@@ -32,8 +32,9 @@ INLINE = {
     "hwgrpo train mine.yaml --dry-run": "hwgrpo train tiny_sort --dry-run",  # mine.yaml: the test below
     "hwgrpo train mine.yaml": "hwgrpo train tiny_sort --print-config",
     "hwgrpo train --from verl run.sh": (
-        "hwgrpo export --to verl tiny_sort --output run.sh"
+        "echo python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=train.parquet > run.sh"
         " && hwgrpo train --from verl run.sh --dry-run --set trainer.output_dir=runs/from_verl"
+        " --set model.path=builtin://tiny --set 'data.train=task://sort?digits=2'"
         " --set 'reward.functions=[exact_match]'"
     ),
 }

@@ -10,7 +10,7 @@ import pytest
 from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
 from hwgrpo.config.document import entries
-from hwgrpo.config.peers import TRL, VERL
+from hwgrpo.migrate.names_here import TRL, VERL
 from tests.docs.pages import REPO, blocks, code, page, section, table
 
 PAGE = page("settings.md")

@@ -11,7 +11,7 @@ from pathlib import Path
 from hwgrpo.cli.main import COMMANDS
 from hwgrpo.config.document import entries
 from hwgrpo.data.row_schema import GROUND_TRUTH_KEYS
-from hwgrpo.peer_tables.verl_names import OLDER, ROWS
+from hwgrpo.migrate.tables.verl_names import OLDER, ROWS
 from tests.docs.pages import DOCS, FENCED, REPO, anchors, links, page
 
 PAGES = sorted(DOCS.rglob("*.md"))

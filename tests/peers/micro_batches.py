@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.imports.recipe_text import recipe_text
-from hwgrpo.imports.trl_import import import_trl
-from hwgrpo.imports.trl_reader import trl_settings
-from tests.imports.verl_runs import config_of, imported
+from hwgrpo.migrate.imports.recipe_text import recipe_text
+from hwgrpo.migrate.imports.trl_import import import_trl
+from hwgrpo.migrate.imports.trl_reader import trl_settings
+from tests.migrate.verl_runs import config_of, imported
 from tests.peers.peer_formulas import trl_loss, verl_loss, verl_settings, verl_weights
 from tests.peers.test_formulas import LENGTHS, MASK, T, ours, tensors
 

@@ -11,11 +11,11 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.config import Config, load_config
-from hwgrpo.imports.recipe_text import recipe_text
-from hwgrpo.imports.trl_import import import_trl
-from hwgrpo.imports.trl_reader import trl_settings
+from hwgrpo.migrate.imports.recipe_text import recipe_text
+from hwgrpo.migrate.imports.trl_import import import_trl
+from hwgrpo.migrate.imports.trl_reader import trl_settings
+from hwgrpo.migrate.tables.trl_mapped import LOSSES
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.peer_tables.trl_mapped import LOSSES
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.update.step_metrics import update_metrics
 from hwgrpo.values import TrainBatch

@@ -22,10 +22,10 @@ from hwgrpo.catalog import ENGINES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.errors import ConfigError
-from hwgrpo.peer_tables.verl_names import ROWS
+from hwgrpo.migrate.tables.verl_names import ROWS
 from hwgrpo.rollout.local.token_sampling import filter_logits
 from hwgrpo.training.update.train_batch import split_updates
-from tests.imports.verl_runs import config_of, imported
+from tests.migrate.verl_runs import config_of, imported
 from tests.peers.peer_formulas import (
     verl_advantages,
     verl_core,

@@ -11,8 +11,8 @@ from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.config import Config
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.peer_tables.verl_names import ROWS
-from tests.imports.verl_runs import config_of, imported
+from hwgrpo.migrate.tables.verl_names import ROWS
+from tests.migrate.verl_runs import config_of, imported
 from tests.peers.peer_formulas import (
     trl_loss,
     verl_advantages,

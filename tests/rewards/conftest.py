@@ -2,7 +2,6 @@
 
 import os
 import textwrap
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,19 +99,6 @@ def processes(tmp_path):
         return sorted(found)
 
     return living
-
-
-@pytest.fixture
-def soon():
-    """Return a function that waits until a condition holds; it fails when it never does."""
-
-    def wait(condition):
-        until = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < until, "it never came to be"
-            time.sleep(0.02)
-
-    return wait
 
 
 @pytest.fixture

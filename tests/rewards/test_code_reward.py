@@ -7,8 +7,8 @@ import torch
 
 from hwgrpo.errors import ConfigError, DataError, RewardError
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rewards.sandbox import code_reward
-from hwgrpo.rewards.sandbox.unit_tests import extract_program, read_tests, same_output
+from hwgrpo.sandbox import code_reward
+from hwgrpo.sandbox.unit_tests import extract_program, read_tests, same_output
 from tests.support.runs import runs
 from tests.support.runs.published_rows import write_jsonl
 

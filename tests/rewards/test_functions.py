@@ -4,8 +4,8 @@ import functools
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.sandbox.code_reward import code
 from hwgrpo.rewards.signatures import load_function, make_reward_function
+from hwgrpo.sandbox.code_reward import code
 
 CHAT = ({"role": "user", "content": "hi"},)
 

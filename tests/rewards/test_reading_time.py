@@ -10,11 +10,11 @@ import pytest
 
 from hwgrpo.catalog import REWARDS
 from hwgrpo.rewards.checked_kwargs import Kwargs
-from hwgrpo.rewards.fenced_blocks import code_blocks
-from hwgrpo.rewards.sandbox.unit_tests import extract_program
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply
 from hwgrpo.rewards.services.judge_replies import ScoreReader
 from hwgrpo.rewards.verifiers.reasoning_gym_score import EXTRACTS, answer_in
+from hwgrpo.sandbox.fenced_blocks import code_blocks
+from hwgrpo.sandbox.unit_tests import extract_program
 from hwgrpo.text import terminal_lines
 from tests.support.numbers import response_batch
 

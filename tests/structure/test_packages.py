@@ -29,7 +29,7 @@ def test_transformers_works_from_the_repository_root():
     assert result.stdout == "Qwen3ForCausalLM\n", result.stderr
 
 
-@pytest.mark.parametrize("package", ["hwgrpo", "hwgrpo_backends"])
+@pytest.mark.parametrize("package", ["hwgrpo", "hwgrpo.api", "hwgrpo_backends"])
 def test_importing_the_package_loads_neither_torch_nor_triton(package):
     result = run(sys.executable, "-c", f"import sys, {package}; print(*sorted(sys.modules))")
     loaded = result.stdout.split()
@@ -41,3 +41,14 @@ def test_the_import_contracts_hold():
     result = run(Path(sys.executable).parent / "lint-imports", "--no-cache")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"Contracts: [1-9]\d* kept, 0 broken", result.stdout)
+
+
+def test_checked_settings_load_no_room_until_one_is_named():
+    result = run(
+        sys.executable,
+        "-c",
+        "import sys\nfrom hwgrpo.config import load_config\nload_config('tiny_sort')\nprint(*sys.modules)",
+    )
+    assert result.returncode == 0, result.stderr
+    rooms = ("hwgrpo.migrate", "hwgrpo.trl", "hwgrpo.sandbox")
+    assert [name for name in result.stdout.split() if name.startswith(rooms)] == []

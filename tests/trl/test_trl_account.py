@@ -11,11 +11,11 @@ import pytest
 
 from hwgrpo.config.document import entries
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.import_table import table_text
-from hwgrpo.imports.recipe_text import recipe_text
-from hwgrpo.imports.trl_reader import read_trl
-from hwgrpo.peer_tables.peer_row import UNSET, PeerRow
-from hwgrpo.peer_tables.trl_names import OLDER, ROWS, TRL, TUTORIALS
+from hwgrpo.migrate.imports.import_table import table_text
+from hwgrpo.migrate.imports.recipe_text import recipe_text
+from hwgrpo.migrate.imports.trl_reader import read_trl
+from hwgrpo.migrate.tables.peer_row import UNSET, PeerRow
+from hwgrpo.migrate.tables.trl_names import OLDER, ROWS, TRL, TUTORIALS
 from tests.support.processes.launch import ROOT
 from tests.support.processes.wheels import fetched
 from tests.trl.trl_runs import BASE, config_of, imported

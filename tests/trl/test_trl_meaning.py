@@ -9,8 +9,8 @@ import pytest
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
-from hwgrpo.imports.trl_import import import_trl
-from hwgrpo.imports.trl_reader import trl_settings
+from hwgrpo.migrate.imports.trl_import import import_trl
+from hwgrpo.migrate.imports.trl_reader import trl_settings
 from tests.trl.trl_runs import BASE, config_of, imported
 
 

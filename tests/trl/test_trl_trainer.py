@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hwgrpo.errors import ConfigError, DataError, RewardError
-from hwgrpo.imports.trl_import import import_trl
+from hwgrpo.migrate.imports.trl_import import import_trl
 from hwgrpo.rewards.functions import wait_for
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.peft_settings import lora_settings, quantize_setting

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.imports.import_result import Imported
-from hwgrpo.imports.recipe_text import recipe_text
-from hwgrpo.imports.trl_import import import_trl
-from hwgrpo.imports.trl_reader import read_trl
+from hwgrpo.migrate.imports.import_result import Imported
+from hwgrpo.migrate.imports.recipe_text import recipe_text
+from hwgrpo.migrate.imports.trl_import import import_trl
+from hwgrpo.migrate.imports.trl_reader import read_trl
 
 BASE = ("model_name_or_path=Qwen/Qwen2.5-7B-Instruct", "dataset_name=train.jsonl", "reward_funcs=accuracy_reward")
 

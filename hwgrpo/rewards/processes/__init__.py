@@ -5,5 +5,4 @@ worker_pool.py      its processes: distribution of calls, timeouts, restarts
 worker_handle.py    the trainer's handle of one process
 reward_worker.py    the main function of the process
 messages.py         the messages between them
-descendants.py      finding and killing all descendants of a process, in any session
 """

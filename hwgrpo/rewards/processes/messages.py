@@ -1,6 +1,6 @@
 """Messages between the trainer and the processes of reward functions.
 
-A message is its length in 8 bytes, then its body. Messages to a process are pickles: the trainer is trusted, and data
+Messages to a process are pickles: the trainer is trusted, and data
 rows have objects of many types. Messages from a process are JSON, so that a reward function's code cannot execute code
 in the trainer.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from decimal import Decimal
 from typing import Any
 
 from hwgrpo.errors import RewardError, quoted
+from hwgrpo.framed_messages import MAX_MESSAGE_BYTES
 from hwgrpo.jsonlines import jsonable
 
-HEADER = 8
-MAX_MESSAGE_BYTES = 64 << 20
-"""Limit on a message from a process, in bytes."""
 SHOWN_CHARS = 200
 """Characters of a value that an error shows."""
 
@@ -32,41 +30,6 @@ class InvalidReward:
 
     def __repr__(self) -> str:
         return self.shown
-
-
-def frame_message(body: bytes) -> bytes:
-    """Return a message prefixed by its length."""
-    return len(body).to_bytes(HEADER, "big") + body
-
-
-class Reader:
-    """Incremental parser of the messages in a pipe."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, chunk: bytes) -> Iterator[dict[str, Any]]:
-        """Append received bytes; yield the complete messages.
-
-        Raises:
-            ValueError: invalid bytes, or a message larger than `MAX_MESSAGE_BYTES`.
-        """
-        self._buffer += chunk
-        while len(self._buffer) >= HEADER:
-            size = int.from_bytes(self._buffer[:HEADER], "big")
-            if size > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {size} bytes")
-            if len(self._buffer) < HEADER + size:
-                return
-            body = bytes(self._buffer[HEADER : HEADER + size])
-            del self._buffer[: HEADER + size]
-            try:
-                message = json.loads(body)
-            except RecursionError as error:
-                raise ValueError("a message that is nested too deeply") from error
-            if not isinstance(message, dict):
-                raise ValueError("a message of an unknown form")
-            yield message
 
 
 def encode_reply(message: Mapping[str, Any]) -> bytes:
