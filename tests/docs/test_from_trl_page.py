@@ -14,7 +14,7 @@ PAGE = page("from-trl.md")
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    assert run_commands(PAGE) == 3
+    assert run_commands(PAGE) == 2
     shown = capsys.readouterr()
     assert "2 steps of 8 prompts x 8 samples" in shown.out
     assert "num_generations: 8" not in Path("grpo_again.yaml").read_text()  # its default

@@ -21,7 +21,7 @@ def test_the_tables_are_current():
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    assert run_commands(PAGE) == 4
+    assert run_commands(PAGE) == 3
     shown = capsys.readouterr()
     assert shown.out.count("2 steps of 64 prompts x 8 samples, 2 updates each") == 2
     assert "save_every: 1" in Path("sort.yaml").read_text()
