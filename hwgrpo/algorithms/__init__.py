@@ -7,10 +7,7 @@ process_supervision.py  rewards of the steps of responses -> one advantage per t
 optimal_token_baseline.py  a baseline for each position of a group
 groups.py               reward statistics over groups
 policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
-surrogates.py           PPO clip per token
-surrogate_variants.py   GSPO, GMPO, VESPO, CISPO, SAPO, TOPR, GPG
-divergence_losses.py    DPPO, DRO
-covariance_losses.py    KL-Cov, Clip-Cov
+losses.py               the policy losses per token: PPO clip, GSPO, CISPO, SAPO, ...
 settings_of_ratio.py    settings of a loss without effect where every ratio is 1
 token_selection.py      tokens chosen by comparing all of an update
 coefficients.py         fixed and adapted coefficients of KL and entropy
