@@ -1,10 +1,7 @@
 """The math of GRPO as pure functions.
 
-advantages.py           rewards -> one advantage per sequence or token: `grpo`
-advantage_variants.py   RLOO, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++ and its baseline
+advantages.py           the estimators, rewards -> one advantage per sequence or token: GRPO, RLOO, OPO, ...
 token_advantages.py     estimators with one advantage per token, rewards of steps, or probabilities
-process_supervision.py  rewards of the steps of responses -> one advantage per token
-optimal_token_baseline.py  a baseline for each position of a group
 groups.py               reward statistics over groups
 policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
 losses.py               the policy losses per token: PPO clip, GSPO, CISPO, SAPO, ...
