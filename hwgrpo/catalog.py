@@ -54,13 +54,13 @@ LOSSES_OF_SEQUENCES = ("gmpo", "vespo")
 KL_ESTIMATORS = Registry(
     "KL estimator",
     {
-        "k1": "hwgrpo.algorithms.kl_variants:k1",
-        "k2": "hwgrpo.algorithms.kl_variants:k2",
+        "k1": "hwgrpo.algorithms.kl:k1",
+        "k2": "hwgrpo.algorithms.kl:k2",
         "k3": "hwgrpo.algorithms.kl:k3",
-        "abs": "hwgrpo.algorithms.kl_variants:absolute",
-        "k1+": "hwgrpo.algorithms.kl_variants:k1_plus",
-        "k3+": "hwgrpo.algorithms.kl_variants:k3_plus",
-        "exact": "hwgrpo.algorithms.kl_variants:exact",
+        "abs": "hwgrpo.algorithms.kl:absolute",
+        "k1+": "hwgrpo.algorithms.kl:k1_plus",
+        "k3+": "hwgrpo.algorithms.kl:k3_plus",
+        "exact": "hwgrpo.algorithms.kl:exact",
     },
 )
 """Functions `(logprob_N, ref_logprob_N) -> kl_N`; `k3` and `k3+` also take `input_clamp` and `output_clamp`, and

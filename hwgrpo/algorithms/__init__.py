@@ -8,8 +8,7 @@ losses.py               the policy losses per token: PPO clip, GSPO, CISPO, SAPO
 settings_of_ratio.py    settings of a loss without effect where every ratio is 1
 token_selection.py      tokens chosen by comparing all of an update
 coefficients.py         fixed and adapted coefficients of KL and entropy
-kl.py                   per-token estimators of KL(policy || reference): k3
-kl_variants.py          k1, k2, |x|, those with the gradient of k2, and the exact KL
+kl.py                   per-token estimators of KL(policy || reference), and the exact KL
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
 aggregation_variants.py sums, means over sequences and over prompts
 correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch
