@@ -73,11 +73,11 @@ AGGREGATIONS = Registry(
     "loss aggregation",
     {
         "token-mean": "hwgrpo.algorithms.aggregation:token_mean",
-        "token-sum": "hwgrpo.algorithms.aggregation_variants:token_sum",
-        "seq-mean-token-sum": "hwgrpo.algorithms.aggregation_variants:seq_mean_token_sum",
-        "seq-mean-token-sum-norm": "hwgrpo.algorithms.aggregation_variants:seq_mean_token_sum_norm",
-        "seq-mean-token-mean": "hwgrpo.algorithms.aggregation_variants:seq_mean_token_mean",
-        "prompt-mean": "hwgrpo.algorithms.aggregation_variants:prompt_mean",
+        "token-sum": "hwgrpo.algorithms.aggregation:token_sum",
+        "seq-mean-token-sum": "hwgrpo.algorithms.aggregation:seq_mean_token_sum",
+        "seq-mean-token-sum-norm": "hwgrpo.algorithms.aggregation:seq_mean_token_sum_norm",
+        "seq-mean-token-mean": "hwgrpo.algorithms.aggregation:seq_mean_token_mean",
+        "prompt-mean": "hwgrpo.algorithms.aggregation:prompt_mean",
     },
 )
 """Functions `(lengths_S, totals) -> weight_S`."""

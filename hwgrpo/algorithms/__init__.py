@@ -10,7 +10,6 @@ token_selection.py      tokens chosen by comparing all of an update
 coefficients.py         fixed and adapted coefficients of KL and entropy
 kl.py                   per-token estimators of KL(policy || reference), and the exact KL
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
-aggregation_variants.py sums, means over sequences and over prompts
 correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch
 gap_guard.py            when a gap between rollout engine and trainer calls for which measure
 gap_causes.py           the likely cause of such a gap
