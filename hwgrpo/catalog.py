@@ -98,9 +98,10 @@ REJECTIONS = (
     *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3", "veto"),
 )
-"""Statistics of `algorithm.correction.reject`, of `hwgrpo.algorithms.rejection`."""
+"""Statistics of `algorithm.correction.reject`."""
 SAFE_LOG_RATIO = 20.0
-"""Log-ratios of these statistics are kept within plus or minus this, as in verl; that of `veto` is not."""
+"""Log-ratios are kept within plus or minus this before exp in importance weights, their second moments and these
+statistics, as in verl: e^20 is far beyond any sensible bound. That of `veto` and estimates of the KL are not."""
 REWARDS = Registry(
     "reward",
     {

@@ -10,10 +10,8 @@ token_selection.py      tokens chosen by comparing all of an update
 coefficients.py         fixed and adapted coefficients of KL and entropy
 kl.py                   per-token estimators of KL(policy || reference), and the exact KL
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
-correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch
+correction.py           importance weights between rollout engine and trainer, rejection, metrics of their mismatch
 gap_guard.py            when a gap between rollout engine and trainer calls for which measure
 gap_causes.py           the likely cause of such a gap
-sequence_mask.py        leaving out responses that the policy has moved away from
-rejection.py            what a correction leaves out
 scope.py                scope of a loss (token, sequence, batch), sums over ragged sequences
 """

@@ -12,11 +12,10 @@ from typing import Protocol
 import torch
 
 from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
-from hwgrpo.algorithms.correction import load_correction, normalized_weights
+from hwgrpo.algorithms.correction import load_correction, normalized_weights, on_policy_enough
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.losses import SurrogateInput
 from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
-from hwgrpo.algorithms.sequence_mask import on_policy_enough
 from hwgrpo.algorithms.token_selection import MASKS, selections_of
 from hwgrpo.catalog import EXACT_KL, POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig
