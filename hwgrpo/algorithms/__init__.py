@@ -11,7 +11,6 @@ coefficients.py         fixed and adapted coefficients of KL and entropy
 kl.py                   per-token estimators of KL(policy || reference), and the exact KL
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
 correction.py           importance weights between rollout engine and trainer, rejection, metrics of their mismatch
-gap_guard.py            when a gap between rollout engine and trainer calls for which measure
-gap_causes.py           the likely cause of such a gap
+gap_guard.py            when a gap between rollout engine and trainer calls for which measure, and its likely cause
 scope.py                scope of a loss (token, sequence, batch), sums over ragged sequences
 """
