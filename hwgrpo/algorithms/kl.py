@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, EXACT_KL, KL_ESTIMATORS
+from hwgrpo.catalog import EXACT_KL, KL_ESTIMATORS
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import KlConfig
 from hwgrpo.torch_settings import with_kept_torch_settings
@@ -21,7 +21,7 @@ KLFunction = Callable[..., torch.Tensor]
 
 
 def build_kl(config: KlConfig) -> KLFunction:
-    """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` that the settings name, with its clamps.
+    """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` that the settings name, with the settings it reads.
 
     `exact` is `(full_kl_N) -> kl_N`.
 
@@ -29,8 +29,9 @@ def build_kl(config: KlConfig) -> KLFunction:
         ConfigError: there is no such estimator, or it takes other arguments.
     """
     function = KL_ESTIMATORS.load(config.estimator)
-    if config.estimator in CLAMPED_KL_ESTIMATORS:
-        return functools.partial(function, input_clamp=config.input_clamp, output_clamp=config.output_clamp)
+    built_in = KL_ESTIMATORS.built_in.get(config.estimator)
+    if built_in is not None and built_in.reads:
+        return functools.partial(function, **{name: getattr(config, name) for name in built_in.reads})
     bound = bind_arguments(function, config.kwargs, 1 if config.estimator == EXACT_KL else 2, "algorithm.kl.kwargs")
     if names_a_file(config.estimator):
         return with_kept_torch_settings(bound, f"algorithm.kl.estimator={config.estimator!r}")

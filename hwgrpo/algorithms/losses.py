@@ -4,7 +4,8 @@ Throughout, d = logprob - old_logprob is the log-ratio and rho = e^d the ratio. 
 current one without its gradient: d is 0, rho is 1, and clipping cannot happen, so it is skipped. Metrics that are 0
 by definition on policy are then left out.
 
-A further loss is a `Scoped` function of (`SurrogateInput`, `LossConfig`) added to `POLICY_LOSSES`.
+A further loss is a function of (`SurrogateInput`, `LossConfig`) with the decorator `policy_loss`, and its line in
+`POLICY_LOSSES` of `hwgrpo/catalog.py`, which declares the settings that it reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated
 
 import torch
 
-from hwgrpo.algorithms.scope import scoped, sequence_sum
+from hwgrpo.algorithms.scope import policy_loss, sequence_sum
 from hwgrpo.algorithms.token_selection import largest_covariances, some_covariances
 from hwgrpo.config.bound_arguments import Below
 from hwgrpo.config.fields import Limits
@@ -50,7 +51,7 @@ class SurrogateInput:
     """name -> [N]: further values of tokens that an engine of one's own returned (`Responses.token_extras`)."""
 
 
-@scoped("token", of_ratio=("clip_low", "clip_high", "dual_clip", "delta", "log_ratio_clamp"))
+@policy_loss("token")
 def ppo_clip(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """max(-A rho, -A clamp(rho, 1 - clip_low, 1 + clip_high)), at most -dual_clip A where A < 0.
 
@@ -61,7 +62,7 @@ def ppo_clip(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metri
         return -x.advantage * x.log_ratio.exp(), {}
     log_ratio = clamp_log_ratio(x.log_ratio, config)
     ratio = log_ratio.exp()
-    loss, metrics = clip_ratio(ratio, x.advantage, config)
+    loss, metrics = clip_ratio(ratio, x.advantage, config, config.delta)
     if config.dual_clip is not None:
         # |A| serves both signs: where A >= 0 the loss is never positive, so this bound never binds.
         ceiling = config.dual_clip * x.advantage.abs()
@@ -76,13 +77,15 @@ def clamp_log_ratio(log_ratio: torch.Tensor, config: LossConfig) -> torch.Tensor
     return log_ratio if bound is None else log_ratio.clamp(-bound, bound)
 
 
-def clip_ratio(ratio: torch.Tensor, advantage: torch.Tensor, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
+def clip_ratio(
+    ratio: torch.Tensor, advantage: torch.Tensor, config: LossConfig, delta: float | None = None
+) -> tuple[torch.Tensor, Metrics]:
     """Return PPO's clipped loss and its clip metrics; verl's `pg_clipfrac` is TRL's `clip_ratio/region`.
 
-    `config.delta` also caps the ratio that is not clipped (INTELLECT-2, Prime Intellect 2025), as in TRL: with a
-    negative advantage, and with a positive one where it is below 1 + clip_high, whose place it then takes.
+    `delta` also caps the ratio that is not clipped (INTELLECT-2, Prime Intellect 2025), as in TRL: with a negative
+    advantage, and with a positive one where it is below 1 + clip_high, whose place it then takes.
     """
-    unclipped = -advantage * (ratio if config.delta is None else ratio.clamp(max=config.delta))
+    unclipped = -advantage * (ratio if delta is None else ratio.clamp(max=delta))
     bounded = -advantage * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     clipped = bounded > unclipped
     metrics = {
@@ -93,7 +96,7 @@ def clip_ratio(ratio: torch.Tensor, advantage: torch.Tensor, config: LossConfig)
     return torch.maximum(unclipped, bounded), metrics
 
 
-@scoped("sequence", of_ratio=("clip_low", "clip_high", "delta"))
+@policy_loss("sequence")
 def gspo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """PPO clip on the geometric mean of a sequence's ratios, each token carrying its share of the gradient.
 
@@ -108,11 +111,11 @@ def gspo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
         mean_N = (sum_S / x.cu_seqlens.diff().clamp(min=1))[sequence_N]
     log_ratio = (x.logprob - x.logprob.detach() + mean_N).clamp(max=GSPO_MAX_LOG_RATIO)
     ratio = log_ratio.exp()
-    loss, metrics = clip_ratio(ratio, x.advantage, config)
+    loss, metrics = clip_ratio(ratio, x.advantage, config, config.delta)
     return loss, metrics | {"ppo_kl": -x.log_ratio.detach(), "ratio": ratio.detach()}
 
 
-@scoped("sequence", of_ratio=("clip_low", "clip_high"), weighs_sequences=True)
+@policy_loss("sequence", weighs_sequences=True, needs_sequence_advantages=True)
 def gmpo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A rho of a sequence, rho the geometric mean of token ratios that were clipped first.
 
@@ -141,7 +144,7 @@ def gmpo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     return -x.advantage * ratio, metrics
 
 
-@scoped("sequence", of_ratio=("log_ratio_clamp", "k_pos", "lambda_pos", "k_neg", "lambda_neg"))
+@policy_loss("sequence", needs_sequence_advantages=True)
 def vespo(
     x: SurrogateInput,
     config: LossConfig,
@@ -169,7 +172,7 @@ def vespo(
     return -phi * x.advantage * x.logprob, {"ppo_kl": -log_ratio, "ratio": log_ratio.exp()}
 
 
-@scoped("token", of_ratio=("log_ratio_clamp",))
+@policy_loss("token")
 def topr(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A logprob where A > 0, else -sg(min(rho, 1)) A logprob: what is learned from is not weighed, what is not is.
 
@@ -184,7 +187,7 @@ def topr(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     return -weight * x.advantage * x.logprob, {"ppo_kl": -log_ratio, "ratio": ratio}
 
 
-@scoped("token", of_ratio=("clip_low", "clip_high", "log_ratio_clamp"))
+@policy_loss("token")
 def cispo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-sg(clamp(rho, 1 - clip_low, 1 + clip_high)) A logprob: clipped weights, but no token loses its gradient.
 
@@ -210,7 +213,7 @@ def _cispo_clips(ratio: torch.Tensor, advantage: torch.Tensor, low: float, high:
     }
 
 
-@scoped("token", of_ratio=("log_ratio_clamp",))
+@policy_loss("token", on_policy=("tau_pos", "tau_neg"))
 def sapo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A sigmoid(tau (rho - 1)) 4/tau, tau = tau_pos where A > 0, else tau_neg: a soft gate instead of a clip.
 
@@ -224,13 +227,13 @@ def sapo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     return loss, {} if x.on_policy else {"ppo_kl": -log_ratio.detach(), "ratio": ratio.detach()}
 
 
-@scoped("token")
+@policy_loss("token")
 def gpg(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     """-A logprob: the plain policy gradient, no ratio. Source: GPG (Chu et al. 2025, equation 4)."""
     return -x.advantage * x.logprob, {} if x.on_policy else {"ppo_kl": -x.log_ratio.detach()}
 
 
-@scoped("token", of_ratio=("clip_low", "clip_high", "log_ratio_clamp", "cap"))
+@policy_loss("token")
 def dppo_tv(
     x: SurrogateInput, config: LossConfig, *, cap: Annotated[float, Limits(above=0)] = 20.0
 ) -> tuple[torch.Tensor, Metrics]:
@@ -247,7 +250,7 @@ def dppo_tv(
     return _kept_only(x, config, kept, cap)
 
 
-@scoped("token", of_ratio=("clip_low", "clip_high", "log_ratio_clamp", "cap"))
+@policy_loss("token")
 def dppo_kl(
     x: SurrogateInput, config: LossConfig, *, cap: Annotated[float, Limits(above=0)] = 20.0
 ) -> tuple[torch.Tensor, Metrics]:
@@ -273,7 +276,7 @@ def _kept_only(x: SurrogateInput, config: LossConfig, kept: torch.Tensor, cap: f
     return loss, {"pg_clipfrac": 1 - kept, "ppo_kl": -log_ratio, "ratio": ratio}
 
 
-@scoped("token", penalizes=True, of_ratio=("beta",))
+@policy_loss("token", penalizes=True)
 def dro(
     x: SurrogateInput, config: LossConfig, *, beta: Annotated[float, Limits(at_least=0)] = 0.1
 ) -> tuple[torch.Tensor, Metrics]:
@@ -285,7 +288,7 @@ def dro(
     return loss, {} if x.on_policy else {"ppo_kl": -x.log_ratio.detach()}
 
 
-@scoped("token", selects=largest_covariances, of_ratio=("share", "coef"))
+@policy_loss("token", selects=largest_covariances)
 def kl_cov(
     x: SurrogateInput,
     config: LossConfig,
@@ -305,7 +308,7 @@ def kl_cov(
     return loss, metrics if x.on_policy else metrics | {"ppo_kl": -x.log_ratio.detach(), "ratio": ratio.detach()}
 
 
-@scoped("token", selects=some_covariances, of_ratio=("clip_low", "clip_high"))
+@policy_loss("token", selects=some_covariances, on_policy=("share", "low", "high"))
 def clip_cov(
     x: SurrogateInput,
     config: LossConfig,
