@@ -3,9 +3,9 @@
 Each is imported at its first use, so that importing this module imports no torch.
 
 Example:
-    from hwgrpo.api import scoped
+    from hwgrpo.api import policy_loss
 
-    @scoped("token")
+    @policy_loss("token", reads=())
     def policy_gradient(x, config):
         return -x.advantage * x.log_ratio.exp(), {}
 """
@@ -14,8 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hwgrpo.algorithms.scope import scoped
-    from hwgrpo.algorithms.surrogates import SurrogateInput
+    from hwgrpo.algorithms.losses import SurrogateInput
+    from hwgrpo.algorithms.scope import policy_loss, scoped
     from hwgrpo.algorithms.token_advantages import TokenProbs, token_level
     from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, ENGINES, POLICY_LOSSES, STRATEGIES
     from hwgrpo.config.bound_arguments import Below
@@ -64,13 +64,14 @@ __all__ = [
     "Trajectory",
     "local_engine",
     "on_demand",
+    "policy_loss",
     "scoped",
     "token_level",
 ]
 
 _HOMES = {
-    "hwgrpo.algorithms.scope": ("scoped",),
-    "hwgrpo.algorithms.surrogates": ("SurrogateInput",),
+    "hwgrpo.algorithms.scope": ("policy_loss", "scoped"),
+    "hwgrpo.algorithms.losses": ("SurrogateInput",),
     "hwgrpo.algorithms.token_advantages": ("TokenProbs", "token_level"),
     "hwgrpo.catalog": ("ADVANTAGES", "AGGREGATIONS", "ENGINES", "POLICY_LOSSES", "STRATEGIES"),
     "hwgrpo.config.bound_arguments": ("Below",),

@@ -1,83 +1,121 @@
-"""The names that settings select, each with its code as a string, which is imported when it is loaded."""
+"""The names that settings select, each with its code as a string, which is imported when it is loaded.
 
-from hwgrpo.registry import Registry
+Which settings a loss, an estimator or a KL estimator reads is declared here alone; the schema's refusals of settings
+without effect, their messages and the tables of the pages follow from it.
+"""
 
-ADVANTAGES = Registry(
-    "advantage estimator",
-    {
-        "grpo": "hwgrpo.algorithms.advantages:grpo",
-        "rloo": "hwgrpo.algorithms.advantage_variants:rloo",
-        "reinforce_plus_plus_baseline": "hwgrpo.algorithms.advantage_variants:reinforce_plus_plus_baseline",
-        "opo": "hwgrpo.algorithms.advantage_variants:opo",
-        "gpg": "hwgrpo.algorithms.advantage_variants:gpg",
-        "grpo_passk": "hwgrpo.algorithms.advantage_variants:grpo_passk",
-        "max_rl": "hwgrpo.algorithms.advantage_variants:max_rl",
-        "gdpo": "hwgrpo.algorithms.advantage_variants:gdpo",
-        "reinforce_plus_plus": "hwgrpo.algorithms.advantage_variants:reinforce_plus_plus",
-        "process": "hwgrpo.algorithms.process_supervision:process",
-        "remax": "hwgrpo.algorithms.advantage_variants:remax",
-        "online_rft": "hwgrpo.algorithms.advantage_variants:online_rft",
-        "optimal_token_baseline": "hwgrpo.algorithms.optimal_token_baseline:optimal_token_baseline",
-    },
-)
+from dataclasses import dataclass
+
+from hwgrpo.registry import Component, Registry
+
+_SCALE = ("std", "std_correction", "eps")
+"""Settings of the standard deviation that centred rewards are divided by."""
+
+
+@dataclass(frozen=True)
+class Estimator(Component):
+    """An advantage estimator."""
+
+    of_single_responses: bool = False
+    """Whether it compares with something else than the group, so that `rollout.n` may be 1."""
+    no_kl: str | None = None
+    """Why the KL cannot be in the reward; None: it can."""
+
+
+ESTIMATORS = {
+    "grpo": Estimator("hwgrpo.algorithms.advantages:grpo", reads=(*_SCALE, "singleton")),
+    "rloo": Estimator("hwgrpo.algorithms.advantages:rloo", reads=("singleton",)),
+    "reinforce_plus_plus_baseline": Estimator(
+        "hwgrpo.algorithms.advantages:reinforce_plus_plus_baseline", reads=("singleton",)
+    ),
+    "opo": Estimator("hwgrpo.algorithms.advantages:opo", reads=("singleton",)),
+    "gpg": Estimator("hwgrpo.algorithms.advantages:gpg", reads=("singleton",)),
+    "grpo_passk": Estimator("hwgrpo.algorithms.advantages:grpo_passk", reads=(*_SCALE, "singleton")),
+    "max_rl": Estimator("hwgrpo.algorithms.advantages:max_rl", reads=("singleton",), no_kl="takes no negative rewards"),
+    "gdpo": Estimator(
+        "hwgrpo.algorithms.advantages:gdpo",
+        reads=(*_SCALE, "singleton", "kwargs"),
+        no_kl="compares reward functions, which have no KL",
+    ),
+    "reinforce_plus_plus": Estimator(
+        "hwgrpo.algorithms.advantages:reinforce_plus_plus", reads=("singleton",), of_single_responses=True
+    ),
+    "process": Estimator(
+        "hwgrpo.algorithms.advantages:process",
+        reads=(*_SCALE, "singleton"),
+        no_kl="compares rewards of steps, which have no KL",
+    ),
+    "remax": Estimator("hwgrpo.algorithms.advantages:remax", reads=("singleton",), of_single_responses=True),
+    "online_rft": Estimator(
+        "hwgrpo.algorithms.advantages:online_rft",
+        reads=("kwargs",),
+        of_single_responses=True,
+        no_kl="trains on responses above a threshold, which the KL would only move",
+    ),
+    "optimal_token_baseline": Estimator(
+        "hwgrpo.algorithms.advantages:optimal_token_baseline",
+        reads=("singleton",),
+        no_kl="compares rewards to go, which have no KL here",
+    ),
+}
+ADVANTAGES = Registry("advantage estimator", ESTIMATORS)
 """Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`, or `advantages_R` with the
 decorator `@token_level`; one with an argument `parts` is also given {reward function: (weight, its rewards_S)}, one
 with an argument `steps` the `StepRewards`, one with an argument `greedy_S` the rewards of greedy responses, one with
-an argument `token_probs` the `TokenProbs`, one with an argument `kl_R` the KL of tokens in the reward."""
-ADVANTAGES_WITH_ARGUMENTS = ("gdpo", "online_rft")
-"""Those with keyword arguments of their own, given as `algorithm.advantage.kwargs`."""
-ADVANTAGES_OF_SINGLE_RESPONSES = ("reinforce_plus_plus", "remax", "online_rft")
-"""Those that compare with something else than the group, so that `rollout.n` may be 1."""
+an argument `token_probs` the `TokenProbs`, one with an argument `kl_R` the KL of tokens in the reward. `clip` applies
+to all of them."""
+ADVANTAGES_OF_SINGLE_RESPONSES = tuple(name for name, each in ESTIMATORS.items() if each.of_single_responses)
 POLICY_LOSSES = Registry(
     "policy loss",
     {
-        "ppo_clip": "hwgrpo.algorithms.surrogates:ppo_clip",
-        "gspo": "hwgrpo.algorithms.surrogate_variants:gspo",
-        "cispo": "hwgrpo.algorithms.surrogate_variants:cispo",
-        "sapo": "hwgrpo.algorithms.surrogate_variants:sapo",
-        "gpg": "hwgrpo.algorithms.surrogate_variants:gpg",
-        "gmpo": "hwgrpo.algorithms.surrogate_variants:gmpo",
-        "vespo": "hwgrpo.algorithms.surrogate_variants:vespo",
-        "topr": "hwgrpo.algorithms.surrogate_variants:topr",
-        "dppo_tv": "hwgrpo.algorithms.divergence_losses:dppo_tv",
-        "dppo_kl": "hwgrpo.algorithms.divergence_losses:dppo_kl",
-        "dro": "hwgrpo.algorithms.divergence_losses:dro",
-        "kl_cov": "hwgrpo.algorithms.covariance_losses:kl_cov",
-        "clip_cov": "hwgrpo.algorithms.covariance_losses:clip_cov",
+        "ppo_clip": Component(
+            "hwgrpo.algorithms.losses:ppo_clip",
+            reads=("clip_low", "clip_high", "dual_clip", "delta", "log_ratio_clamp"),
+        ),
+        "gspo": Component("hwgrpo.algorithms.losses:gspo", reads=("clip_low", "clip_high", "delta")),
+        "cispo": Component("hwgrpo.algorithms.losses:cispo", reads=("clip_low", "clip_high", "log_ratio_clamp")),
+        "sapo": Component("hwgrpo.algorithms.losses:sapo", reads=("log_ratio_clamp", "tau_pos", "tau_neg")),
+        "gpg": Component("hwgrpo.algorithms.losses:gpg"),
+        "gmpo": Component("hwgrpo.algorithms.losses:gmpo", reads=("clip_low", "clip_high")),
+        "vespo": Component("hwgrpo.algorithms.losses:vespo", reads=("log_ratio_clamp", "kwargs")),
+        "topr": Component("hwgrpo.algorithms.losses:topr", reads=("log_ratio_clamp",)),
+        "dppo_tv": Component(
+            "hwgrpo.algorithms.losses:dppo_tv", reads=("clip_low", "clip_high", "log_ratio_clamp", "kwargs")
+        ),
+        "dppo_kl": Component(
+            "hwgrpo.algorithms.losses:dppo_kl", reads=("clip_low", "clip_high", "log_ratio_clamp", "kwargs")
+        ),
+        "dro": Component("hwgrpo.algorithms.losses:dro", reads=("kwargs",)),
+        "kl_cov": Component("hwgrpo.algorithms.losses:kl_cov", reads=("kwargs",)),
+        "clip_cov": Component("hwgrpo.algorithms.losses:clip_cov", reads=("clip_low", "clip_high", "kwargs")),
     },
 )
 """`Scoped` functions `(surrogate_input, config) -> (pg_loss_N, {metric: per-row})`."""
-LOSSES_WITH_ARGUMENTS = ("clip_cov", "dppo_kl", "dppo_tv", "dro", "kl_cov", "vespo")
-"""Those with keyword arguments of their own, given as `algorithm.loss.kwargs`."""
-LOSSES_OF_SEQUENCES = ("gmpo", "vespo")
-"""Those that read one advantage per sequence; they refuse one per token."""
 KL_ESTIMATORS = Registry(
     "KL estimator",
     {
-        "k1": "hwgrpo.algorithms.kl_variants:k1",
-        "k2": "hwgrpo.algorithms.kl_variants:k2",
-        "k3": "hwgrpo.algorithms.kl:k3",
-        "abs": "hwgrpo.algorithms.kl_variants:absolute",
-        "k1+": "hwgrpo.algorithms.kl_variants:k1_plus",
-        "k3+": "hwgrpo.algorithms.kl_variants:k3_plus",
-        "exact": "hwgrpo.algorithms.kl_variants:exact",
+        "k1": "hwgrpo.algorithms.kl:k1",
+        "k2": "hwgrpo.algorithms.kl:k2",
+        "k3": Component("hwgrpo.algorithms.kl:k3", reads=("input_clamp", "output_clamp")),
+        "abs": "hwgrpo.algorithms.kl:absolute",
+        "k1+": "hwgrpo.algorithms.kl:k1_plus",
+        "k3+": Component("hwgrpo.algorithms.kl:k3_plus", reads=("input_clamp", "output_clamp")),
+        "exact": "hwgrpo.algorithms.kl:exact",
     },
 )
-"""Functions `(logprob_N, ref_logprob_N) -> kl_N`; `k3` and `k3+` also take `input_clamp` and `output_clamp`, and
-`exact` is `(full_kl_N) -> kl_N`."""
+"""Functions `(logprob_N, ref_logprob_N) -> kl_N`, with the settings that they read as keyword arguments; `exact` is
+`(full_kl_N) -> kl_N`."""
 EXACT_KL = "exact"
 """The one that is no estimate: the kernels compute it over the full vocabulary, from the reference's hidden states."""
-CLAMPED_KL_ESTIMATORS = ("k3", "k3+")
-"""Estimators with an exponential, whose input and output are clamped."""
 AGGREGATIONS = Registry(
     "loss aggregation",
     {
         "token-mean": "hwgrpo.algorithms.aggregation:token_mean",
-        "token-sum": "hwgrpo.algorithms.aggregation_variants:token_sum",
-        "seq-mean-token-sum": "hwgrpo.algorithms.aggregation_variants:seq_mean_token_sum",
-        "seq-mean-token-sum-norm": "hwgrpo.algorithms.aggregation_variants:seq_mean_token_sum_norm",
-        "seq-mean-token-mean": "hwgrpo.algorithms.aggregation_variants:seq_mean_token_mean",
-        "prompt-mean": "hwgrpo.algorithms.aggregation_variants:prompt_mean",
+        "token-sum": "hwgrpo.algorithms.aggregation:token_sum",
+        "seq-mean-token-sum": "hwgrpo.algorithms.aggregation:seq_mean_token_sum",
+        "seq-mean-token-sum-norm": "hwgrpo.algorithms.aggregation:seq_mean_token_sum_norm",
+        "seq-mean-token-mean": "hwgrpo.algorithms.aggregation:seq_mean_token_mean",
+        "prompt-mean": "hwgrpo.algorithms.aggregation:prompt_mean",
     },
 )
 """Functions `(lengths_S, totals) -> weight_S`."""
@@ -98,9 +136,10 @@ REJECTIONS = (
     *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3", "veto"),
 )
-"""Statistics of `algorithm.correction.reject`, of `hwgrpo.algorithms.rejection`."""
+"""Statistics of `algorithm.correction.reject`."""
 SAFE_LOG_RATIO = 20.0
-"""Log-ratios of these statistics are kept within plus or minus this, as in verl; that of `veto` is not."""
+"""Log-ratios are kept within plus or minus this before exp in importance weights, their second moments and these
+statistics, as in verl: e^20 is far beyond any sensible bound. That of `veto` and estimates of the KL are not."""
 REWARDS = Registry(
     "reward",
     {

@@ -4,6 +4,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo_backends import entry_points
@@ -19,18 +20,33 @@ def import_target(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+@dataclass(frozen=True)
+class Component:
+    """A built-in component, and what can be asked about it without importing it.
+
+    Example:
+        >>> Component("hwgrpo.algorithms.losses:gspo", reads=("clip_low", "clip_high", "delta"))
+    """
+
+    target: str
+    """`module:attribute`."""
+    reads: tuple[str, ...] = ()
+    """Settings of its section, besides the name, that it reads; the schema refuses others (`fields.read_by`)."""
+
+
 class Registry:
     """The components of one kind: name -> object, or its `module:attribute`.
 
     Args:
         kind: the kind of component in error messages ("policy loss").
-        entries: name -> "package.module:attribute".
+        entries: name -> "package.module:attribute", or a `Component`.
         group: entry-point group of further components in installed packages; built-in names have priority.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str], group: str | None = None) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, str | Component], group: str | None = None) -> None:
         self.kind = kind
-        self._own: dict[str, Any] = dict(entries)
+        self.built_in = {name: Component(each) if isinstance(each, str) else each for name, each in entries.items()}
+        self._own: dict[str, Any] = {name: each.target for name, each in self.built_in.items()}
         self._group = group
 
     @functools.cached_property
@@ -43,6 +59,10 @@ class Registry:
     def names(self) -> tuple[str, ...]:
         """Return the registered names, sorted."""
         return tuple(sorted(self._entries))
+
+    def readers(self, setting: str) -> tuple[str, ...]:
+        """Return the names of the built-in components that read a setting of their section, sorted."""
+        return tuple(sorted(name for name, each in self.built_in.items() if setting in each.reads))
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -1,27 +1,16 @@
 """The math of GRPO as pure functions.
 
-advantages.py           rewards -> one advantage per sequence or token: `grpo`
-advantage_variants.py   RLOO, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++ and its baseline
+advantages.py           the estimators, rewards -> one advantage per sequence or token: GRPO, RLOO, OPO, ...
 token_advantages.py     estimators with one advantage per token, rewards of steps, or probabilities
-process_supervision.py  rewards of the steps of responses -> one advantage per token
-optimal_token_baseline.py  a baseline for each position of a group
 groups.py               reward statistics over groups
 policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
-surrogates.py           PPO clip per token
-surrogate_variants.py   GSPO, GMPO, VESPO, CISPO, SAPO, TOPR, GPG
-divergence_losses.py    DPPO, DRO
-covariance_losses.py    KL-Cov, Clip-Cov
+losses.py               the policy losses per token: PPO clip, GSPO, CISPO, SAPO, ...
 settings_of_ratio.py    settings of a loss without effect where every ratio is 1
 token_selection.py      tokens chosen by comparing all of an update
 coefficients.py         fixed and adapted coefficients of KL and entropy
-kl.py                   per-token estimators of KL(policy || reference): k3
-kl_variants.py          k1, k2, |x|, those with the gradient of k2, and the exact KL
+kl.py                   per-token estimators of KL(policy || reference), and the exact KL
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
-aggregation_variants.py sums, means over sequences and over prompts
-correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch
-gap_guard.py            when a gap between rollout engine and trainer calls for which measure
-gap_causes.py           the likely cause of such a gap
-sequence_mask.py        leaving out responses that the policy has moved away from
-rejection.py            what a correction leaves out
+correction.py           importance weights between rollout engine and trainer, rejection, metrics of their mismatch
+gap_guard.py            when a gap between rollout engine and trainer calls for which measure, and its likely cause
 scope.py                scope of a loss (token, sequence, batch), sums over ragged sequences
 """

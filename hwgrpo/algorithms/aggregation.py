@@ -1,8 +1,7 @@
 """How per-token losses become one number: each mode as a weight per token, from counts of the full update.
 
 With the weight inside each row's loss, `sum over rows of weight * loss` is the globally normalised loss however the
-rows were cut into micro-batches and spread over ranks. `token-mean` is here, the other modes in
-`aggregation_variants.py`; they carry verl's names (`agg_loss`).
+rows were cut into micro-batches and spread over ranks. The modes carry verl's names (`agg_loss`).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hwgrpo.catalog import AGGREGATIONS
+from hwgrpo.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,35 @@ def token_weights(
 def token_mean(lengths_S: torch.Tensor, totals: Totals) -> torch.Tensor:
     """Every token weighs 1/N. DAPO's choice (Yu et al. 2025, section 3.3)."""
     return torch.full_like(lengths_S, 1.0 / max(totals.tokens, 1))
+
+
+def token_sum(lengths_S: torch.Tensor, totals: Totals) -> torch.Tensor:
+    """Every token weighs 1: the loss grows with the batch."""
+    return torch.ones_like(lengths_S)
+
+
+def seq_mean_token_sum(lengths_S: torch.Tensor, totals: Totals) -> torch.Tensor:
+    """Every token weighs 1/S: the mean over sequences of their summed losses."""
+    return torch.full_like(lengths_S, 1.0 / max(totals.sequences, 1))
+
+
+def seq_mean_token_sum_norm(lengths_S: torch.Tensor, totals: Totals) -> torch.Tensor:
+    """Every token weighs 1/(S * norm_length): Dr.GRPO (Liu et al. 2025, section 3)."""
+    # verl falls back to the padded width of the micro-batch, which would make the loss depend on how it was cut.
+    if totals.norm_length is None or totals.norm_length <= 0:
+        raise ConfigError(
+            f"norm_length={totals.norm_length!r}: aggregation 'seq-mean-token-sum-norm' divides by a fixed length; "
+            "give a positive number of tokens, usually the longest response allowed"
+        )
+    return seq_mean_token_sum(lengths_S, totals) / totals.norm_length
+
+
+def seq_mean_token_mean(lengths_S: torch.Tensor, totals: Totals) -> torch.Tensor:
+    """A token of sequence i weighs 1/(len_i S): GRPO as published (Shao et al. 2024, equation 3)."""
+    return seq_mean_token_sum(lengths_S, totals) / lengths_S.clamp(min=1)
+
+
+def prompt_mean(lengths_S: torch.Tensor, totals: Totals) -> torch.Tensor:
+    """A token weighs 1/(tokens of its prompt's responses * prompts): every prompt has the same say, as in SkyRL."""
+    assert totals.prompt_tokens_S is not None, "prompt-mean needs the tokens of prompts"
+    return 1.0 / (totals.prompt_tokens_S.double().clamp(min=1) * max(totals.prompts, 1))

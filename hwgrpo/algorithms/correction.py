@@ -4,30 +4,39 @@ Throughout, the log-ratio is `old_logprob - rollout_logprob` (on policy: the cur
 old one). Weights carry no gradient: they change the measure, not the objective. Truncation is TIS (Yao et al. 2025,
 Your Efficient RL Framework Secretly Brings You Off-Policy RL Training), masking is IcePop (Ling team 2025, Every
 Step Evolves); the names are TRL's `vllm_importance_sampling_mode`.
+
+Rejection leaves tokens and sequences out; names and bounds are verl's `rollout_rs`. With x the log-ratio of a token the
+statistics are k1 = -x, k2 = x^2 / 2 and k3 = e^x - 1 - x, of each token, or summed, averaged or the largest over its
+sequence. A `veto` leaves out a sequence in which the trainer's probability of a token is below that share of the
+engine's (slime's `rs_veto_threshold`). `hwgrpo/config/algorithm_rules.py` checks names and bounds.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from hwgrpo.algorithms.rejection import kept, rejection_scope
 from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, scoped, sequence_sum, widest
 from hwgrpo.algorithms.token_selection import UpdateTokens
-from hwgrpo.catalog import CORRECTIONS
+from hwgrpo.catalog import CORRECTIONS, SAFE_LOG_RATIO
 from hwgrpo.config.schema import CorrectionConfig
 from hwgrpo.errors import ConfigError
 
-SAFE_LOG_RATIO = 20.0
-"""Log-ratios are kept within plus or minus this before exp in importance weights and second moments, as verl does:
-e^20 is far beyond any sensible bound. The estimates of the KL are not clamped, there as here."""
 SMALLEST_MEAN = 1e-8
 """Mean of weights up to which they are not divided by it, as in verl."""
 SMALLEST_WEIGHT = 1e-10
 """Added to weights before their logarithm, as in verl: a token with weight 0 does not make that of its sequence 0."""
 ROUNDING = 1e-4
 """Standard deviation of log-ratios up to which they are rounding, and a line fitted to them means nothing."""
+STATISTICS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda x: -x,
+    "k2": lambda x: 0.5 * x.square(),
+    "k3": lambda x: x.expm1() - x,
+}
 
 
 def correction_weights(
@@ -176,6 +185,74 @@ def _truncate(weight_N: torch.Tensor, config: CorrectionConfig) -> torch.Tensor:
 
 def _mask(weight_N: torch.Tensor, config: CorrectionConfig) -> torch.Tensor:
     return torch.where(weight_N == _truncate(weight_N, config), weight_N, 0.0)
+
+
+def rejection_scope(reject: Mapping[str, Any]) -> Scope:
+    """Return which rows `kept` must see at once."""
+    return "token" if all(name.startswith("token_") for name in reject) else "sequence"
+
+
+def kept(log_ratio_N: torch.Tensor, reject: Mapping[str, Any], cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """Return 1 for the rows that every statistic is within its bounds for, else 0.
+
+    Args:
+        log_ratio_N: [N] old_logprob - rollout_logprob.
+        reject: statistic -> its bounds, which have been checked.
+        cu_seqlens: [S + 1] row bounds of the sequences; not read where the scope is `token`.
+
+    Returns:
+        [N], of the dtype of the log-ratios.
+    """
+    x = log_ratio_N.clamp(-SAFE_LOG_RATIO, SAFE_LOG_RATIO)
+    found = torch.ones_like(x, dtype=torch.bool)
+    for name, bounds in reject.items():
+        if name == "veto":
+            # of the log-ratio itself: the clamp would end at a share of e^-20
+            found &= _over_sequences("seq_max", -log_ratio_N, cu_seqlens) <= -math.log(bounds)
+            continue
+        over, _, k = name.rpartition("_")
+        values = STATISTICS[k](x)
+        if over != "token":
+            values = _over_sequences(over, values, cu_seqlens)
+        if k == "k1":
+            found &= (values >= math.log(bounds[0])) & (values <= math.log(bounds[1]))
+        else:
+            found &= values <= bounds
+    return found.to(x.dtype)
+
+
+def _over_sequences(over: str, values_N: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """Return [N] the sum, mean or maximum over each row's sequence."""
+    assert cu_seqlens is not None, "a statistic of sequences needs their row bounds"
+    sum_S, sequence_N = sequence_sum(values_N, cu_seqlens)
+    if over == "seq_max":
+        lowest_S = torch.full_like(sum_S, float("-inf"))
+        return lowest_S.scatter_reduce(0, sequence_N, values_N, "amax")[sequence_N]
+    if over == "seq_mean":
+        sum_S = sum_S / cu_seqlens.diff().clamp(min=1)
+    return sum_S[sequence_N]
+
+
+def on_policy_enough(
+    log_ratio_N: torch.Tensor, advantage_N: torch.Tensor, threshold: float, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    """Return 1 where a row is kept: A >= 0, or the mean log-ratio of its sequence is at most the threshold; else 0.
+
+    Source: DeepSeek-V3.2 (2025), equation 9, as in TRL.
+
+    Args:
+        log_ratio_N: [N] rollout_logprob - logprob, without gradient: its mean estimates KL(rollout || policy).
+        advantage_N: [N].
+        threshold: nats per token.
+        cu_seqlens: [S + 1] row bounds of the sequences.
+
+    Returns:
+        [N], of the dtype of the log-ratios.
+    """
+    assert cu_seqlens is not None, "the off-policy sequence mask needs the row bounds of the sequences"
+    sum_S, sequence_N = sequence_sum(log_ratio_N, cu_seqlens)
+    mean_N = (sum_S / cu_seqlens.diff().clamp(min=1))[sequence_N]
+    return ((advantage_N >= 0) | (mean_N <= threshold)).to(log_ratio_N.dtype)
 
 
 def mismatch_sums(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
@@ -12,15 +13,15 @@ from typing import Protocol
 import torch
 
 from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
-from hwgrpo.algorithms.correction import load_correction, normalized_weights
+from hwgrpo.algorithms.correction import load_correction, normalized_weights, on_policy_enough
 from hwgrpo.algorithms.kl import build_kl
+from hwgrpo.algorithms.losses import SurrogateInput
 from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
-from hwgrpo.algorithms.sequence_mask import on_policy_enough
-from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.algorithms.token_selection import MASKS, selections_of
 from hwgrpo.catalog import EXACT_KL, POLICY_LOSSES
-from hwgrpo.config.schema import AlgorithmConfig
-from hwgrpo.errors import ConfigError
+from hwgrpo.config.schema import AlgorithmConfig, LossConfig
+from hwgrpo.config.uses import default_of
+from hwgrpo.errors import ConfigError, choice_error, shown
 from hwgrpo.values import EXTRA
 
 
@@ -65,6 +66,8 @@ class PolicyLoss:
         self.coefficients = coefficients or initial_coefficients(algorithm)
         loss = algorithm.loss
         self._surrogate: Scoped = load_scoped(POLICY_LOSSES, loss.name, loss.kwargs, 2, "algorithm.loss")
+        if self._surrogate.reads is not None:
+            check_read(loss, self._surrogate.reads)
         self._kl = build_kl(algorithm.kl)
         per_sequence = self._surrogate.weighs_sequences
         self._correction = load_correction(algorithm.correction, per_sequence)
@@ -144,6 +147,34 @@ class PolicyLoss:
         return loss * rows["weight"], metrics
 
 
+def check_read(loss: LossConfig, reads: tuple[str, ...]) -> None:
+    """Check that the settings of a loss are read by a function of the user's own that declares what it reads.
+
+    The schema checks those of built-in losses, before torch is imported.
+
+    Args:
+        loss: the settings.
+        reads: what the function declares.
+
+    Raises:
+        ConfigError: the first setting with another value than its default that it does not read, or there is no
+            setting of a declared name.
+    """
+    settings = {field.name: field for field in dataclasses.fields(loss) if field.name not in ("name", "kwargs")}
+    for name in reads:
+        if name not in settings:
+            raise choice_error(f"algorithm.loss.name={loss.name!r}: reads", name, settings)
+    for name, field in settings.items():
+        value, default = getattr(loss, name), default_of(field)
+        if name not in reads and value != default:
+            raise ConfigError(
+                f"algorithm.loss.{name}={shown(value)} has no effect with algorithm.loss.name={loss.name!r}, whose "
+                f"decorator declares reads={reads}; add {name!r} there if the function reads it, set "
+                f"algorithm.loss.name={' or '.join(POLICY_LOSSES.readers(name))}, or leave algorithm.loss.{name} at "
+                f"its default {shown(default)}"
+            )
+
+
 def build_loss(
     algorithm: AlgorithmConfig, coefficients: Coefficients | None = None, scope: Scope = "token"
 ) -> PolicyLoss:
@@ -167,6 +198,7 @@ def build_loss(
         A callable with the attribute `scope`: `token`, `sequence` or `batch`, which rows it must see at once.
 
     Raises:
-        ConfigError: an unknown policy loss, KL estimator or correction.
+        ConfigError: an unknown policy loss, KL estimator or correction, or a setting that the user's loss
+            does not read.
     """
     return PolicyLoss(algorithm, coefficients, scope)

@@ -31,29 +31,50 @@ class Scoped(Generic[P, R]):
 
     function: Callable[P, R]
     scope: Scope
+    reads: tuple[str, ...] | None = None
+    """For a policy loss of the user's own: the settings of `algorithm.loss` that it reads, of which others are refused;
+    None: all may be set. `hwgrpo.catalog` has those of the built-in losses."""
     selects: Callable[..., torch.Tensor] | None = None
     """For a policy loss that treats some tokens apart: selects them of all tokens of the update (`token_selection`)."""
     penalizes: bool = False
     """For a policy loss: whether it has a gradient where the advantage is 0, so that no sequence can be skipped."""
-    of_ratio: tuple[str, ...] = ()
-    """For a policy loss: its settings and arguments that change no bit of the gradient where every ratio is 1."""
+    on_policy: tuple[str, ...] = ()
+    """For a built-in policy loss: its settings and arguments that have an effect where every ratio is 1, too."""
     weighs_sequences: bool = False
     """For a policy loss: whether a sequence has one importance weight, the geometric mean of those of its tokens."""
+    needs_sequence_advantages: bool = False
+    """For a policy loss: whether it is the loss of a sequence with one advantage, so that it refuses one per token."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
 
-def scoped(
+def policy_loss(
     scope: Scope,
     *,
+    reads: tuple[str, ...] | None = None,
     selects: Callable[..., torch.Tensor] | None = None,
     penalizes: bool = False,
-    of_ratio: tuple[str, ...] = (),
+    on_policy: tuple[str, ...] = (),
     weighs_sequences: bool = False,
+    needs_sequence_advantages: bool = False,
 ) -> Callable[[Callable[P, R]], Scoped[P, R]]:
-    """Return a decorator that declares the fields of `Scoped` of a function of rows."""
-    return lambda function: Scoped(function, scope, selects, penalizes, of_ratio, weighs_sequences)
+    """Return a decorator that declares the fields of `Scoped` of a policy loss.
+
+    Example:
+        >>> @policy_loss("token", reads=("clip_low", "clip_high"))
+        ... def my_loss(x, config): ...
+    """
+    return lambda function: Scoped(
+        function, scope, reads, selects, penalizes, on_policy, weighs_sequences, needs_sequence_advantages
+    )
+
+
+def scoped(
+    scope: Scope, *, selects: Callable[..., torch.Tensor] | None = None, penalizes: bool = False
+) -> Callable[[Callable[P, R]], Scoped[P, R]]:
+    """Return a decorator that declares the scope of a function of rows; `policy_loss` can declare more of a loss."""
+    return policy_loss(scope, selects=selects, penalizes=penalizes)
 
 
 def load_scoped(

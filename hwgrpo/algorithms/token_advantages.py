@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from hwgrpo.algorithms.scope import sequence_sum
-from hwgrpo.catalog import ADVANTAGES, LOSSES_OF_SEQUENCES
+from hwgrpo.catalog import ADVANTAGES, POLICY_LOSSES
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
 from hwgrpo.errors import ConfigError, shown
@@ -76,7 +76,7 @@ def check_token_level(algorithm: AlgorithmConfig) -> None:
         return
     by_kl = "" if is_token_level(algorithm.advantage, False) else " with algorithm.kl.in_reward=true"
     reason = f"algorithm.advantage.name={algorithm.advantage.name!r}{by_kl} has one advantage per token, but"
-    if algorithm.loss.name in LOSSES_OF_SEQUENCES:
+    if getattr(POLICY_LOSSES.load(algorithm.loss.name), "needs_sequence_advantages", False):
         raise ConfigError(
             f"{reason} algorithm.loss.name={algorithm.loss.name!r} is the loss of a sequence with one advantage; use "
             "ppo_clip, or gspo for ratios of sequences"

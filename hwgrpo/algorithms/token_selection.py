@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hwgrpo.algorithms.scope import Scoped
+from hwgrpo.config.bound_arguments import own_arguments
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
 
 
@@ -47,10 +48,8 @@ def selections_of(
     """Return the selections that the settings need, by the name of the row that carries them: 1 where selected."""
     found: dict[str, Callable[[UpdateTokens], torch.Tensor]] = {}
     if loss.selects is not None:
-        keywords = inspect.signature(loss.function).parameters.values()
-        defaults = {each.name: each.default for each in keywords if each.kind is each.KEYWORD_ONLY}
         wanted = inspect.signature(loss.selects).parameters
-        arguments = {name: value for name, value in defaults.items() if name in wanted}
+        arguments = {name: value for name, value in own_arguments(loss.function).items() if name in wanted}
         found["selected"] = functools.partial(loss.selects, config=algorithm.loss, **arguments)
     if algorithm.m2po_threshold is not None:
         found["trusted"] = functools.partial(trusted_second_moment, threshold=algorithm.m2po_threshold)

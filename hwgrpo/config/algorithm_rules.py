@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.catalog import ADVANTAGES, CORRECTIONS, EXACT_KL, KL_ESTIMATORS, POLICY_LOSSES, REJECTIONS, SAFE_LOG_RATIO
+from hwgrpo.catalog import (
+    ADVANTAGES,
+    CORRECTIONS,
+    ESTIMATORS,
+    EXACT_KL,
+    KL_ESTIMATORS,
+    POLICY_LOSSES,
+    REJECTIONS,
+    SAFE_LOG_RATIO,
+)
 from hwgrpo.config.bound_arguments import check_arguments
 from hwgrpo.config.optional_settings import KlConfig
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
@@ -85,17 +94,10 @@ def _check_loss(loss: LossConfig) -> None:
 
 
 def _check_kl(kl: KlConfig, estimator: str) -> None:
-    without_kl = {
-        "gdpo": "compares reward functions, which have no KL",
-        "max_rl": "takes no negative rewards",
-        "process": "compares rewards of steps, which have no KL",
-        "online_rft": "trains on responses above a threshold, which the KL would only move",
-        "optimal_token_baseline": "compares rewards to go, which have no KL here",
-    }
-    if kl.in_reward and estimator in without_kl:
-        reason = without_kl[estimator]
+    no_kl = ESTIMATORS[estimator].no_kl if estimator in ESTIMATORS else None
+    if kl.in_reward and no_kl is not None:
         raise ConfigError(
-            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}: it {reason}; leave in_reward "
+            f"algorithm.kl.in_reward=true with algorithm.advantage.name={estimator!r}: it {no_kl}; leave in_reward "
             "out (the KL is then in the loss), or use another estimator, e.g. grpo"
         )
     if kl.times_ratio and kl.estimator in ("k1+", "k3+"):

@@ -70,6 +70,12 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
             _check(name, values, annotation, others, key)
 
 
+def own_arguments(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only arguments of a function, those of its settings `kwargs`, with their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
 def declared_arguments(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the arguments of a function that its signature limits, each with its annotation."""
     try:

@@ -156,7 +156,12 @@ def exclusions() -> list[Exclusion]:
     for key, value, needs in VALUES:
         assert checker.refusal(needs, {key: value}) is None, f"{key}={value} needs something else"
         for other, (names, others_need) in NAMES.items():
-            with_name = {name: checker.refusal(others_need, needs, {key: value}, {other: name}) for name in names}
+            with_name = {}
+            for name in names:
+                message = checker.refusal(others_need, needs, {key: value}, {other: name})
+                if message is not None and _has_no_use(needs, message):  # with this name the value does not need it
+                    message = checker.refusal(others_need, {key: value}, {other: name})
+                with_name[name] = message
             found += _excluded(f"{key}={written(value)}", other, with_name)
     for (key, value, needs), (other, its, others_need) in itertools.combinations(VALUES, 2):
         if key == other or other in needs or key in others_need:
@@ -173,6 +178,11 @@ def exclusions() -> list[Exclusion]:
         with_name = {name: checker.refusal(needs, chosen, {other: name}) for name in others}
         found += _excluded(f"algorithm.advantage.name={advantage}", other, with_name)
     return found
+
+
+def _has_no_use(needs: Settings, message: str) -> bool:
+    """Return whether a message refuses what a value needs, for having no effect."""
+    return " has no effect with " in message and message.partition("=")[0] in needs
 
 
 def _by_names(checker: Checker, first: tuple[str, Any, Settings], second: tuple[str, Any, Settings]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, EXACT_KL
+from hwgrpo.catalog import EXACT_KL, KL_ESTIMATORS
 from hwgrpo.config.schema import KlConfig, Settings
 from hwgrpo.values import Sampling
 
@@ -45,7 +45,7 @@ def planned_steps(config: Settings, prompts: int) -> int:
 
 def largest_kl(kl: KlConfig) -> float | None:
     """Return the largest KL to the reference that a token can show; None: there is no bound."""
-    return kl.output_clamp if kl.estimator in CLAMPED_KL_ESTIMATORS else None
+    return kl.output_clamp if kl.estimator in KL_ESTIMATORS.readers("output_clamp") else None
 
 
 def has_exact_kl(config: Settings) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hwgrpo.registry import Registry
 from hwgrpo.user_code import FORM, names_a_file
 
 Choices = Iterable[str] | Callable[[], Iterable[str]]
@@ -103,6 +104,11 @@ def one_of(key: str, *values: Any) -> AnyOf:
 def none_of(key: str, *values: Any) -> AnyOf:
     """Return the condition that a choice is none of these."""
     return (Use(key, values, excluded=True),)
+
+
+def read_by(key: str, components: Registry, setting: str) -> AnyOf:
+    """Return the condition that the component which `key` names reads a setting; one of the user's own may."""
+    return none_of(key, *(components.built_in.keys() - {*components.readers(setting)}))
 
 
 def on(key: str, suffix: str = " ") -> AnyOf:

@@ -8,6 +8,7 @@ from typing import Any
 from hwgrpo import catalog
 from hwgrpo.config.fields import (
     LONGEST_TIMEOUT,
+    AnyOf,
     Use,
     choice,
     holds,
@@ -51,7 +52,11 @@ _OUTCOMES = none_of("reward_model.loss", "bradley_terry")
 _RUNNING_SERVER = on("rollout.server.url")
 _KL_ON = on("algorithm.kl.coef", " above 0")
 _KL_IN_LOSS = off("algorithm.kl.in_reward", "=false")
-_CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
+
+
+def _read_by_kl(setting: str) -> AnyOf:
+    """Return the condition for a setting of the KL, which functions of the user's own do not get."""
+    return one_of("algorithm.kl.estimator", *catalog.KL_ESTIMATORS.readers(setting))
 
 
 @dataclass
@@ -165,9 +170,9 @@ class KlConfig:
     """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`. `exact` is the KL
     over the full vocabulary instead of an estimate from the sampled token. The expected gradient of k3 is that of
     KL(reference, policy), those of k2, k1+, k3+ and exact are that of KL(policy, reference)."""
-    input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
+    input_clamp: float | None = limited(20.0, above=0, used_by=[_KL_ON, _read_by_kl("input_clamp")])
     """k3, k3+: clamp of the log-ratio to the reference, plus or minus; null: none, as in TRL."""
-    output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)
+    output_clamp: float | None = limited(10.0, above=0, used_by=[_KL_ON, _read_by_kl("output_clamp")])
     """k3, k3+: clamp of the estimate, plus or minus; null: none, as in TRL."""
     times_ratio: bool = setting(False, used_by=[_KL_ON, _KL_IN_LOSS])
     """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""

@@ -14,6 +14,7 @@ from hwgrpo import catalog
 from hwgrpo.config.backend_choices import attention_choices, backend_choices
 from hwgrpo.config.fields import (
     LONGEST_TIMEOUT,
+    AnyOf,
     Use,
     choice,
     limited,
@@ -22,6 +23,7 @@ from hwgrpo.config.fields import (
     on,
     one_of,
     own_function,
+    read_by,
     setting,
 )
 from hwgrpo.config.optional_settings import (
@@ -55,20 +57,21 @@ _VALIDATION = (
 )
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 _SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
-_UNSCALED = ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl")
-_SCALED = none_of("algorithm.advantage.name", *_UNSCALED, "remax", "online_rft", "optimal_token_baseline")
-_DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
-_CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg", "vespo", "topr", "dro", "kl_cov")
-_PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name != "ppo_clip"))
-_PPO_OR_GSPO = none_of(
-    "algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name not in ("ppo_clip", "gspo"))
-)
+_DIVIDED = none_of("algorithm.advantage.std", "none")
 _ADAPTIVE_ENTROPY = (on("algorithm.entropy_target", " above 0"),)
 _RECORDED = (one_of("rollout.engine", "auto", "local"), off("trainer.deterministic", "=false"))
 _REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
 _SAME_DISTRIBUTION = tuple(
     one_of(f"rollout.{key}", off) + _REPORTS_FLOORS for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
 )
+
+
+def _read_by_estimator(setting: str) -> AnyOf:
+    return read_by("algorithm.advantage.name", catalog.ADVANTAGES, setting)
+
+
+def _read_by_loss(setting: str) -> AnyOf:
+    return read_by("algorithm.loss.name", catalog.POLICY_LOSSES, setting)
 
 
 def _names_with_splits(spec: Any) -> bool:
@@ -315,24 +318,18 @@ class RewardConfig:
 class AdvantageConfig:
     name: str = choice("grpo", lambda: catalog.ADVANTAGES.names(), files=True)
     """Advantage estimator: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
-    eps: float = limited(1e-6, at_least=0, at_most=1, used_by=_DIVIDED)
+    eps: float = limited(1e-6, at_least=0, at_most=1, used_by=[_read_by_estimator("eps"), _DIVIDED])
     """Added to the standard deviation (verl 1e-6, TRL 1e-4, OpenRLHF 1e-9)."""
-    std: str = choice("group", ("group", "batch", "none"), used_by=[_SCALED])
+    std: str = choice("group", ("group", "batch", "none"), used_by=[_read_by_estimator("std")])
     """Standard deviation by which the centred reward is divided; `none` is Dr. GRPO."""
-    std_correction: int = limited(1, at_least=0, at_most=1, used_by=_DIVIDED)
+    std_correction: int = limited(1, at_least=0, at_most=1, used_by=[_read_by_estimator("std_correction"), _DIVIDED])
     """1: unbiased standard deviation (n - 1), as verl and TRL; 0: biased."""
-    singleton: str = choice("zero", ("zero", "raw", "error"))
+    singleton: str = choice("zero", ("zero", "raw", "error"), used_by=[_read_by_estimator("singleton")])
     """Advantage of a group with one valid sample: zero, its raw reward (verl), or an error (TRL)."""
     clip: float | None = limited(None, above=0)
     """Advantages are kept within plus or minus this; null: not at all."""
     kwargs: dict[str, Any] = setting(
-        dict,
-        used_by=[
-            (
-                *own_function("algorithm.advantage.name"),
-                *one_of("algorithm.advantage.name", *catalog.ADVANTAGES_WITH_ARGUMENTS),
-            )
-        ],
+        dict, used_by=[(*own_function("algorithm.advantage.name"), *_read_by_estimator("kwargs"))]
     )
     """Further keyword arguments of the estimator (docs/grpo.md), or of a function of your own."""
 
@@ -341,29 +338,22 @@ class AdvantageConfig:
 class LossConfig:
     name: str = choice("ppo_clip", lambda: catalog.POLICY_LOSSES.names(), files=True)
     """Policy loss: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
-    clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[_CLIPPED])
+    clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[_read_by_loss("clip_low")])
     """Lower clip: the ratio is clamped at 1 - clip_low."""
-    clip_high: float = limited(0.2, above=-1, used_by=[_CLIPPED])
+    clip_high: float = limited(0.2, above=-1, used_by=[_read_by_loss("clip_high")])
     """Upper clip: the ratio is clamped at 1 + clip_high; negative with cispo only (TRL's absolute cap c is c - 1)."""
-    dual_clip: float | None = limited(3.0, above=1, used_by=[_PPO])
+    dual_clip: float | None = limited(3.0, above=1, used_by=[_read_by_loss("dual_clip")])
     """With a negative advantage the loss is at most this times -advantage; null turns dual clip off."""
-    delta: float | None = limited(None, above=1, used_by=[_PPO_OR_GSPO])
+    delta: float | None = limited(None, above=1, used_by=[_read_by_loss("delta")])
     """Cap of the ratio with a negative advantage, where it is not clipped, and with a positive one if it is below
     1 + clip_high (TRL's delta, INTELLECT-2's two-sided clip); null: none."""
-    log_ratio_clamp: float | None = limited(
-        20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gmpo", "gpg", "dro", "kl_cov", "clip_cov")]
-    )
+    log_ratio_clamp: float | None = limited(20.0, above=0, used_by=[_read_by_loss("log_ratio_clamp")])
     """Clamp of the log-ratio, plus or minus, before exp, as in verl; null: none, as in TRL."""
-    tau_pos: float = limited(1.0, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
+    tau_pos: float = limited(1.0, above=0, used_by=[_read_by_loss("tau_pos")])
     """Temperature of sapo's gate where the advantage is positive."""
-    tau_neg: float = limited(1.05, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
+    tau_neg: float = limited(1.05, above=0, used_by=[_read_by_loss("tau_neg")])
     """Temperature of sapo's gate where it is not."""
-    kwargs: dict[str, Any] = setting(
-        dict,
-        used_by=[
-            (*own_function("algorithm.loss.name"), *one_of("algorithm.loss.name", *catalog.LOSSES_WITH_ARGUMENTS))
-        ],
-    )
+    kwargs: dict[str, Any] = setting(dict, used_by=[(*own_function("algorithm.loss.name"), *_read_by_loss("kwargs"))])
     """Further keyword arguments of the loss (docs/grpo.md), or of a function of your own."""
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-from hwgrpo.algorithms.gap_causes import diagnose
 from hwgrpo.algorithms.gap_guard import (
     RAISE_AFTER,
     GuardState,
     Measure,
     advance,
     correction_settings,
+    diagnose,
     in_force,
     measures,
     signs,

@@ -14,6 +14,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.algorithm_rules import check_declared
@@ -118,6 +119,7 @@ def check_start(
         check_trains_all_parts(config.model, settings)
     check_declared(config.algorithm)
     check_estimator(config)
+    build_loss(config.algorithm)  # a loss, KL or correction of the user's own may not take what is set
     choose_kernels(config, backend)
     choose_modules(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)

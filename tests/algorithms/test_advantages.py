@@ -2,16 +2,19 @@
 
 import itertools
 import math
+import statistics
+from itertools import chain
 
 import pytest
 import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.groups import group_statistics
-from hwgrpo.algorithms.token_advantages import is_token_level, mean_over_tokens
+from hwgrpo.algorithms.token_advantages import TokenProbs, is_token_level, mean_over_tokens
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.step_rewards import StepRewards
 from tests.support.numbers.token_probs import token_probs
 
 
@@ -366,3 +369,187 @@ def test_a_valid_sequence_with_a_non_finite_reward_is_refused(bad):
 def test_an_unknown_estimator_gets_a_suggestion():
     with pytest.raises(ConfigError, match=r"advantage estimator='rlo'.*'rloo'"):
         one_group(X, "rlo")
+
+
+# Process supervision, against the formula of DeepSeekMath 4.1.3 written out as loops over tokens
+
+STEP_GROUP = [0, 0, 1, 1, 1, 2]
+STEP_LENGTHS = [5, 3, 4, 0, 2, 3]
+STEPS = [[1.0, 0.0, 0.5], [0.25], [1.0, 2.0], [0.5], [3.0, 0.0], [1.0, 1.0]]
+STEP_ENDS = [[0, 3, 4], [2], [1, 3], [-1], [1, 1], [0, 2]]
+ALL_VALID = [True] * 6
+
+
+def steps_of(rewards: list[list[float]], ends: list[list[int]]) -> StepRewards:
+    counts = torch.tensor([0, *map(len, rewards)])
+    return StepRewards(torch.tensor([*chain(*rewards)]).double(), torch.tensor([*chain(*ends)]), counts.cumsum(0))
+
+
+def process_advantages(
+    config: AdvantageConfig, valid: list[bool] = ALL_VALID, steps: StepRewards | None = None
+) -> list[float]:
+    steps = steps_of(STEPS, STEP_ENDS) if steps is None else steps
+    totals = torch.tensor([sum(each) for each in STEPS]).double()
+    group, lengths = torch.tensor(STEP_GROUP), torch.tensor(STEP_LENGTHS)
+    return group_advantages(totals, group, torch.tensor(valid), config, lengths, None, steps).tolist()
+
+
+def paper_advantages(valid: list[bool] = ALL_VALID, std: str = "group", correction: int = 1) -> list[float]:
+    """Loop over responses and tokens: the sum of normalised rewards of the steps that end at the token or after it."""
+    everything = [r for steps, ok in zip(STEPS, valid, strict=True) if ok for r in steps]
+    advantages = []
+    for group, steps, ends, length, ok in zip(STEP_GROUP, STEPS, STEP_ENDS, STEP_LENGTHS, valid, strict=True):
+        members = [s for s, g, v in zip(STEPS, STEP_GROUP, valid, strict=True) if g == group and v]
+        rewards = [r for each in members for r in each]
+        if not ok or len(set(rewards)) < 2:
+            advantages += [0.0] * length
+            continue
+        deviation = statistics.stdev if correction else statistics.pstdev
+        scale = 1.0 if std == "none" else deviation(rewards if std == "group" else everything) + 1e-6
+        normalised = [(r - statistics.mean(rewards)) / scale for r in steps]
+        for token in range(length):
+            advantages.append(sum(r for r, end in zip(normalised, ends, strict=True) if end >= token))
+    return advantages
+
+
+@pytest.mark.parametrize("valid", [ALL_VALID, [True, True, False, True, True, True]], ids=["all", "one invalid"])
+@pytest.mark.parametrize("correction", [0, 1])
+@pytest.mark.parametrize("std", ["group", "batch", "none"])
+def test_process_supervision_is_that_of_the_paper(std: str, correction: int, valid: list[bool]):
+    config = AdvantageConfig("process", std=std, std_correction=correction)
+    assert process_advantages(config, valid) == pytest.approx(
+        paper_advantages(valid, std, correction), rel=1e-5, abs=1e-6
+    )
+
+
+def test_a_group_whose_steps_have_equal_rewards_gets_exactly_0():
+    assert process_advantages(AdvantageConfig("process"))[-3:] == [0.0, 0.0, 0.0]
+    rewards = [[0.1] * 3, [0.1], *STEPS[2:]]
+    assert process_advantages(AdvantageConfig("process"), steps=steps_of(rewards, STEP_ENDS))[:8] == [0.0] * 8
+
+
+def test_responses_of_one_step_have_the_advantages_of_grpo():
+    totals, group, lengths = torch.tensor([1.0, 0.0, 0.5]).double(), torch.zeros(3).long(), torch.tensor([2, 1, 3])
+    valid = torch.ones(3).bool()
+    ours = group_advantages(totals, group, valid, AdvantageConfig("process"), lengths)
+    outcome = group_advantages(totals, group, valid, AdvantageConfig("grpo"), lengths)
+    assert torch.equal(ours, torch.repeat_interleave(outcome, lengths))
+
+
+def test_process_supervision_needs_the_lengths():
+    with pytest.raises(ConfigError, match="pass lengths_S"):
+        group_advantages(
+            torch.ones(2).double(), torch.zeros(2).long(), torch.ones(2).bool(), AdvantageConfig("process")
+        )
+
+
+def test_no_responses_have_no_advantages_of_steps():
+    nothing = torch.zeros(0)
+    config = AdvantageConfig("process")
+    assert group_advantages(nothing.double(), nothing.long(), nothing.bool(), config, nothing.long()).shape == (0,)
+
+
+# The optimal token baseline, against its formula as loops
+
+TOKEN_GROUP = [3, 1, 3, 1, 3, 2, 1]
+TOKEN_LENGTHS = [4, 2, 6, 0, 3, 5, 7]
+TOKEN_REWARDS = [1.0, 0.25, 0.0, 0.5, -0.5, 1.0, 2.0]
+SEVEN_VALID = [True] * 7
+
+
+def probs_of(pi: torch.Tensor, squares: torch.Tensor) -> TokenProbs:
+    return TokenProbs(pi.log().float(), squares.float())
+
+
+def some_probs() -> TokenProbs:
+    pi, rest = torch.rand(2, sum(TOKEN_LENGTHS), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return probs_of(pi, pi.square() + rest * (1 - pi).square())
+
+
+def baseline_advantages(
+    probs: TokenProbs, valid: list[bool] = SEVEN_VALID, singleton: str = "zero", **more: list
+) -> list[float]:
+    rewards = torch.tensor(more.get("rewards", TOKEN_REWARDS), dtype=torch.float64)
+    group, lengths = (torch.tensor(more.get(n, d)) for n, d in (("group", TOKEN_GROUP), ("lengths", TOKEN_LENGTHS)))
+    config = AdvantageConfig("optimal_token_baseline", singleton=singleton)
+    return group_advantages(rewards, group, torch.tensor(valid), config, lengths, token_probs=probs).tolist()
+
+
+def formula_advantages(probs: TokenProbs, valid: list[bool] = SEVEN_VALID, singleton: str = "zero") -> list[float]:
+    """Loop over responses and tokens."""
+    starts = [sum(TOKEN_LENGTHS[:i]) for i in range(len(TOKEN_LENGTHS))]
+    weights: list[list[float]] = []
+    for start, length in zip(starts, TOKEN_LENGTHS, strict=True):
+        total, row = 0.0, []
+        for k in range(start, start + length):
+            total += 1 - 2 * float(probs.logprobs[k].double().exp()) + float(probs.square_sums[k])
+            row.append(total)
+        weights.append(row)
+    advantages = []
+    for i, length in enumerate(TOKEN_LENGTHS):
+        group = [j for j in range(len(TOKEN_LENGTHS)) if TOKEN_GROUP[j] == TOKEN_GROUP[i] and valid[j]]
+        silent = len({TOKEN_REWARDS[j] for j in group}) < 2 and not (len(group) == 1 and singleton == "raw")
+        for t in range(length):
+            there = [j for j in group if TOKEN_LENGTHS[j] > t]
+            baseline = 0.0
+            if len(there) > 1:
+                above = sum(weights[j][t] * TOKEN_REWARDS[j] for j in there)
+                baseline = above / (sum(weights[j][t] for j in there) + 1e-8)
+            advantages.append(0.0 if silent or not valid[i] else TOKEN_REWARDS[i] - baseline)
+    return advantages
+
+
+def test_the_optimal_token_baseline_gives_the_golden_advantages():
+    probs = probs_of(torch.tensor([0.9, 0.5, 0.8, 0.6, 0.7, 0.9]), torch.tensor([0.82, 0.4, 0.7, 0.5, 0.55, 0.82]))
+    given = baseline_advantages(probs, [True, True], rewards=[1.0, 0.0], group=[0, 0], lengths=[3, 3])
+    baselines = [0.0625, 0.48275862, 0.52525253]
+    # the first norm is 0.02, a difference of numbers near 1 that come in fp32
+    assert given == pytest.approx([1 - b for b in baselines] + [-b for b in baselines], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [SEVEN_VALID, [True, True, False, True, True, True, True], [True, True, True, True, False, False, False]],
+    ids=["all", "the longest invalid", "groups of one and none"],
+)
+@pytest.mark.parametrize("singleton", ["zero", "raw"])
+def test_the_optimal_token_baseline_is_that_of_the_formula(singleton: str, valid: list[bool]):
+    given = baseline_advantages(some_probs(), valid, singleton)
+    assert given == pytest.approx(formula_advantages(some_probs(), valid, singleton), rel=1e-6, abs=1e-7)
+    assert any(given)
+
+
+def test_a_token_that_one_response_has_has_no_baseline():
+    first = sum(TOKEN_LENGTHS[:2])
+    given = baseline_advantages(some_probs())
+    assert given[first + 4 : first + 6] == [0.0, 0.0], "its reward, at the two tokens after the second longest"
+    assert given[first + 3] != 0
+    assert given[-5:] == [2.0] * 5
+
+
+def test_a_group_of_equal_rewards_gets_exactly_0_at_every_token():
+    given = baseline_advantages(some_probs(), rewards=[0.3, 0.25, 0.3, 0.5, 0.3, 1.0, 2.0])
+    assert given[:4] == [0.0] * 4
+    assert given[6:15] == [0.0] * 9
+    assert any(given[-7:])
+
+
+def test_a_group_of_one_may_be_an_error_for_the_optimal_token_baseline():
+    with pytest.raises(DataError, match=r"prompt 2 has one valid sequence"):
+        baseline_advantages(some_probs(), singleton="error")
+
+
+def test_certain_tokens_weigh_nothing_however_their_probabilities_are_rounded():
+    pi = torch.tensor([1.0, 0.5, 1.0, 0.5])
+    squares = torch.tensor([1 - 1.2e-7, 0.5, 1 + 1.2e-7, 0.5])  # 1 - 2 + squares is once below 0
+    given = baseline_advantages(probs_of(pi, squares), [True, True], rewards=[1.0, 0.0], group=[0, 0], lengths=[2, 2])
+    assert given == pytest.approx([1.0, 0.5, 0.0, -0.5], abs=1e-6)
+
+
+def test_the_optimal_token_baseline_needs_probabilities_and_lengths():
+    nothing, config = torch.zeros(0), AdvantageConfig("optimal_token_baseline")
+    given = nothing.double(), nothing.long(), nothing.bool(), config
+    with pytest.raises(ConfigError, match=r"'optimal_token_baseline' reads the probabilities of response tokens: pass"):
+        group_advantages(*given, nothing.long())
+    with pytest.raises(ConfigError, match="one advantage per token: pass lengths_S"):
+        group_advantages(*given, token_probs=TokenProbs(nothing, nothing))

@@ -1,6 +1,5 @@
 """Settings of a policy loss that do nothing where every ratio is 1: those that are named, and no others."""
 
-import dataclasses
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.algorithms.policy_loss import build_loss
-from hwgrpo.algorithms.settings_of_ratio import ratio_note, settings_of_ratio
+from hwgrpo.algorithms.settings_of_ratio import of_ratio, ratio_note, settings_of_ratio
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig, LossConfig
 from hwgrpo.training.setup import build_run
@@ -52,18 +51,14 @@ def own_arguments(name: str) -> dict[str, float]:
     return {each.name: each.default / 16 for each in own if each.name not in selected}
 
 
-def is_used(setting: str, name: str) -> bool:
-    """Return whether a loss has a setting, as the schema says."""
-    [field] = [field for field in dataclasses.fields(LossConfig) if field.name == setting]
-    return all(any(use.fulfilled(name) for use in condition) for condition in field.metadata["used_by"])
-
-
 @pytest.mark.parametrize("name", POLICY_LOSSES.names())
 def test_on_policy_the_settings_that_are_named_change_no_bit_and_all_others_do(name):
-    named = POLICY_LOSSES.load(name).of_ratio
+    named = of_ratio(name)
     moved = torch.rand(SEQUENCES * TOKENS, generator=torch.Generator().manual_seed(1)) * 2 - 1
     moved += torch.linspace(-0.3, 0.3, SEQUENCES).repeat_interleave(TOKENS)
-    changes = [({setting: value}, setting) for setting, value in OTHER.items() if is_used(setting, name)]
+    changes = [
+        ({setting: value}, setting) for setting, value in OTHER.items() if setting in POLICY_LOSSES.built_in[name].reads
+    ]
     changes += [({"kwargs": {argument: value}}, argument) for argument, value in own_arguments(name).items()]
     for change, setting in changes:
         on_policy, off_policy = (

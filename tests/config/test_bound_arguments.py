@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from hwgrpo.algorithms.policy_loss import build_loss
-from hwgrpo.catalog import ADVANTAGES, ADVANTAGES_WITH_ARGUMENTS, LOSSES_WITH_ARGUMENTS, POLICY_LOSSES
+from hwgrpo.catalog import ADVANTAGES, POLICY_LOSSES
 from hwgrpo.config import load_config
 from hwgrpo.config.algorithm_rules import check_declared
 from hwgrpo.config.bound_arguments import Below, bind_arguments, check_arguments, declared_arguments, describe_argument
@@ -67,8 +67,8 @@ def test_settings_with_arguments_are_loaded_without_torch():
 
 
 def test_an_argument_without_a_range_of_a_registered_function_does_not_exist():
-    for registry, names in ((POLICY_LOSSES, LOSSES_WITH_ARGUMENTS), (ADVANTAGES, ADVANTAGES_WITH_ARGUMENTS)):
-        for name in names:
+    for registry in (POLICY_LOSSES, ADVANTAGES):
+        for name in registry.readers("kwargs"):
             function: Any = getattr(registry.load(name), "function", registry.load(name))
             assert declared_arguments(function).keys() == function.__kwdefaults__.keys(), name
             check_arguments(function, function.__kwdefaults__, "the defaults are in range")
@@ -103,7 +103,7 @@ def test_the_page_has_the_arguments_with_their_defaults_and_ranges():
     rows = table(section(page("grpo.md"), "Policy loss"), "argument", "of", "default", "allowed")
     expected = {
         (name, argument): (f"{function.function.__kwdefaults__[argument]:g}", describe_argument(annotation))
-        for name in LOSSES_WITH_ARGUMENTS
+        for name in POLICY_LOSSES.readers("kwargs")
         for function in [POLICY_LOSSES.load(name)]
         for argument, annotation in declared_arguments(function.function).items()
     }

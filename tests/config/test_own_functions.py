@@ -5,23 +5,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo import user_code
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import load_model_config
 from hwgrpo.registry import Registry
+from hwgrpo.training.startup_checks import check_start
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort?digits=2", "reward.functions=[exact_match]")
 LOSSES = """
-from hwgrpo.algorithms.scope import scoped
+from hwgrpo.algorithms.scope import policy_loss, scoped
 
 @scoped("sequence")
 def doubled(x, config, *, factor=2.0):
     return -factor * x.advantage * x.logprob, {}
 
 def without_scope(x, config):
+    return x.logprob, {}
+
+@policy_loss("token", reads=("clip_high",))
+def capped(x, config, *, factor=2.0):
+    return -factor * config.clip_high * x.advantage * x.logprob, {}
+
+@policy_loss("token", reads=("clip_hi",))
+def misspelt(x, config):
     return x.logprob, {}
 """
 
@@ -58,12 +69,35 @@ def test_a_loss_from_a_file_gets_its_arguments_and_keeps_its_scope(losses: Path)
         (["algorithm.loss.name=losses.py:trebled"], r"has no function 'trebled'; it has: .*doubled"),
         (["algorithm.loss.name=losses.py:without_scope"], r"algorithm\.loss\.name=.*put @scoped"),
         (["algorithm.loss.name=losses.py:doubled", "algorithm.loss.kwargs.factr=3"], r"kwargs=.*'factr'"),
+        (
+            ["algorithm.loss.name=losses.py:capped", "algorithm.loss.delta=2"],
+            r"algorithm\.loss\.delta=2\.0 has no effect with algorithm\.loss\.name='losses\.py:capped', whose "
+            r"decorator declares reads=\('clip_high',\); add 'delta' there .*gspo or ppo_clip, or leave .*default null",
+        ),
+        (
+            ["algorithm.loss.name=losses.py:misspelt"],
+            r"losses\.py:misspelt': reads='clip_hi' .*Did you mean 'clip_high'",
+        ),
     ],
 )
 def test_a_loss_that_cannot_be_used_is_refused_when_it_is_built(losses: Path, overrides: list[str], message: str):
     algorithm = load(*overrides).algorithm
     with pytest.raises(ConfigError, match=message):
         build_loss(algorithm)
+
+
+def test_a_loss_that_declares_what_it_reads_takes_that_and_one_that_does_not_takes_all(losses: Path):
+    capped = ("algorithm.loss.name=losses.py:capped", "algorithm.loss.clip_high=0.5", "algorithm.loss.kwargs.factor=3")
+    value, _ = build_loss(load(*capped).algorithm)(Stats(), {"advantage": torch.tensor([2.0]), "weight": torch.ones(1)})
+    assert value.item() == 3.0
+    doubled = load("algorithm.loss.name=losses.py:doubled", "algorithm.loss.tau_pos=2", "algorithm.loss.clip_low=0.1")
+    assert build_loss(doubled.algorithm).scope == "sequence"
+
+
+def test_what_a_loss_does_not_read_is_refused_before_the_model_is_loaded(losses: Path):
+    config = load("algorithm.loss.name=losses.py:capped", "algorithm.loss.clip_low=0.1")
+    with pytest.raises(ConfigError, match=r"algorithm\.loss\.clip_low=0\.1 has no effect"):
+        check_start(config, BACKEND, load_model_config(config.model), device=None, data=None)
 
 
 @pytest.mark.parametrize("value", ["abc", "null", "[1]", "true", ".nan", ".inf"])

@@ -28,6 +28,7 @@ CASES = [
         "set algorithm.advantage.name=gdpo or grpo or",
         [],
     ),
+    ("algorithm.advantage.singleton=raw", ["algorithm.advantage.name=online_rft"], "advantage.name=gdpo or gpg", []),
     ("algorithm.advantage.eps=1e-4", ["algorithm.advantage.std=none"], "advantage.std=group or batch", []),
     ("algorithm.advantage.std_correction=0", ["algorithm.advantage.name=opo"], "advantage.name='opo'", []),
     ("algorithm.correction.high=3", [], "algorithm.correction.name='none'", ["algorithm.correction.name=token_mask"]),

@@ -9,7 +9,7 @@ from hwgrpo_kernels import ReferenceHead, linear_token_loss
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights, tokens_of_prompts
 from hwgrpo.algorithms.kl import build_kl
-from hwgrpo.algorithms.surrogates import SurrogateInput
+from hwgrpo.algorithms.losses import SurrogateInput
 from hwgrpo.algorithms.token_advantages import TokenProbs
 from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, EXACT_KL, KL_ESTIMATORS, POLICY_LOSSES
 from hwgrpo.config.document import entries

@@ -55,7 +55,7 @@ def test_the_thresholds_and_causes_of_the_gap_are_those_of_the_guard():
     counts = re.search(r"threshold in (\d+) measured steps in a row; it is withdrawn after (\d+)", PAGE)
     assert counts is not None
     assert [int(each) for each in counts.groups()] == [gap_guard.RAISE_AFTER, gap_guard.LOWER_AFTER]
-    source = (REPO / "hwgrpo/algorithms/gap_causes.py").read_text()
+    source = (REPO / "hwgrpo/algorithms/gap_guard.py").read_text()
     causes = [row["cause named"].partition(",")[0] for row in table(PAGE, "pattern", "cause named")]
     assert [cause for cause in causes if f'"{cause}"' not in source] == []
 
