@@ -6,15 +6,16 @@
 # settings on the command line override them.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[ $# -ge 3 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
 launcher=$1 recipe=$2 device=$3
 shift 3
 launch=()
 settings=("backend.name=$device")
-while [ "$1" != -- ]; do
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
     if [[ ${#settings[@]} -gt 1 || $1 == [a-z]*=* ]]; then settings+=("$1"); else launch+=("$1"); fi
     shift
 done
-shift
+[ $# -eq 0 ] || shift
 config="$repo/configs/$recipe.yaml"
 data=$(sed -n 's/^  train: data\/\([a-z0-9]*\)\/.*/\1/p' "$config" 2>/dev/null || true)
 

@@ -70,6 +70,39 @@ def check_rollout(config: Settings) -> None:
         )
 
 
+def scores_ahead(config: Settings) -> str | None:
+    """Return the setting by which the next prompts depend on the rewards of prefetched ones; None: there is none."""
+    if not config.rollout.max_staleness:
+        return None
+    if config.algorithm.filter_groups.enable:
+        return "algorithm.filter_groups.enable=true"
+    difficulty = config.data.difficulty
+    return None if difficulty.easy_threshold is None and difficulty.hard_threshold is None else "data.difficulty"
+
+
+def check_prefetching_ranks(config: Settings, world_size: int) -> None:
+    """Check that ranks which choose their prompts together can do so beside the training.
+
+    Raises:
+        ConfigError: they would not sample and get new weights in the same order.
+    """
+    key, r = scores_ahead(config), config.rollout
+    if key is None or world_size == 1:
+        return
+    if r.max_staleness > 1:
+        raise ConfigError(
+            f"{key} with rollout.max_staleness={r.max_staleness} on {world_size} ranks, which choose their prompts "
+            "together: the order of sampling and new weights must be the same on all of them; use "
+            "rollout.max_staleness=1"
+        )
+    if r.partial:
+        raise ConfigError(
+            f"{key} with rollout.max_staleness={r.max_staleness}, rollout.partial=true on {world_size} ranks, which "
+            "choose their prompts together: a rank would wait for another one in the middle of a batch; leave "
+            "rollout.partial out"
+        )
+
+
 def check_filter(config: Settings) -> None:
     """Check the settings of `algorithm.filter_groups`.
 
@@ -85,8 +118,11 @@ def check_filter(config: Settings) -> None:
             )
         return
     key = "algorithm.filter_groups.enable=true"
-    if r.source not in ("auto", "filtered", "prefetch"):
-        raise ConfigError(f"{key} with rollout.source={r.source!r}, which does not filter; leave rollout.source out")
+    if names_a_file(r.source):
+        raise ConfigError(
+            f"{key} with rollout.source={r.source!r}: a source of your own may leave groups as they are; leave one of "
+            "them out"
+        )
     if r.n == 1:
         raise ConfigError(f"{key} with rollout.n=1: the rewards of one response never differ; use rollout.n=2 or more")
     if f.mean_above is not None and f.mean_below is not None and f.mean_above >= f.mean_below:

@@ -188,7 +188,7 @@ class RolloutConfig:
     tested with a real server yet). auto: the first of the backend's engines that is installed, supports the settings
     and has room; a resumed run keeps it."""
     source: str = choice("auto", lambda: ("auto", *catalog.RESPONSE_SOURCES.names()), files=True)
-    """Source of a step's responses: `on_demand` generates them in the step, `filtered` with `algorithm.filter_groups`,
+    """Source of a step's responses: `on_demand` collects them in the step (`filtered` is an older name of it),
     `prefetch` while earlier steps are trained (`max_staleness` above 0), or `path/to/file.py:function` of
     `SourceParts`."""
     workflow: str = choice("single_turn", lambda: catalog.WORKFLOWS.names(), files=True)

@@ -28,7 +28,7 @@ from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.optional_settings import LARGEST_ERROR
-from hwgrpo.config.rollout_rules import check_rollout
+from hwgrpo.config.rollout_rules import check_prefetching_ranks, check_rollout
 from hwgrpo.config.schema import ObserveConfig, Settings
 from hwgrpo.config.shipped_files import preset_names
 from hwgrpo.config.uses import check_used
@@ -101,6 +101,7 @@ def check_world_size(config: Settings, world_size: int) -> None:
             "use trainer.strategy=ddp (or auto)"
         )
     size = ranks_per_sequence(config)
+    check_prefetching_ranks(config, world_size)
     if world_size % size:
         raise ConfigError(
             f"{sharing_setting(config)} does not divide the run's {world_size} "

@@ -18,6 +18,23 @@ CONCURRENT = "together"
 """Part in the place of a call's number: concurrent calls of an async function share one generator."""
 
 
+GENERATORS = threading.RLock()
+"""Held where a thread changes the state of global generators for a while, or reads it for a checkpoint."""
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Give Python's and numpy's global generators back their states, for a thread beside the one that trains."""
+    with GENERATORS:
+        python, numpy = random.getstate(), _numpy_state()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                sys.modules["numpy.random"].set_state(numpy)
+
+
 @contextmanager
 def seeded(*parts: Part, with_torch: bool = False) -> Iterator[None]:
     """Seed Python's and numpy's global generators for the block; imports in it do not advance them.

@@ -1,14 +1,15 @@
 """Workflows: how the responses to one prompt come about, in turns of sampled and observed tokens (`rollout.workflow`).
 
 A workflow runs once per prompt and asks a `Sampler` for tokens. The workflows of a batch run at the same time, in
-rounds: when every one waits for tokens, all that were asked for are sampled in one batch. What shares a batch depends
-on the workflows alone, not on how fast one is; so do the numbers. Tokens go in and out as they are: a trajectory is
-never decoded and tokenized again.
+rounds: when every one waits for tokens, all that were asked for are sampled, those with the same parameters and limit
+of tokens in one batch. What shares a batch depends on the workflows alone, not on how fast one is; so do the numbers.
+Tokens go in and out as they are: a trajectory is never decoded and tokenized again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -94,8 +95,8 @@ class Trajectory:
     def completion(self, prompt_index: int) -> Completions:
         """Return the response as one sequence."""
         sampled = [segment.columns for segment in self.segments if segment.role == "sampled"]
-        version = min((each.weight_version for each in sampled), default=0)
-        extras = sampled[0].token_extras if sampled else {}
+        version = min(each.weight_version for each in sampled)
+        extras = sampled[0].token_extras
         parts = [
             segment.columns
             if segment.role == "sampled"
@@ -114,7 +115,7 @@ class Trajectory:
             joined,
             prompt_index=torch.tensor([prompt_index]),
             offsets=torch.tensor([0, len(joined.tokens)]),
-            finished=torch.tensor([bool(sampled) and not self.truncated and bool(sampled[-1].finished[0])]),
+            finished=torch.tensor([not self.truncated and bool(sampled[-1].finished[0])]),
             texts=(self.text,),
         )
 
@@ -142,14 +143,21 @@ class _Round:
     running: int = 0
     """Strands that neither wait for tokens, nor for strands of their own, nor have ended."""
     all_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while no strand runs."""
+    """Set while no strand runs, or once a workflow has failed."""
+
+    failed: bool = False
+    """Whether a workflow has raised, at which the others are not waited for."""
 
     def changed(self, by: int) -> None:
         self.running += by
-        if self.running:
+        if self.running and not self.failed:
             self.all_asked.clear()
         else:
             self.all_asked.set()
+
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        self.failed = self.failed or (not task.cancelled() and task.exception() is not None)
+        self.changed(-1)
 
 
 class Sampler:
@@ -196,12 +204,15 @@ class Sampler:
             The segment. Without tokens left it is empty, and the trajectory is `truncated`.
 
         Raises:
-            RunError: the trajectory was truncated before, or another call of this sampler is not over: use `gather`.
+            RunError: the trajectory was truncated before, `max_tokens` is below 1, or another call of this sampler is
+                not over: use `gather`.
         """
         if trajectory.truncated:
             raise RunError("sample() was called for a truncated trajectory: a workflow ends it there")
-        most = min(trajectory.left, max_tokens or trajectory.left)
-        if most <= 0:
+        if max_tokens is not None and max_tokens < 1:
+            raise RunError(f"sample(max_tokens={max_tokens}): a segment has at least one token")
+        most = trajectory.left if max_tokens is None else min(trajectory.left, max_tokens)
+        if not most:
             trajectory.truncated = True
             return Segment("sampled", _not_sampled((), ""))
         (columns,) = await self._columns(trajectory.token_ids, 1, most, stop)
@@ -298,7 +309,8 @@ class WorkflowEngine:
         self._engine, self._workflow, self._name, self._tokenizer = engine, workflow, name, tokenizer
         self._timeout = timeout
         self._metrics: dict[str, float] = {}
-        self._late = 0
+        self._versions: list[int] = []
+        """Of the weights that sampled for the present call."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -330,7 +342,7 @@ class WorkflowEngine:
         Raises:
             RunError: a workflow failed, hangs, or returned other values than 1 to `n` trajectories of its prompt.
         """
-        self._late = 0
+        self._versions = []
         groups, dropped = asyncio.run(self._run(batch, sampling))
         trajectories = [trajectory for group in groups for trajectory in group]
         turns = [sum(segment.role == "sampled" for segment in each.segments) for each in trajectories]
@@ -341,8 +353,9 @@ class WorkflowEngine:
             if done
             else _not_sampled((), "").select(torch.tensor([False]))
         )
-        late = None if sampling.group_timeout is None else self._late
-        return replace(joined, late=late, dropped=dropped)
+        if not done:
+            joined = replace(joined, weight_version=min(self._versions))
+        return replace(joined, late=None if sampling.group_timeout is None else len(dropped), dropped=dropped)
 
     async def _run(self, batch: PromptBatch, sampling: Sampling) -> tuple[list[Sequence[Trajectory]], dict[int, str]]:
         """Run the workflows of a batch; return each one's trajectories, and index -> reason of those dropped."""
@@ -361,7 +374,7 @@ class WorkflowEngine:
 
         tasks = [asyncio.create_task(group(prompt), name=prompt.uid) for prompt in batch.prompts]
         for task in tasks:
-            task.add_done_callback(lambda _: round_.changed(-1))
+            task.add_done_callback(round_.ended)
         try:
             while not all(task.done() for task in tasks):
                 await self._all_asked(round_, tasks)
@@ -400,7 +413,7 @@ class WorkflowEngine:
         for sampling, alike in kinds.items():
             prompts = PromptBatch(tuple(Prompt(each.uid, "", each.token_ids, None, {}) for each in alike))
             done = self._engine.generate(prompts, sampling)
-            self._late += done.late or 0
+            self._versions.append(done.weight_version)
             for i, (request, part) in enumerate(zip(alike, done.by_prompt(len(alike)), strict=True)):
                 round_.changed(1)
                 if i in done.dropped:
@@ -410,12 +423,17 @@ class WorkflowEngine:
 
     def _checked(self, result: Any, prompt: Prompt, sampling: Sampling) -> Sequence[Trajectory]:
         trajectories = [*result] if isinstance(result, list | tuple) else []
-        if not all(isinstance(each, Trajectory) and each.segments for each in trajectories) or not (
-            1 <= len(trajectories) <= sampling.n
-        ):
+        right = all(
+            isinstance(each, Trajectory)
+            and each.prompt is prompt
+            and any(segment.role == "sampled" for segment in each.segments)
+            for each in trajectories
+        )
+        distinct = len({id(each) for each in trajectories}) == len(trajectories)
+        if not (right and distinct and 1 <= len(trajectories) <= sampling.n):
             raise RunError(
-                f"{self._of(prompt)} returned {shown(result)}: return a list of 1 to {sampling.n} trajectories of "
-                "sampler.trajectory(), each with a segment"
+                f"{self._of(prompt)} returned {shown(result)}: return a list of 1 to {sampling.n} different "
+                "trajectories of sampler.trajectory(), each with a sampled segment"
             )
         return trajectories
 
@@ -424,11 +442,18 @@ class WorkflowEngine:
 
 
 def with_workflow(engine: Engine, config: Config, tokenizer: Any) -> Engine:
-    """Return the engine of the run's workflow; single turns need none around the engine itself."""
+    """Return the engine of the run's workflow; single turns need none around the engine itself.
+
+    Raises:
+        ConfigError: the workflow is no coroutine.
+    """
     name = config.rollout.workflow
     if name == DEFAULT:
         return engine
-    return WorkflowEngine(engine, WORKFLOWS.load(name), name, tokenizer, config.trainer.process_group_timeout)
+    workflow = WORKFLOWS.load(name)
+    if not inspect.iscoroutinefunction(workflow):
+        raise ConfigError(f"rollout.workflow={shown(name)} is no coroutine; write `async def`")
+    return WorkflowEngine(engine, workflow, name, tokenizer, config.trainer.process_group_timeout)
 
 
 def _not_sampled(token_ids: Sequence[int], text: str) -> Completions:

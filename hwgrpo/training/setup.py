@@ -184,6 +184,7 @@ def _build(
             rewards=data.rewards,
             start=start,
             total_steps=total_steps,
+            dropout=update.has_dropout,
             prefetched=prefetched,
             state=position,
             kept=kept,

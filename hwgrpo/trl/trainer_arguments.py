@@ -15,8 +15,8 @@ _TUTORIALS = {
 }
 """Arguments that no TRL version has, or that earlier ones had -> the argument."""
 _REFUSED = {
-    "tools": ("a model calls no tools here", "a reward function that reads the response"),
-    "environment_factory": ("there are no environments here", "a reward function that reads the response"),
+    "tools": ("tools are not converted", "rollout.workflow=FILE.py:COROUTINE of hwgrpo train"),
+    "environment_factory": ("environments are not converted", "rollout.workflow=FILE.py:COROUTINE of hwgrpo train"),
     "rollout_func": ("responses are sampled by the engine", "rollout.source=FILE.py:FUNCTION of hwgrpo train"),
 }
 

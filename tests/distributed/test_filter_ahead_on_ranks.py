@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hwgrpo_backends.cpu import BACKEND
 
+from hwgrpo.errors import RunError
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.rollout.pause_gate import Gate
-from hwgrpo.training.loop import iterate_steps, train_step, validate_now
+from hwgrpo.training.loop import iterate_steps, train, train_step, validate_now
 from hwgrpo.training.setup import build_run
 from tests.support.processes import ranks
 from tests.support.runs import runs
@@ -18,6 +19,7 @@ from tests.support.runs import runs
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.max_steps=4")
 FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_rounds=2")
 RATED = ("data.difficulty.easy_threshold=0.9", "data.difficulty.hard_threshold=0.1")
+LIMIT = "trainer.process_group_timeout=20"
 OFTEN = ("trainer.validate_every=1", "trainer.save_every=1", "observe.completions_per_step=64")
 
 
@@ -41,7 +43,8 @@ def interrupted(output: Path, *words: str) -> None:
     run.close()
 
 
-def test_a_rank_whose_thread_is_late_validates_no_batch_early(tmp_path, monkeypatch):
+@pytest.mark.parametrize("limited", [False, True], ids=["", "bound of 0"])
+def test_a_rank_whose_thread_is_late_validates_no_batch_early(limited, tmp_path, monkeypatch):
     """Else one rank's thread would wait for the other's, whose engine is validated with, by both ranks together."""
     inside = Gate.inside
 
@@ -51,7 +54,30 @@ def test_a_rank_whose_thread_is_late_validates_no_batch_early(tmp_path, monkeypa
             return inside(gate)
 
         monkeypatch.setattr(Gate, "inside", late)
-        runs.run(tmp_path / "run", *FILTER, *AHEAD, *OFTEN, "trainer.process_group_timeout=20")
+        run = build_run(runs.small(tmp_path / "run", *FILTER, *AHEAD, *OFTEN, LIMIT), BACKEND, 0, 1)
+        if limited:  # as the guard does
+            run.responses.limit_staleness(0, 3)
+        assert train(run) == "completed"
+        run.close()
+
+    assert ranks.forked(2, body) == [0, 0]
+
+
+def test_an_engine_that_fails_on_one_rank_ends_both_with_its_error(tmp_path, capfd):
+    def body(rank: int) -> None:
+        run = build_run(runs.small(tmp_path / "run", *RATED, *AHEAD, LIMIT), BACKEND, 0, 1)
+        generate, calls = run.engine.generate, []
+
+        def failing(*arguments):
+            calls.append(1)
+            if rank and len(calls) == 3:
+                raise RunError("the server is gone")
+            return generate(*arguments)
+
+        run.engine.generate = failing
+        with pytest.raises(RunError, match="the server is gone"):
+            train(run)
+        run.close()
 
     assert ranks.forked(2, body) == [0, 0]
 

@@ -91,7 +91,8 @@ def test_single_turns_are_what_the_engine_itself_gives(tmp_path):
     for sampling in (run.sampling, Sampling(n=1, max_response_tokens=4, greedy=True)):
         plain, through = run.engine.generate(prompts, sampling), wrapped.generate(prompts, sampling)
         for name in ("prompt_index", "tokens", "offsets", "logprobs", "finished", "floors"):
-            assert torch.equal(getattr(plain, name), getattr(through, name)) if plain.floors is not None else True, name
+            ours, theirs = getattr(through, name), getattr(plain, name)
+            assert (theirs is None and ours is None) or torch.equal(ours, theirs), name
         assert plain.texts == through.texts
         assert (plain.weight_version, plain.late, plain.dropped) == (through.weight_version, through.late, {})
         assert through.loss_mask is None
@@ -175,6 +176,7 @@ def test_a_group_whose_tokens_come_too_late_is_dropped_with_its_reason():
     assert (done.dropped, done.late) == ({1: "too late"}, 1)
     everything = engine_of(single_turn, Engine(dropped="0:0")).generate(batch_of(2), Sampling(2, 8, group_timeout=5.0))
     assert (len(everything), everything.dropped) == (0, {0: "too late"})
+    assert everything.weight_version == 3, "not older than what the engine has"
 
 
 async def raising(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
@@ -196,6 +198,22 @@ async def too_many(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
     return [*await sampler.responses(), *await sampler.responses()]
 
 
+async def twice(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    trajectories = await sampler.responses()
+    return [trajectories[0], trajectories[0]]
+
+
+async def observed_alone(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    trajectory = sampler.trajectory()
+    trajectory.observe([90], "t")
+    return [trajectory]
+
+
+async def no_tokens_wanted(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+    await sampler.sample(sampler.trajectory(), max_tokens=0)
+    return []
+
+
 async def without_tokens(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
     return [sampler.trajectory()]
 
@@ -209,9 +227,12 @@ async def text(prompt: Prompt, sampler: Sampler) -> Any:
     [
         (raising, "'w.py:run' on the prompt 0:0 failed: KeyError: 'no such tool'"),
         (at_once, "use Sampler.gather, which gives each coroutine a sampler of its own"),
-        (nothing, "on the prompt 0:0 returned .*: return a list of 1 to 2 trajectories"),
-        (too_many, "return a list of 1 to 2 trajectories"),
-        (without_tokens, "each with a segment"),
+        (nothing, "on the prompt 0:0 returned .*: return a list of 1 to 2 different trajectories"),
+        (too_many, "return a list of 1 to 2 different trajectories"),
+        (twice, "return a list of 1 to 2 different trajectories"),
+        (without_tokens, "each with a sampled segment"),
+        (observed_alone, "each with a sampled segment"),
+        (no_tokens_wanted, r"sample\(max_tokens=0\): a segment has at least one token"),
         (text, "returned '42': return a list"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -229,6 +250,22 @@ def test_a_workflow_that_neither_asks_nor_ends_is_named_after_the_time_limit():
 
     with pytest.raises(RunError, match=r"after 0.2 s .* nor ended: 0:0, 0:1; give what it waits for a time limit"):
         engine_of(hanging, timeout=0.2).generate(batch_of(2, 2), SAMPLING)
+
+
+def test_a_workflow_that_fails_is_named_while_another_waits():
+    async def one_waits(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        if prompt.uid == "0:1":
+            await asyncio.sleep(15)
+        raise ValueError("a bug in a tool")
+
+    with pytest.raises(RunError, match="the prompt 0:0 failed: ValueError: a bug in a tool"):
+        engine_of(one_waits, timeout=10).generate(batch_of(2, 2), SAMPLING)
+
+
+def test_a_workflow_that_is_no_coroutine_is_refused(tmp_path: Path):
+    (tmp_path / "tool.py").write_text("def plain(prompt, sampler):\n    return []\n")
+    with pytest.raises(ConfigError, match=r"tool.py:plain' is no coroutine; write `async def`"):
+        build_run(runs.small(tmp_path / "run", f"rollout.workflow={tmp_path}/tool.py:plain"), BACKEND, 0, 1)
 
 
 def test_a_workflow_that_is_cancelled_in_one_strand_leaves_the_others_going():

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from hwgrpo_backends.device import Device
 
+from hwgrpo.rewards.randomness import GENERATORS
+
 
 def capture(device: Device) -> dict[str, torch.Tensor]:
     """Return the state of every random generator of this process.
@@ -18,14 +20,15 @@ def capture(device: Device) -> dict[str, torch.Tensor]:
     Dropout and users' reward functions may use them. Sampling does not: its random numbers are a function of seed,
     prompt and position.
     """
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state(),
-        "device": device.rng_state().cpu(),
-        "family": _bytes(device.backend.name),
-        "python": _bytes(random.getstate()),
-        "numpy": _bytes([kind, np.asarray(keys).tolist(), position, has_gauss, gauss]),
-    }
+    with GENERATORS:  # a thread that scores beside the training seeds them for a while
+        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+        return {
+            "torch": torch.get_rng_state(),
+            "device": device.rng_state().cpu(),
+            "family": _bytes(device.backend.name),
+            "python": _bytes(random.getstate()),
+            "numpy": _bytes([kind, np.asarray(keys).tolist(), position, has_gauss, gauss]),
+        }
 
 
 def restore(state: Mapping[str, torch.Tensor], device: Device, seed: int) -> str | None:

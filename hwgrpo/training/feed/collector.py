@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config.derived import sampling_by_step, sampling_of
 from hwgrpo.data.difficulty import DifficultySampler
+from hwgrpo.rewards.randomness import kept_generators
 from hwgrpo.training.feed.difficulty_report import report_batch
-from hwgrpo.training.feed.group_filter import FilteredGroups
+from hwgrpo.training.feed.group_filter import FilteredGroups, generators_of_thread
 from hwgrpo.training.feed.response_source import Batch, Collector, SourceParts
 from hwgrpo.training.feed.scored_groups import NO_GROUPS, KeptGroups
 from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks
 from hwgrpo.training.update.greedy_rewards import with_greedy_rewards
 from hwgrpo.training.update.reward_shuffle import shuffle_rewards
+from hwgrpo.values import Completions, PromptBatch, Rewards
 
 
 def make_collector(parts: SourceParts, ranks: Ranks) -> Collector:
@@ -52,8 +54,11 @@ class DrawnGroups:
         self.exchanges = rates and parts.config.rollout.max_staleness > 0
 
     def collect(self, step: int) -> Batch:
-        prompts = self._parts.prompts.next()
-        completions = self._parts.engine.generate(prompts, self._sampling(step))
+        def sample() -> tuple[PromptBatch, Completions]:
+            prompts = self._parts.prompts.next()
+            return prompts, self._parts.engine.generate(prompts, self._sampling(step))
+
+        prompts, completions = raise_on_all_ranks(self._ranks, sample) if self.exchanges else sample()
         batch = Batch(prompts, completions, {**self._parts.engine.metrics, **self._parts.prompts.sampler.metrics})
         return self._scored(batch, step) if self.exchanges else batch
 
@@ -64,9 +69,11 @@ class DrawnGroups:
         return replace(batch, completions=completions, metrics=dict(self._parts.engine.metrics))
 
     def _scored(self, batch: Batch, step: int) -> Batch:
-        rewards = raise_on_all_ranks(
-            self._ranks, lambda: self._parts.rewards.score(batch.prompts, batch.completions, step)
-        )
+        def score() -> Rewards:
+            with kept_generators():
+                return self._parts.rewards.score(batch.prompts, batch.completions, step)
+
+        rewards = raise_on_all_ranks(self._ranks, score)
         if self._parts.config.reward.shuffle:
             rewards = shuffle_rewards(rewards, self._parts.config.trainer.seed, step, self._ranks.rank)
         report_batch(self._parts.prompts, self._ranks, batch.prompts, batch.completions, rewards)
@@ -105,5 +112,8 @@ class WithGreedy:
         greedy = self.parts.engine.generate(batch.prompts, sampling)
         rewards = batch.rewards
         if rewards is not None:
-            rewards = with_greedy_rewards(self.parts.rewards, batch.prompts, batch.completions, greedy, rewards, step)
+            with generators_of_thread(self.parts.config):
+                rewards = with_greedy_rewards(
+                    self.parts.rewards, batch.prompts, batch.completions, greedy, rewards, step
+                )
         return replace(batch, greedy=greedy, rewards=rewards)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update, sampling_by_step
 from hwgrpo.observe.completions import dropped_records
+from hwgrpo.rewards.randomness import kept_generators
 from hwgrpo.training.feed.difficulty_report import report_groups
 from hwgrpo.training.feed.group_files import newest
 from hwgrpo.training.feed.response_source import Batch, SourceParts
@@ -82,7 +85,9 @@ class FilteredGroups:
         self._sampling = sampling_by_step(parts.config, parts.total_steps)
         self._notes: list[str] = []
         self._reported = False
-        self.kept = parts.prefetched[-1].kept if parts.prefetched else parts.kept
+        kept = parts.prefetched[-1].kept if parts.prefetched else parts.kept
+        surplus = kept.surplus if self._config.keep_surplus else ()  # the settings may be others than when it was kept
+        self.kept = KeptGroups(surplus, tuple(newest(kept.replay, self._config.replay_groups)))
 
     def collect(self, step: int) -> Batch:
         wanted = self._parts.config.trainer.prompts_per_step
@@ -140,7 +145,8 @@ class FilteredGroups:
             if not own:
                 return []
             drawing = ("step", step, "round", totals.rounds)
-            rewards = self._parts.rewards.score(prompts, completions, step, drawing=drawing)
+            with generators_of_thread(self._parts.config):
+                rewards = self._parts.rewards.score(prompts, completions, step, drawing=drawing)
             totals.failures.update(rewards.failures)
             totals.first_failures = dict(rewards.first_failures) | totals.first_failures
             groups = split(prompts, completions, rewards)
@@ -213,6 +219,11 @@ class FilteredGroups:
         if self._parts.config.rollout.group_timeout is not None:
             metrics |= {"rollout/groups_late": sums["late"], "rollout/groups_dropped": sums["dropped"]}
         return others | metrics
+
+
+def generators_of_thread(config: Config) -> AbstractContextManager[Any]:
+    """Return a context for scoring, which leaves random numbers alone where a thread scores beside the training."""
+    return kept_generators() if config.rollout.max_staleness else nullcontext()
 
 
 def _version(group: ScoredGroup) -> int:

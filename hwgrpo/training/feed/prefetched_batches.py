@@ -14,6 +14,7 @@ import torch
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl
+from hwgrpo.config.rollout_rules import scores_ahead
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed import group_files
@@ -116,6 +117,8 @@ def _changed(
         return f"algorithm.advantage.name={a.advantage.name}"
     if (batch.sampled_with is not None) != a.filter_groups.enable:
         return f"algorithm.filter_groups.enable={str(a.filter_groups.enable).lower()}"
+    if (rewards is None) != (scores_ahead(config) is None):
+        return "it is scored with its step now" if rewards is not None else f"{scores_ahead(config)}"
     if rewards is None:
         return None
     if not same_scores or [*rewards.per_function] != [*functions]:

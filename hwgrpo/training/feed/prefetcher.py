@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from hwgrpo_backends.device import Device
 
-from hwgrpo.config import Config
+from hwgrpo.config.rollout_rules import scores_ahead
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.observe.timing import PREFIX
-from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training.feed import group_files, prefetched_batches
@@ -38,9 +37,10 @@ def prefetch(parts: SourceParts) -> Prefetcher:
         ConfigError: the settings do not allow it; see `check_ahead`.
     """
     gate = parts.gate
-    collector = make_collector(parts, parts.strategy.for_thread(gate.raise_if_stopped))
+    several = parts.strategy.world_size > 1 and scores_ahead(parts.config)
+    collector = make_collector(parts, parts.strategy.for_thread(gate.raise_if_stopped) if several else parts.strategy)
     if collector.exchanges:
-        check_ahead(parts.config, parts.rewards, parts.strategy.world_size)
+        check_ahead(parts)
     return Prefetcher(
         collector,
         parts.prompts,
@@ -57,28 +57,23 @@ def prefetch(parts: SourceParts) -> Prefetcher:
     )
 
 
-def check_ahead(config: Config, rewards: RewardPipeline, world_size: int) -> None:
-    """Check that responses may be scored in the thread, and ranks exchange values there.
+def check_ahead(parts: SourceParts) -> None:
+    """Check that the responses of later steps may be scored while a step is trained.
 
     Raises:
-        ConfigError: rewards have state of their own, or several ranks would not collect together.
+        ConfigError: rewards have state of their own, or training draws random numbers of torch, as rewards may.
     """
-    key = "algorithm.filter_groups.enable=true" if config.algorithm.filter_groups.enable else "data.difficulty"
-    ahead = f"{key} with rollout.max_staleness={config.rollout.max_staleness}"
-    if rewards.metrics:
+    ahead = f"{scores_ahead(parts.config)} with rollout.max_staleness={parts.config.rollout.max_staleness}"
+    if parts.rewards.metrics:
         raise ConfigError(
             f"{ahead} scores responses before their step, and these reward functions have state or report counts of a "
-            f"step: {', '.join(rewards.metrics.functions)}; leave one of them out"
+            f"step: {', '.join(parts.rewards.metrics.functions)}; leave one of them out"
         )
-    if world_size > 1 and config.rollout.max_staleness > 1:
+    if parts.dropout:
         raise ConfigError(
-            f"{ahead} on {world_size} ranks, which choose their prompts together: the order of sampling and new "
-            "weights must be the same on all of them; use rollout.max_staleness=1"
-        )
-    if world_size > 1 and config.rollout.partial:
-        raise ConfigError(
-            f"{ahead} and rollout.partial=true on {world_size} ranks, which choose their prompts together: a rank "
-            "would wait for another one in the middle of a batch; leave rollout.partial out"
+            f"{ahead} scores responses while a step is trained, and both draw torch's random numbers: the model or its "
+            "adapter has dropout; set model.lora.dropout=0 or the dropout in the model's config.json to 0, or leave "
+            "rollout.max_staleness out"
         )
 
 
@@ -129,6 +124,7 @@ class Prefetcher:
         assert max_staleness >= 1
         self._collector, self._source, self._engine, self._gate, self._device = collector, source, engine, gate, device
         self._together = collector.exchanges and source.world_size > 1
+        """Whether all ranks begin a batch together."""
         self._max_staleness = max_staleness
         self._bounds = [(0, max_staleness)]
         self._last_step = last_step
@@ -149,7 +145,7 @@ class Prefetcher:
         if self._thread.ident is None:
             self._thread.start()
         with self._changed:
-            self._awaited = step + 1
+            self._awaited = step + (self._bound(step + 1) > 0)  # without a bound the next waits for its own `next`
             self._changed.notify_all()
             self._wait_until(lambda: bool(self._done) or self._error is not None, f"the responses of step {step}")
             if not self._done:
@@ -191,6 +187,8 @@ class Prefetcher:
             self._changed.notify_all()
 
     def update_weights(self, version: int) -> None:
+        if self._together and self._error is not None:  # the others' threads wait for this one's
+            raise self._error
         with self._gate.held(finish_batch=self._together):
             self._engine.update_weights(version)
         with self._changed:
@@ -230,11 +228,11 @@ class Prefetcher:
                         self._begun = step
                         self._changed.notify_all()
                     batch = self._collector.collect(step)
-                prefetched = PrefetchedBatch(batch, self._source.state(), self._collector.kept)
-                with self._changed:
-                    if self._error is None:
-                        self._done.append(prefetched)
-                        self._changed.notify_all()
+                    prefetched = PrefetchedBatch(batch, self._source.state(), self._collector.kept)
+                    with self._changed:  # before new weights may come, so that a checkpoint with them has the batch
+                        if self._error is None:
+                            self._done.append(prefetched)
+                            self._changed.notify_all()
         except BaseException as error:  # `next` raises it in the caller's thread
             with self._changed:
                 self._error = self._error or error

@@ -1,4 +1,4 @@
-"""Sources of a step's responses: the interface, and the source that collects them on demand."""
+"""The interfaces of a step's responses: who collects them, and who says when."""
 
 from __future__ import annotations
 
@@ -125,6 +125,8 @@ class SourceParts:
     start: int = 0
     """Steps finished before this start."""
     total_steps: int
+    dropout: bool = False
+    """Whether training passes draw random numbers of torch."""
     prefetched: Sequence[PrefetchedBatch] = ()
     """Batches of the first steps from a checkpoint; `prompts` is positioned after them."""
     kept: KeptGroups = NO_GROUPS

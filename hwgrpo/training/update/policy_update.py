@@ -98,8 +98,12 @@ class PolicyUpdate:
         """Whether the ratio can differ from 1: several updates per batch, or dropout (an adapter may bring its own)."""
         t = self.config.trainer
         one_update = t.epochs_per_batch == 1 and prompts_per_update(self.config) == t.prompts_per_step
-        dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.policy.modules())
-        return not one_update or dropout
+        return not one_update or self.has_dropout
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a training pass draws random numbers."""
+        return any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.policy.modules())
 
     @property
     def skips_zero_advantages(self) -> bool:

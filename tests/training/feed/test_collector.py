@@ -1,16 +1,18 @@
 """Groups are filtered, prompts rated and greedy responses sampled beside the training as they are in the step."""
 
 import json
+import random
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy
 import pytest
+import torch
 from hwgrpo_backends.cpu import BACKEND
 
+from hwgrpo.config.validate import check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.training import setup
 from hwgrpo.training.feed.on_demand import OnDemand, on_demand
-from hwgrpo.training.feed.prefetcher import check_ahead
 from hwgrpo.training.loop import train
 from tests.support.runs import runs
 
@@ -102,6 +104,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(kind, tmp_path):
     [
         (KINDS["surplus"], (), "algorithm.filter_groups.enable=false"),
         ((), FILTER, "algorithm.filter_groups.enable=true"),
+        ((), RATED, "data.difficulty"),
         ((), REMAX, "algorithm.advantage.name=remax"),
         (FILTER, (*FILTER, "reward.functions.0.weight=2"), "the reward functions or their settings have changed"),
     ],
@@ -154,7 +157,52 @@ def test_rewards_that_count_per_step_are_refused(tmp_path):
 )
 def test_what_several_ranks_cannot_do_together_is_refused(overrides, message, tmp_path):
     config = runs.small(tmp_path, *overrides, CORRECTED)
-    rewards = SimpleNamespace(metrics=())
-    check_ahead(config, rewards, 1)  # type: ignore[arg-type]
+    check_world_size(config, 1)
     with pytest.raises(ConfigError, match=message):
-        check_ahead(config, rewards, 2)  # type: ignore[arg-type]
+        check_world_size(config, 2)
+
+
+@pytest.mark.parametrize("words", [FILTER, RATED], ids=["filtered", "rated"])
+def test_dropout_beside_rewards_that_draw_torchs_random_numbers_is_refused(words, tmp_path):
+    config = runs.small(tmp_path / "run", *words, *AHEAD, "model.lora.rank=4", "model.lora.dropout=0.1")
+    with pytest.raises(ConfigError, match=r"set model.lora.dropout=0 or .*, or leave rollout.max_staleness out"):
+        setup.build_run(config, BACKEND, 0, 1)
+
+
+DRAWING = """
+import random
+
+def drawn(completions):
+    return [random.random() for _ in completions]
+"""
+
+
+def test_scoring_beside_the_training_leaves_random_numbers_alone(tmp_path):
+    (tmp_path / "rewards.py").write_text(DRAWING)
+    function = {"name": f"{tmp_path}/rewards.py:drawn"}
+    words = (*FILTER, *AHEAD, f"reward.functions={json.dumps([function])}")
+    run = setup.build_run(runs.small(tmp_path / "run", *words), BACKEND, 0, 1)
+    random.seed(7)
+    numpy.random.seed(7)
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()
+    run.responses.next(1)
+    with run.responses.exclusive_engine():  # the next batch is scored, too
+        after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()
+    assert after[:2] == before[:2]
+    assert torch.equal(after[2], before[2])
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "kept"),
+    [
+        ("surplus", (*STRICT, "algorithm.filter_groups.max_rounds=6"), (0, 0)),
+        ("replayed", (*FILTER, "algorithm.filter_groups.replay_groups=2"), (0, 2)),
+    ],
+)
+def test_kept_groups_of_prefetched_batches_follow_the_settings_now(then, now, kept, tmp_path):
+    cut(tmp_path / "run", *KINDS[then], *AHEAD, *RUN, after=2)
+    run = setup.build_run(runs.small(tmp_path / "run", *now, *AHEAD, *RUN), BACKEND, 0, 1)
+    groups = run.responses._collector.kept
+    assert (len(groups.surplus), len(groups.replay)) == kept
+    run.close()

@@ -451,7 +451,6 @@ def test_groups_sampled_without_filters_keep_all_tokens_beside_groups_with_them(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rollout.source=on_demand"], "leave rollout.source out"),
         (["algorithm.filter_groups.keep_surplus=true"], "keep_surplus=true: .*algorithm.correction.name"),
         (["algorithm.filter_groups.replay_groups=4"], "replay_groups=4: .*algorithm.correction.name"),
         (
