@@ -266,9 +266,12 @@ def test_dropped_groups_survive_a_checkpoint(tmp_path: Path):
         late=2,
         dropped={0: REASON, 2: REASON},
     )
-    ((_, tensors),) = prefetched_batches.files_of([PrefetchedBatch(Batch(prompts, completions, {}), {})], 0).items()
-    save_file(tensors, tmp_path / "file.safetensors")
-    ((found, _),) = prefetched_batches._read(tmp_path / "file.safetensors")
+    ((name, tensors),) = prefetched_batches.files_of([PrefetchedBatch(Batch(prompts, completions, {}), {})], 0).items()
+    save_file(tensors, tmp_path / name)
+    checkpoint: Any = SimpleNamespace(folder=tmp_path)
+    source: Any = SimpleNamespace(rank=0, dataset=())
+    ((prefetched, _),) = prefetched_batches._read(checkpoint, source)
+    found = prefetched.batch.completions
     assert (found.late, found.dropped) == (2, {0: REASON, 2: REASON})
     assert found.prompt_index.tolist() == [1, 1]
 

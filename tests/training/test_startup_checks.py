@@ -31,11 +31,6 @@ MISTAKES = {
     "has no tokens": ("model.path={folder}/without_tokenizer",),
     "data column": ("reward.functions=[exact_match]", "data.train={folder}/no_answers.jsonl"),
     "trainer.resume": ("trainer.resume=never",),
-    "algorithm.advantage.name": (
-        "algorithm.advantage.name={folder}/own.py:own",
-        "rollout.max_staleness=1",
-        "algorithm.correction.name=token_mask",
-    ),
     "algorithm.advantage.kwargs": (
         "algorithm.advantage.name=online_rft",
         "algorithm.advantage.kwargs={{treshold: 0.5}}",
