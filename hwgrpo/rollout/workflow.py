@@ -144,7 +144,6 @@ class _Round:
     """Strands that neither wait for tokens, nor for strands of their own, nor have ended."""
     all_asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no strand runs, or once a workflow has failed."""
-
     failed: bool = False
     """Whether a workflow has raised, at which the others are not waited for."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config.derived import sampling_by_step, sampling_of
-from hwgrpo.data.difficulty import DifficultySampler
+from hwgrpo.config.rollout_rules import scores_ahead
 from hwgrpo.rewards.randomness import kept_generators
 from hwgrpo.training.feed.difficulty_report import report_batch
 from hwgrpo.training.feed.group_filter import FilteredGroups, generators_of_thread
@@ -49,9 +49,7 @@ class DrawnGroups:
     def __init__(self, parts: SourceParts, ranks: Ranks) -> None:
         self._parts, self._ranks = parts, ranks
         self._sampling = sampling_by_step(parts.config, parts.total_steps)
-        # prompts depend on the rewards of those before, over all ranks; on demand, a step's own stages score in time
-        rates = isinstance(parts.prompts.sampler, DifficultySampler)
-        self.exchanges = rates and parts.config.rollout.max_staleness > 0
+        self.exchanges = scores_ahead(parts.config) is not None  # on demand, a step's own stages score in time
 
     def collect(self, step: int) -> Batch:
         def sample() -> tuple[PromptBatch, Completions]:

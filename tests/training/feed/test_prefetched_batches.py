@@ -65,7 +65,7 @@ def test_a_run_ahead_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path):
 
 
 def load(checkpoint, source, bound: int):
-    """Return the batches that a run with this bound goes on with, and what is told of the others."""
+    """Return the batches that a run with this bound goes on with, and the notes on the others."""
     bounded = (f"rollout.max_staleness={bound}", *([CORRECTED] if bound else []))
     config = runs.small(checkpoint.folder / "unused", *bounded)
     ranks = SimpleNamespace(rank=0, gather_objects=lambda value: [value])
@@ -74,13 +74,13 @@ def load(checkpoint, source, bound: int):
 
 
 def loaded(folder: Path, source, bound: int) -> tuple[list[int], list[str]]:
-    """Return the steps whose batches a run of this source goes on with after step 3, and what is told of the others."""
+    """Return the steps whose batches a run of this source goes on with after step 3, and the notes on the others."""
     checkpoint = restore.verify(folder / "checkpoints/step-00000003")
     source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = load(checkpoint, source, bound)
-    if ahead:
-        assert ahead[-1].state == source.state()
-    return [4 + i for i in range(len(ahead))], told
+    prefetched, notes = load(checkpoint, source, bound)
+    if prefetched:
+        assert prefetched[-1].state == source.state()
+    return [4 + i for i in range(len(prefetched))], notes
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +125,11 @@ def test_what_was_sampled_ahead_is_left_where_its_weights_are_older_than_the_bou
     for name, tensors in prefetched_batches.files_of(young, 0).items():
         checkpoint_files.write_tensors(checkpoint.folder / name, tensors)
     source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = load(checkpoint, source, bound)
-    assert [4 + i for i in range(len(ahead))] == steps
+    prefetched, notes = load(checkpoint, source, bound)
+    assert [4 + i for i in range(len(prefetched))] == steps
     again = f"prefetched responses are sampled again from step {4 + len(steps)} on: rollout.max_staleness={bound}"
-    assert told == ([again] if len(steps) < 3 else [])
-    assert source.state() == ahead[-1].state
+    assert notes == ([again] if len(steps) < 3 else [])
+    assert source.state() == prefetched[-1].state
 
 
 def test_what_was_sampled_ahead_is_left_where_the_prompts_are_others(far_ahead, monkeypatch):
@@ -141,14 +141,14 @@ def test_what_was_sampled_ahead_is_left_where_the_prompts_are_others(far_ahead, 
         return replace(found, token_ids=found.token_ids[1:])
 
     monkeypatch.setattr(PromptDataset, "prompt", other)
-    steps, told = loaded(output, source, bound=3)
+    steps, notes = loaded(output, source, bound=3)
     assert steps == []
-    assert "from step 4 on: the prompts have changed" in told[0]
+    assert "from step 4 on: the prompts have changed" in notes[0]
     assert source.state() == restore.verify(output / "checkpoints/step-00000003").manifest["state"]["sampler"]
 
 
 def test_what_was_sampled_ahead_is_left_where_there_are_other_ranks(far_ahead):
     output, source = far_ahead
-    steps, told = loaded(output, replace(source, world_size=2), bound=3)
+    steps, notes = loaded(output, replace(source, world_size=2), bound=3)
     assert steps == []
-    assert told == ["prefetched responses are sampled again from step 4 on: 1 ranks sampled them, and now there are 2"]
+    assert notes == ["prefetched responses are sampled again from step 4 on: 1 ranks sampled them, and now there are 2"]
