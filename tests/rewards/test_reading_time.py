@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from hwgrpo.text import terminal_lines
 from tests.support.numbers import response_batch
 
 CHARS = 64_000
-CPU_SECONDS = 1.2
-"""For one text: linear readers take a few hundredths of a second, quadratic ones of these lengths some or many."""
+AT_ONCE = 0.5
+"""CPU seconds: linear readers take a few hundredths for a text of these lengths, quadratic ones some or many. A reader
+that takes longer is compared with itself on a quarter of the text, since machines differ."""
+GROWTH = 8
+"""Four times the text takes a linear reader 4 times as long, a quadratic one 16 times: between the two."""
 BATCH = {
     "length": {"max_response_tokens": 9},
     "length_cosine": {"max_response_tokens": 9, "correct": "numeric"},
@@ -103,11 +107,19 @@ def cpu_seconds(read: Callable[[str], Any], text: str) -> float:
     return time.process_time() - began
 
 
-def adversarial(unit: str) -> str:
+def grows_with_the_text(read: Callable[[str], Any], text: Callable[[int], str], chars: int) -> bool:
+    """Return whether reading a text takes time in proportion to its length, or too little to tell."""
+    if cpu_seconds(read, text(chars)) < AT_ONCE:
+        return True
+    whole, quarter = (min(cpu_seconds(read, text(length)) for _ in range(3)) for length in (chars, chars // 4))
+    return whole < max(AT_ONCE, GROWTH * quarter)
+
+
+def adversarial(unit: str, chars: int = CHARS) -> str:
     """Return a text that repeats a unit, between others."""
     draw = random.Random(unit)
     before, beside, after = (draw.choice((*UNITS, "")) for _ in range(3))
-    return (before + (unit + draw.choice(("", "", beside))) * CHARS)[:CHARS] + after
+    return (before + (unit + draw.choice(("", "", beside))) * chars)[:chars] + after
 
 
 def test_every_registered_reward_is_read_here_or_reads_no_text():
@@ -118,8 +130,8 @@ def test_every_registered_reward_is_read_here_or_reads_no_text():
 @pytest.mark.parametrize("reader", READERS)
 def test_any_text_is_read_within_a_bound(reader: str):
     for unit in UNITS[::20] if reader == "math" else UNITS:  # math has a limit on time, of a second each
-        text = adversarial(unit)
-        assert cpu_seconds(READERS[reader], text) < CPU_SECONDS, repr(text[:40])
+        text = partial(adversarial, unit)
+        assert grows_with_the_text(READERS[reader], text, CHARS), repr(text(40))
 
 
 @pytest.mark.timeout(120)
@@ -142,8 +154,14 @@ def test_any_text_is_read_within_a_bound(reader: str):
     ],
 )
 def test_a_long_text_is_read_once(reader: str, begin: str, unit: str):
-    text = (begin + unit * 400_000)[:400_000]
-    assert cpu_seconds(READERS[reader], text) < CPU_SECONDS
+    assert grows_with_the_text(READERS[reader], lambda chars: (begin + unit * chars)[:chars], 400_000)
+
+
+def test_a_reader_that_reads_again_from_each_character_is_found():
+    def suffixes(text: str) -> int:
+        return sum(text[start:].count("b") for start in range(len(text)))
+
+    assert not grows_with_the_text(suffixes, lambda chars: "a" * chars, CHARS)
 
 
 @pytest.mark.parametrize(

@@ -688,7 +688,7 @@ def test_a_server_has_no_longer_than_the_deadline_to_show_that_it_is_healthy(mak
     handle = SeededServer._handle
 
     def slow(self: SeededServer, request: BaseHTTPRequestHandler) -> None:
-        time.sleep(0.4 * (request.command == "GET"))
+        time.sleep(request.command == "GET")
         handle(self, request)
 
     engine = make(servers=pair[:1])
@@ -696,8 +696,9 @@ def test_a_server_has_no_longer_than_the_deadline_to_show_that_it_is_healthy(mak
     monkeypatch.setattr(SeededServer, "_handle", slow)
     assert server.has_current_weights()
     began = time.monotonic()
-    assert not server.has_current_weights(0.6)
-    assert time.monotonic() - began < 0.75
+    assert not server.has_current_weights(1.5)
+    assert time.monotonic() - began < 1.9
+    monkeypatch.setattr(SeededServer, "_handle", handle)
     checks: list[float] = []
     check = RolloutServer.has_current_weights
 
