@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.child_processes import descendants
 from hwgrpo.errors import ConfigError
 from hwgrpo.sandbox.limits import Limits
 from hwgrpo.sandbox.protection import LEVELS
 from hwgrpo.sandbox.sandbox_pool import SandboxPool
+from hwgrpo.support.child_processes import descendants
 
 JOBS: dict[str, Mapping[str, Any]] = {
     "prints a number": {"source": "print(int(input()) + 1)", "inputs": ["1"]},

@@ -16,22 +16,11 @@ data/         prompts
 rewards/      reward functions
 sandbox/      execution of programs that a model wrote, and the reward `code`
 config/       the settings: schema, loading, checks
-values.py     the values that flow through one step; step_rewards.py those of process supervision; ragged.py their
-              columns: selecting, splitting, concatenating, storing
+values.py     the values that flow through one step; ragged.py their columns: select, split, concatenate, store
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
+user_code.py  functions of the user's own, from files; own_copies.py copies of what they are called with
 errors.py     errors with key, value, remedy
-launched_ranks.py   the ranks of this host
-user_code.py  functions of the user's own, from files; given_objects.py those given as Python objects; own_copies.py
-              copies of what they are called with; torch_settings.py torch's settings, kept while they run
-response_text.py   the text of responses that rewards and stop strings see
-reasoning_gym_tasks.py   addresses of tasks of the package reasoning-gym
-pretrained_tokenizer.py   a tokenizer as its tokenizer.json defines it
-child_processes.py   child processes: their hash seed, their end; framed_messages.py   messages in a pipe
-http_exchange.py   HTTP requests with limits on time and size
-file_systems.py   locks, durable writes and copies; permissions.py; scratch.py   folders that end with their process
-template_limit.py   a time limit for chat templates; template_clock.py   the date that those with a clock write
-run_files.py   files of a run folder, written through no link and read in bounds
-paths.py, text.py, jsonlines.py, terminal_width.py, waits.py, closing.py   small helpers
+support/      files, processes, texts and waits
 """
 
 import importlib

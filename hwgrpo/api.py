@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hwgrpo.rollout.engine_parts import EngineParts
     from hwgrpo.rollout.local.engine import local_engine
     from hwgrpo.rollout.workflow import Sampler, Trajectory
-    from hwgrpo.step_rewards import StepRewards
     from hwgrpo.training.feed.on_demand import on_demand
     from hwgrpo.training.feed.response_source import ResponseSource, SourceParts
     from hwgrpo.training.stages.stage import StepState
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from hwgrpo.training.strategies.single import Single
     from hwgrpo.training.strategies.strategy import Strategy
     from hwgrpo.training.strategies.strategy_kind import StrategyKind
-    from hwgrpo.values import Completions, Prompt
+    from hwgrpo.values import Completions, Prompt, StepRewards
 
 __all__ = [
     "ADVANTAGES",
@@ -82,7 +81,6 @@ _HOMES = {
     "hwgrpo.rollout.engine_parts": ("EngineParts",),
     "hwgrpo.rollout.local.engine": ("local_engine",),
     "hwgrpo.rollout.workflow": ("Sampler", "Trajectory"),
-    "hwgrpo.step_rewards": ("StepRewards",),
     "hwgrpo.training.feed.on_demand": ("on_demand",),
     "hwgrpo.training.feed.response_source": ("ResponseSource", "SourceParts"),
     "hwgrpo.training.stages.stage": ("StepState",),
@@ -90,7 +88,7 @@ _HOMES = {
     "hwgrpo.training.strategies.single": ("Single",),
     "hwgrpo.training.strategies.strategy": ("Strategy",),
     "hwgrpo.training.strategies.strategy_kind": ("StrategyKind",),
-    "hwgrpo.values": ("Completions", "Prompt"),
+    "hwgrpo.values": ("Completions", "Prompt", "StepRewards"),
 }
 """Module -> the names that are imported from it."""
 

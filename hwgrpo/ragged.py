@@ -18,7 +18,7 @@ from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from hwgrpo.errors import DataError
-from hwgrpo.jsonlines import jsonable
+from hwgrpo.support.jsonlines import jsonable
 
 if TYPE_CHECKING:
     import torch

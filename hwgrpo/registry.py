@@ -83,7 +83,9 @@ class Registry:
             ConfigError: the name is not registered, or the file has no such function.
         """
         if names_a_file(name):
-            from hwgrpo.torch_settings import kept_torch_settings  # imports torch, which this module's importers avoid
+            from hwgrpo.support.torch_settings import (
+                kept_torch_settings,  # imports torch, which this module's importers avoid
+            )
 
             with kept_torch_settings(f"{self.kind}={name!r}"):
                 return load_function(name, self.kind)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.ragged import Ragged, offsets_of, per_batch, per_prompt_token, per_sequence, per_token
-from hwgrpo.step_rewards import StepRewards
 
 if TYPE_CHECKING:
     import torch
@@ -183,6 +182,18 @@ class Completions(Responses):
     def newest_version(self) -> int:
         """The newest policy version that sampled a token."""
         return self.weight_version if self.versions is None else int(self.versions.max())
+
+
+@dataclass(frozen=True)
+class StepRewards(Ragged):
+    """The rewards of the K steps of S responses, ragged; every response has at least one step."""
+
+    rewards: torch.Tensor = field(metadata=per_token())
+    """[K] fp64: weighted sums; meaningless where the response is not valid."""
+    ends: torch.Tensor = field(metadata=per_token())
+    """[K] int64: index of a step's last token in its response, not descending; -1 in a response without tokens."""
+    offsets: torch.Tensor
+    """[S + 1] int64: the steps of response i are `offsets[i]:offsets[i + 1]`."""
 
 
 @dataclass(frozen=True)

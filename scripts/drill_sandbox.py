@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.child_processes import adopt_orphans, descendants, end_descendants
 from hwgrpo.errors import ConfigError
 from hwgrpo.sandbox import linux_calls as linux
 from hwgrpo.sandbox.limits import Limits
@@ -33,6 +32,7 @@ from hwgrpo.sandbox.program_run import kill_user
 from hwgrpo.sandbox.protection import HIDDEN
 from hwgrpo.sandbox.sandbox_pool import SandboxPool
 from hwgrpo.sandbox.sandbox_worker import FIRST_PROGRAM_ID
+from hwgrpo.support.child_processes import adopt_orphans, descendants, end_descendants
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs" / "sandbox.md"

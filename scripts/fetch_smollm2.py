@@ -61,7 +61,7 @@ def _convert(gguf: Path, folder: Path, cache: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from hwgrpo.models.gguf import resolve
-    from hwgrpo.permissions import follow_umask
+    from hwgrpo.support.permissions import follow_umask
 
     with patch.dict(os.environ, HWGRPO_CACHE=str(cache)):  # the conversion to fp32 is needed once
         converted = resolve(gguf, weights=True)

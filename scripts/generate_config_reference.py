@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hwgrpo.config.document import Entry, entries
-from hwgrpo.config.presets import presets
+from hwgrpo.config.recipe_files import presets
 
 PAGE = Path(__file__).parents[1] / "docs" / "config.md"
 INTRODUCTION = """\

@@ -57,7 +57,7 @@ PROGRESS_S = 15.0
 """Seconds between two lines of progress."""
 LOCK_TIMEOUT_S, LOCK_POLL_S = 3600, 10.0
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-"""Errors of a file system without locks (`hwgrpo/file_systems.py`, which cannot be imported before the set-up)."""
+"""Errors of a file system without locks (`hwgrpo/support/file_systems.py`, not importable before the set-up)."""
 LARGE_DOWNLOAD = re.compile(
     r"Downloading (\S+\.(?:whl|tar\.gz)) \((\d{2,}\.\d+ MB|[\d.]+ GB)\)"
 )  # pip's lines, from 10 MB

@@ -34,9 +34,9 @@ from hwgrpo.config.fields import Limits
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.own_copies import own_copy
-from hwgrpo.step_rewards import StepRewards
-from hwgrpo.torch_settings import with_kept_torch_settings
+from hwgrpo.support.torch_settings import with_kept_torch_settings
 from hwgrpo.user_code import names_a_file
+from hwgrpo.values import StepRewards
 
 SMALL = 1e-8
 """Added to the sum of weights that a token's baseline is divided by."""

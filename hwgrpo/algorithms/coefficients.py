@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hwgrpo.config.optional_settings import LARGEST_ERROR
-from hwgrpo.config.schema import AlgorithmConfig, KlConfig
+from hwgrpo.config.schema import LARGEST_ERROR, AlgorithmConfig, KlConfig
 
 
 def adapt_kl(coef: float, kl: float, responses: float, config: KlConfig) -> float:

@@ -14,7 +14,7 @@ import torch
 from hwgrpo.catalog import EXACT_KL, KL_ESTIMATORS
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import KlConfig
-from hwgrpo.torch_settings import with_kept_torch_settings
+from hwgrpo.support.torch_settings import with_kept_torch_settings
 from hwgrpo.user_code import names_a_file
 
 KLFunction = Callable[..., torch.Tensor]

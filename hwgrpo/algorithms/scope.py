@@ -11,7 +11,7 @@ import torch
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.errors import ConfigError
 from hwgrpo.registry import Registry
-from hwgrpo.torch_settings import with_kept_torch_settings
+from hwgrpo.support.torch_settings import with_kept_torch_settings
 from hwgrpo.user_code import names_a_file
 
 Scope = Literal["token", "sequence", "batch"]

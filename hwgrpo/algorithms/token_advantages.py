@@ -14,7 +14,7 @@ from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.ragged import offsets_of
-from hwgrpo.step_rewards import StepRewards
+from hwgrpo.values import StepRewards
 
 F = TypeVar("F", bound=Callable[..., torch.Tensor])
 ARGUMENTS_OF_STEP = ("parts", "steps", "greedy_S", "token_probs", "kl_R")

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hwgrpo.text import one_line
+from hwgrpo.support.text import one_line
 
 WIDTH = 100
 """Columns where there is no terminal to ask."""

@@ -15,7 +15,7 @@ from hwgrpo_backends.peaks import Chip
 from hwgrpo.cli.chips import chosen_chips, closest_chip
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
-from hwgrpo.launched_ranks import launched_rank
+from hwgrpo.support.launched_ranks import launched_rank
 
 _reported: set[str] = set()
 """Variables that were set before torch was imported, or that a warning has named: a process warns of each once."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.cli import bench_kernels
 from hwgrpo.errors import ConfigError, choice_error
-from hwgrpo.launched_ranks import launched_rank
+from hwgrpo.support.launched_ranks import launched_rank
 
 if TYPE_CHECKING:
     from hwgrpo_backends.device import Device

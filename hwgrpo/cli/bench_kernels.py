@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwgrpo.errors import ConfigError, choice_error
-from hwgrpo.launched_ranks import launched_rank
+from hwgrpo.support.launched_ranks import launched_rank
 
 if TYPE_CHECKING:
     from hwgrpo_kernels import Shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hwgrpo.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from hwgrpo.config.presets import Preset
+    from hwgrpo.config.recipe_files import Preset
 
 HELP = "print every setting with its default, allowed values and description"
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table; return the exit code."""
     from hwgrpo.config.document import entries
-    from hwgrpo.config.presets import presets
+    from hwgrpo.config.recipe_files import presets
 
     if args.keys == ["presets"]:
         found = presets()

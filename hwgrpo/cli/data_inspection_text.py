@@ -15,7 +15,7 @@ from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_p
 from hwgrpo.data.inspection import BadRow, FileReport, Inspection
 from hwgrpo.data.prompt_findings import finding_notes
 from hwgrpo.errors import escaped
-from hwgrpo.text import one_line, terminal_line
+from hwgrpo.support.text import one_line, terminal_line
 
 NAMED = 10
 """Number of rows of a kind that are listed."""

@@ -10,7 +10,7 @@ from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
-from hwgrpo.terminal_width import fold, terminal_columns
+from hwgrpo.support.terminal_width import fold, terminal_columns
 
 HELP = "show which backend is selected on this machine, and why not the others"
 SCHEMA = "hwgrpo.detect/1"

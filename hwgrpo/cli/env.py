@@ -15,7 +15,7 @@ from hwgrpo_backends.environment import APPLIED_VARIABLE, apply
 from hwgrpo_backends.tier0 import gather_tier0
 
 from hwgrpo.errors import ConfigError, choice_error
-from hwgrpo.terminal_width import fold, terminal_columns
+from hwgrpo.support.terminal_width import fold, terminal_columns
 
 HELP = "print the environment variables of a backend, each with its reason; --shell: for a shell"
 SCHEMA = "hwgrpo.env/1"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.text import terminal_line
+from hwgrpo.support.text import terminal_line
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     file = _open(args.completions)
     host = prepare_host(config)
 
-    from hwgrpo.jsonlines import jsonable
+    from hwgrpo.support.jsonlines import jsonable
     from hwgrpo.training.evaluate import build_evaluation
 
     evaluation = build_evaluation(config, host.backend, host.local_rank, _checkpoint(args))
@@ -189,8 +189,8 @@ def _config(args: argparse.Namespace) -> Config:
 
 def _date_of_run(folder: Path) -> str | None:
     """Return the date that a run's chat templates write; None where the folder is no run's, or an older one's."""
-    from hwgrpo.run_files import read_whole
-    from hwgrpo.template_clock import read_date
+    from hwgrpo.support.run_files import read_whole
+    from hwgrpo.support.template_clock import read_date
 
     try:
         date = json.loads(read_whole(folder / "environment.json"))["template_date"]
@@ -228,8 +228,8 @@ class _Recording:
         self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None
     ) -> Rewards:
         """Score as the pipeline does."""
-        from hwgrpo.jsonlines import jsonable
         from hwgrpo.observe.completions import dropped_records, sample_record
+        from hwgrpo.support.jsonlines import jsonable
 
         rewards = self._rewards.score(batch, completions, step, drawing=drawing)
         scored = (sample_record(i, batch, completions, rewards) for i in range(len(completions)))

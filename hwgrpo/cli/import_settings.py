@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.launched_ranks import launched_rank
-from hwgrpo.text import terminal_lines
+from hwgrpo.support.launched_ranks import launched_rank
+from hwgrpo.support.text import terminal_lines
 
 if TYPE_CHECKING:
     from hwgrpo.migrate.imports.import_result import Imported

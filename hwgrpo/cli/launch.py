@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hwgrpo.cli.import_settings import add_import_options, import_options, use_imported
 from hwgrpo.cli.train import CHIP_HELP
 from hwgrpo.errors import ConfigError
-from hwgrpo.launched_ranks import launcher_variables
+from hwgrpo.support.launched_ranks import launcher_variables
 
 if TYPE_CHECKING:
     from hwgrpo_backends import Backend

@@ -17,9 +17,9 @@ from typing import NoReturn, TextIO
 from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
+from hwgrpo.config.paths import with_home
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError, nearest
-from hwgrpo.paths import with_home
-from hwgrpo.text import terminal_lines
+from hwgrpo.support.text import terminal_lines
 
 COMMANDS = (
     "train",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hwgrpo.cli.backend_selection import PlannedHost, planned_host
-from hwgrpo.text import terminal_lines
+from hwgrpo.support.text import terminal_lines
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hwgrpo.cli.backend_selection import Host
 from hwgrpo.config import Config
 from hwgrpo.errors import RunFinished
-from hwgrpo.text import hide_secrets
+from hwgrpo.support.text import hide_secrets
 
 if TYPE_CHECKING:
     from hwgrpo.observe.observer import Observer

@@ -9,7 +9,7 @@ from pathlib import Path
 from hwgrpo.config import Config
 from hwgrpo.config.recipe_files import read_recipe
 from hwgrpo.errors import ConfigError
-from hwgrpo.text import terminal_line
+from hwgrpo.support.text import terminal_line
 
 
 def print_code(settings: Path) -> None:

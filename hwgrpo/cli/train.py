@@ -9,7 +9,7 @@ import sys
 
 from hwgrpo.cli.import_settings import add_import_options, import_options, use_imported
 from hwgrpo.errors import ConfigError
-from hwgrpo.launched_ranks import launched_rank, launcher_variables
+from hwgrpo.support.launched_ranks import launched_rank, launcher_variables
 
 HELP = "train a language model with GRPO from a recipe"
 CHIP_HELP = "with --dry-run: plan for this chip, as `hwgrpo plan --chip` names it, whatever devices are here"

@@ -1,22 +1,18 @@
 """Settings: the schema, loading (recipe + overrides), checking, documentation.
 
 schema.py          `Settings`: all settings as dataclasses: type, default, limits, and a docstring for each
-optional_settings.py those of adapters, sharded strategies and rollout servers
-adapter_settings.py settings of existing adapters
 bound_arguments.py keyword arguments of functions, within what their signatures declare
-fields.py          how a field states its limits and its uses
+fields.py          how a field states its limits and its uses; conditions.py the conditions of these
 backend_choices.py choices that the device backends declare
 load.py            recipe + overrides -> `Config`
-recipe_files.py    where recipes are looked up, and their content
+recipe_files.py    where recipes are looked up, and their content; the settings of published methods
+paths.py           files and folders in settings: whether they exist, and the nearest existing ones
 shipped_files.py   recipes and presets that ship with hwgrpo
 shipped_recipes.py the recipes that ship, for display
-presets.py         the settings of published methods
-overrides.py       `section.key=value` arguments
-keys.py            the type of each key; errors for unknown ones
+keys.py            the type of each key; errors for unknown ones; `section.key=value` arguments
 interpolation.py   `${...}` in values
 interpolation_bounds.py  how many there may be, and how long they may become
 typed.py           YAML values -> the schema's types, strictly
-dotted_keys.py     `model.path: x` in YAML as `model: {path: x}`
 yaml_text.py       YAML with the line of every mistake
 validate.py        checks beyond types: limits, files, conflicting settings
 rollout_rules.py   the same for rollout settings

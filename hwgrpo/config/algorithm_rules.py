@@ -17,8 +17,7 @@ from hwgrpo.catalog import (
     SAFE_LOG_RATIO,
 )
 from hwgrpo.config.bound_arguments import check_arguments
-from hwgrpo.config.optional_settings import KlConfig
-from hwgrpo.config.schema import AlgorithmConfig, LossConfig
+from hwgrpo.config.schema import AlgorithmConfig, KlConfig, LossConfig
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.registry import Registry
 from hwgrpo.user_code import names_a_file

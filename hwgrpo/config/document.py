@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from hwgrpo.config import optional_settings, schema
+from hwgrpo.config import schema
 from hwgrpo.config.fields import AnyOf, Limits
 from hwgrpo.config.typed import hints_of
 from hwgrpo.config.uses import default_of, describe
@@ -73,7 +73,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 def _docstrings() -> dict[tuple[str, str], str]:
     """Collect the string under each field of each class of settings."""
     docs: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(schema) + inspect.getsource(optional_settings)).body:
+    for node in ast.parse(inspect.getsource(schema)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, below in zip(node.body, node.body[1:], strict=False):

@@ -14,8 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hwgrpo.config.document import entries
 from hwgrpo.config.interpolation_bounds import check_interpolations
-from hwgrpo.config.keys import INDEX, expand_names
-from hwgrpo.config.overrides import merge
+from hwgrpo.config.keys import INDEX, expand_names, merge
 from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import alternatives, build, hint_below
 from hwgrpo.config.written_config import (

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.interpolation import resolve_interpolations
-from hwgrpo.config.keys import check_keys, leaf_keys
-from hwgrpo.config.overrides import apply_override, parse_override
-from hwgrpo.config.presets import with_presets
-from hwgrpo.config.recipe_files import settings_tree
+from hwgrpo.config.keys import apply_override, check_keys, leaf_keys, parse_override
+from hwgrpo.config.recipe_files import settings_tree, with_presets
 from hwgrpo.config.schema import Settings
 from hwgrpo.config.typed import build
 from hwgrpo.config.uses import unused_settings
@@ -29,7 +27,7 @@ from hwgrpo.config.written_config import (
 )
 from hwgrpo.config.yaml_text import write_yaml
 from hwgrpo.errors import ConfigError
-from hwgrpo.text import HIDDEN
+from hwgrpo.support.text import HIDDEN
 from hwgrpo.user_code import import_plugins
 
 _GIVEN = "_given"

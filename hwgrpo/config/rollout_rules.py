@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hwgrpo.catalog import ENGINES, EXACT_KL
-from hwgrpo.config.optional_settings import RolloutServerConfig
-from hwgrpo.config.schema import Settings
+from hwgrpo.config.schema import RolloutServerConfig, Settings
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.user_code import names_a_file
 

@@ -11,11 +11,10 @@ from typing import Any
 from omegaconf import MISSING
 
 from hwgrpo import catalog
+from hwgrpo.config import conditions as when
 from hwgrpo.config.backend_choices import attention_choices, backend_choices
 from hwgrpo.config.fields import (
     LONGEST_TIMEOUT,
-    AnyOf,
-    Use,
     choice,
     limited,
     none_of,
@@ -23,68 +22,36 @@ from hwgrpo.config.fields import (
     on,
     one_of,
     own_function,
-    read_by,
     setting,
-)
-from hwgrpo.config.optional_settings import (
-    STEPS,
-    CorrectionConfig,
-    DeepspeedConfig,
-    DifficultyConfig,
-    FilterGroupsConfig,
-    Fsdp2Config,
-    KernelsConfig,
-    KlConfig,
-    LoraConfig,
-    ObserveConfig,
-    ProcessConfig,
-    RewardModelConfig,
-    RolloutServerConfig,
-    SandboxConfig,
-    ValidationSamplingConfig,
 )
 from hwgrpo.config.shipped_files import preset_names
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
 
-# Conditions under which settings have an effect, for `used_by`.
-_NOT_BUILT_IN = (Use("model.path", (), " to a folder or a hub name", lambda path: not path.startswith("builtin://")),)
-_VALIDATION = (
-    *on("data.validation"),
-    Use(
-        "data.train", (), "=task://... or reasoning_gym://...", lambda spec: str(spec).startswith(catalog.TASK_SCHEMES)
-    ),
-)
-_OUTSIDE_ENGINE = none_of("rollout.engine", "local")
-_SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
-_DIVIDED = none_of("algorithm.advantage.std", "none")
-_ADAPTIVE_ENTROPY = (on("algorithm.entropy_target", " above 0"),)
-_RECORDED = (one_of("rollout.engine", "auto", "local"), off("trainer.deterministic", "=false"))
-_REPORTS_FLOORS = none_of("rollout.engine", "vllm", "vllm_server", "sglang_server")
-_SAME_DISTRIBUTION = tuple(
-    one_of(f"rollout.{key}", off) + _REPORTS_FLOORS for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
-)
+LARGEST_ERROR = 0.2
+"""Bound of the relative error that an adaptive KL coefficient follows."""
 
 
-def _read_by_estimator(setting: str) -> AnyOf:
-    return read_by("algorithm.advantage.name", catalog.ADVANTAGES, setting)
-
-
-def _read_by_loss(setting: str) -> AnyOf:
-    return read_by("algorithm.loss.name", catalog.POLICY_LOSSES, setting)
-
-
-def _names_with_splits(spec: Any) -> bool:
-    """Return whether a data source can have splits; a task has its own, and a file is one split."""
-    listed = [spec] if isinstance(spec, str) else spec or []
-    return any(
-        not name.startswith(catalog.TASK_SCHEMES) and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
-        for name in listed
-    )
-
-
-def _splits(key: str) -> tuple[Use, ...]:
-    return (Use(key, (), " to a folder or a hub dataset", _names_with_splits),)
+@dataclass
+class LoraConfig:
+    rank: int = limited(0, at_least=0)
+    """Rank of the low-rank adapters; 0 trains all parameters."""
+    alpha: float = limited(32.0, above=0, used_by=[when.ADAPTERS])
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
+    dropout: float = limited(0.0, at_least=0, below=1, used_by=[when.ADAPTERS])
+    """Dropout on the adapters' input. Above 0 the old log-probs are computed in a separate pass."""
+    target_modules: list[str] = setting(lambda: ["all-linear"], used_by=[when.ADAPTERS])
+    """Names of the linear layers that get adapters, or `all-linear`: all that process text, except the LM head. `re:`
+    before a regular expression selects the layers whose full name it matches: `re:.*layers.[0-3].*q_proj`."""
+    rslora: bool = setting(False, used_by=[when.ADAPTERS])
+    """Multiply the output of new adapters by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)."""
+    dora: bool = setting(False, used_by=[when.ADAPTERS])
+    """Also train the norm of each output's weights (DoRA, arXiv 2402.09353); not with vLLM and `model.quantize`."""
+    adapter: str | None = setting(None, path=True)
+    """Folder of an existing adapter to train further, at its rank; a frozen copy of it is the reference."""
+    base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[when.ADAPTERS])
+    """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
+    it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
 
 
 @dataclass
@@ -92,13 +59,13 @@ class ModelConfig:
     path: str = setting(MISSING, path=True)
     """A local folder, a hub name, a GGUF file, or `builtin://tiny?task=sort` (a small model made and warm-started
     here)."""
-    revision: str | None = setting(None, used_by=[_NOT_BUILT_IN])
+    revision: str | None = setting(None, used_by=[when.NOT_BUILT_IN])
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = setting(None, path=True)
     """Folder or hub name of the tokenizer; null: the model's."""
     chat_template: str | None = setting(None, path=True)
     """File with a Jinja chat template that replaces the tokenizer's."""
-    trust_remote_code: bool = setting(False, used_by=[_NOT_BUILT_IN])
+    trust_remote_code: bool = setting(False, used_by=[when.NOT_BUILT_IN])
     """Run the Python code of a hub model."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Compute dtype; auto: the backend's default. Trainable parameters are always fp32 master weights."""
@@ -132,6 +99,16 @@ class FewShotConfig:
 
 
 @dataclass
+class DifficultyConfig:
+    easy_threshold: float | None = limited(None)
+    """Set prompts aside whose group had at least this mean reward when it was last sampled; null: none."""
+    hard_threshold: float | None = limited(None)
+    """The same for groups with at most this mean reward; null: none."""
+    revisit: float = limited(0.1, at_least=0, at_most=1, used_by=[when.DIFFICULTY])
+    """Share of the epochs in which a prompt that is set aside is sampled all the same. Its group may take it back."""
+
+
+@dataclass
 class DataConfig:
     train: str | list[str] = setting(MISSING, path=True)
     """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, `task://sort`, or
@@ -139,9 +116,9 @@ class DataConfig:
     validation: str | list[str] | None = setting(None, path=True)
     """Validation prompts, as `train`; null: where `train` is one task, its own (a tenth of the size, of
     reasoning_gym://), otherwise no validation."""
-    split: str = setting("train", used_by=[_splits("data.train")])
+    split: str = setting("train", used_by=[when.splits("data.train")])
     """Split to read where `train` names a hub dataset or a folder with several."""
-    validation_split: str = setting("test", used_by=[_splits("data.validation")])
+    validation_split: str = setting("test", used_by=[when.splits("data.validation")])
     """Split to read where `validation` names a hub dataset or a folder with several."""
     prompt_key: str = "prompt"
     """Column with the prompt: text, or a list of chat messages."""
@@ -173,11 +150,50 @@ class DataConfig:
     which a resumed run and `hwgrpo eval RUN` keep."""
     max_rows: int = limited(0, at_least=0)
     """Use only the first rows of the training data; 0 uses all."""
-    validation_max_rows: int = limited(256, at_least=0, used_by=[_VALIDATION])
+    validation_max_rows: int = limited(256, at_least=0, used_by=[when.VALIDATION])
     """Use only the first rows of the validation data; 0 uses all."""
     shuffle: bool = True
     """Shuffle the rows of each epoch by `trainer.seed`."""
     difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
+
+
+@dataclass
+class RolloutServerConfig:
+    url: str | list[str] | None = None
+    """Address of a running server, e.g. http://127.0.0.1:8000, or a list of those, over which requests are spread; null
+    starts one and stops it with the run."""
+    python: str | None = setting(None, path=True, used_by=[when.OWN_SERVER])
+    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's, or for vLLM
+    that of .venv-vllm or .venv-vllm-ascend, which `scripts/setup.sh --rollout` makes, if the trainer's has none for the
+    run's devices. These two are asked, and used only where they belong to you or root."""
+    host: str = setting("127.0.0.1", used_by=[when.OWN_SERVER])
+    """Address that the server listens on; the default is reachable from this host only."""
+    port: int = limited(0, at_least=0, at_most=65535, used_by=[when.OWN_SERVER])
+    """Port that the server listens on, and the next ones those of further servers; 0: free ones."""
+    env: dict[str, str] = setting(dict, used_by=[when.OWN_SERVER])
+    """Further environment variables of the server, e.g. its visible devices."""
+    token_variable: str = "HWGRPO_SERVER_TOKEN"
+    """Environment variable with the server's token; the server itself reads HWGRPO_SERVER_TOKEN. Where it is empty, a
+    server that the run starts gets a random token."""
+    transfer: str = choice("auto", ("auto", "folder", "group"))
+    """Weight transfer to the server. `group`: a process group of rank 0 and the server's workers, over the backend's
+    communication library; neither encrypted nor guarded by the token. `folder`: files. auto: the group where both
+    sides have the same library, else a folder, with a note that says why. Adapters are sent as files."""
+    weights_dir: str | None = setting(None, path=True, used_by=[none_of("rollout.server.transfer", "group")])
+    """Folder for the transfer by files, visible to both sides; null: one in shared memory, for a server on this
+    host."""
+    wait_for_owner: float = limited(0.0, at_least=0, at_most=LONGEST_TIMEOUT, used_by=[when.RUNNING_SERVER])
+    """Seconds to wait for another run that uses a server at `url`; 0: an error that names that run."""
+    take_over: bool = setting(False, used_by=[when.RUNNING_SERVER])
+    """Take over the servers at `url` from another run, which then ends with an error."""
+    start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds that a server may take to start or restart."""
+    request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
+    """Most seconds for a request, a prompt with its n responses, queueing included; then the server counts as hung."""
+    retries: int = limited(3, at_least=0)
+    """Retries of a request after a server died, hung or sent an invalid reply."""
+    max_reply_mb: float = limited(256.0, above=0, at_most=1e6)
+    """Largest reply that is read, in MiB."""
 
 
 @dataclass
@@ -231,7 +247,7 @@ class RolloutConfig:
     alternate. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout
     prefetches up to that many steps. Above 0 the engine has its own copy of the weights, and `algorithm.correction`
     must be on."""
-    guard: str = choice("warn", ("off", "warn", "act"), used_by=_SAME_DISTRIBUTION)
+    guard: str = choice("warn", ("off", "warn", "act"), used_by=when.SAME_DISTRIBUTION)
     """What a large gap between the rollout engine's and the trainer's log-probs does. `warn`: a note with the numbers,
     the likely cause and the remedy. `act`: the run applies importance weights, then rejects tokens, then samples with
     fresher weights, then ends, and goes back step by step when the gap is small again (docs/rollout.md)."""
@@ -245,12 +261,12 @@ class RolloutConfig:
     """Weight versions after which engine and trainer score a few fixed sequences, as they do at the start. The run ends
     if they differ by more than rounding, as when new weights were not applied. 0: never. Without effect where the local
     engine samples with the policy's own weights, and with SGLang."""
-    graphs: bool | None = setting(None, used_by=_RECORDED, accepted_unused=(False,))
+    graphs: bool | None = setting(None, used_by=when.RECORDED, accepted_unused=(False,))
     """Record the local engine's decode step as a device graph, not with deterministic algorithms: their indexed writes
     synchronize with the device. null: where this has run on hardware (cuda); after a failed recording the run goes on
     without. true: also elsewhere (rocm: never run); a failed recording ends the run. A self-test at the start turns it
     off where its logits differ from the model's. vLLM and SGLang record on their own, see `enforce_eager`."""
-    gpu_memory_utilization: float | None = limited(None, above=0, at_most=1, used_by=[_OUTSIDE_ENGINE])
+    gpu_memory_utilization: float | None = limited(None, above=0, at_most=1, used_by=[when.OUTSIDE_ENGINE])
     """vLLM, SGLang: share of the device's memory for weights, keys and values. null: what the plan leaves beside the
     trainer, or 0.9 of devices of its own."""
     sleep_mode: str = choice(
@@ -263,17 +279,17 @@ class RolloutConfig:
         None, above=0, at_most=1e6, used_by=[none_of("rollout.engine", "local", "sglang_server")]
     )
     """vLLM: GiB for keys and values; null: what gpu_memory_utilization leaves, or 2 on a CPU."""
-    max_model_len: int | None = limited(None, at_least=1, used_by=[_OUTSIDE_ENGINE])
+    max_model_len: int | None = limited(None, at_least=1, used_by=[when.OUTSIDE_ENGINE])
     """vLLM, SGLang: longest prompt and response together; null: data.max_prompt_tokens + max_response_tokens."""
-    enforce_eager: bool | None = setting(None, used_by=[_OUTSIDE_ENGINE])
+    enforce_eager: bool | None = setting(None, used_by=[when.OUTSIDE_ENGINE])
     """vLLM, SGLang: neither compile nor record graphs; null: on a CPU only."""
-    tensor_parallel_size: int = limited(1, at_least=1, used_by=[_OUTSIDE_ENGINE])
+    tensor_parallel_size: int = limited(1, at_least=1, used_by=[when.OUTSIDE_ENGINE])
     """vLLM, SGLang: devices that share one copy of the model. With `vllm` they are those of so many consecutive ranks
     of a host, which then sample together; neither with `max_staleness` nor with `group_timeout`."""
-    engine_kwargs: dict[str, Any] = setting(dict, used_by=[_OUTSIDE_ENGINE])
+    engine_kwargs: dict[str, Any] = setting(dict, used_by=[when.OUTSIDE_ENGINE])
     """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they override those that hwgrpo sets. An
     engine of your own: its settings (docs/extend.md)."""
-    server: RolloutServerConfig = setting(RolloutServerConfig, used_by=[_SERVER])
+    server: RolloutServerConfig = setting(RolloutServerConfig, used_by=[when.SERVER])
 
 
 @dataclass
@@ -306,6 +322,13 @@ class RewardFunctionConfig:
 
 
 @dataclass
+class SandboxConfig:
+    level: str = choice("auto", catalog.SANDBOX_LEVELS, used_by=[when.PROGRAMS])
+    """Protection from programs that reward code runs (docs/sandbox.md). namespaces: own network, processes, users and
+    files; seccomp: few system calls; auto: the first of them that this host allows; none: limits on resources alone."""
+
+
+@dataclass
 class RewardConfig:
     functions: list[RewardFunctionConfig] = field(default_factory=list)
     """Reward functions, summed by weight. An entry may be just a name."""
@@ -318,18 +341,20 @@ class RewardConfig:
 class AdvantageConfig:
     name: str = choice("grpo", lambda: catalog.ADVANTAGES.names(), files=True)
     """Advantage estimator: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
-    eps: float = limited(1e-6, at_least=0, at_most=1, used_by=[_read_by_estimator("eps"), _DIVIDED])
+    eps: float = limited(1e-6, at_least=0, at_most=1, used_by=[when.read_by_estimator("eps"), when.DIVIDED])
     """Added to the standard deviation (verl 1e-6, TRL 1e-4, OpenRLHF 1e-9)."""
-    std: str = choice("group", ("group", "batch", "none"), used_by=[_read_by_estimator("std")])
+    std: str = choice("group", ("group", "batch", "none"), used_by=[when.read_by_estimator("std")])
     """Standard deviation by which the centred reward is divided; `none` is Dr. GRPO."""
-    std_correction: int = limited(1, at_least=0, at_most=1, used_by=[_read_by_estimator("std_correction"), _DIVIDED])
+    std_correction: int = limited(
+        1, at_least=0, at_most=1, used_by=[when.read_by_estimator("std_correction"), when.DIVIDED]
+    )
     """1: unbiased standard deviation (n - 1), as verl and TRL; 0: biased."""
-    singleton: str = choice("zero", ("zero", "raw", "error"), used_by=[_read_by_estimator("singleton")])
+    singleton: str = choice("zero", ("zero", "raw", "error"), used_by=[when.read_by_estimator("singleton")])
     """Advantage of a group with one valid sample: zero, its raw reward (verl), or an error (TRL)."""
     clip: float | None = limited(None, above=0)
     """Advantages are kept within plus or minus this; null: not at all."""
     kwargs: dict[str, Any] = setting(
-        dict, used_by=[(*own_function("algorithm.advantage.name"), *_read_by_estimator("kwargs"))]
+        dict, used_by=[(*own_function("algorithm.advantage.name"), *when.read_by_estimator("kwargs"))]
     )
     """Further keyword arguments of the estimator (docs/grpo.md), or of a function of your own."""
 
@@ -338,22 +363,24 @@ class AdvantageConfig:
 class LossConfig:
     name: str = choice("ppo_clip", lambda: catalog.POLICY_LOSSES.names(), files=True)
     """Policy loss: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
-    clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[_read_by_loss("clip_low")])
+    clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[when.read_by_loss("clip_low")])
     """Lower clip: the ratio is clamped at 1 - clip_low."""
-    clip_high: float = limited(0.2, above=-1, used_by=[_read_by_loss("clip_high")])
+    clip_high: float = limited(0.2, above=-1, used_by=[when.read_by_loss("clip_high")])
     """Upper clip: the ratio is clamped at 1 + clip_high; negative with cispo only (TRL's absolute cap c is c - 1)."""
-    dual_clip: float | None = limited(3.0, above=1, used_by=[_read_by_loss("dual_clip")])
+    dual_clip: float | None = limited(3.0, above=1, used_by=[when.read_by_loss("dual_clip")])
     """With a negative advantage the loss is at most this times -advantage; null turns dual clip off."""
-    delta: float | None = limited(None, above=1, used_by=[_read_by_loss("delta")])
+    delta: float | None = limited(None, above=1, used_by=[when.read_by_loss("delta")])
     """Cap of the ratio with a negative advantage, where it is not clipped, and with a positive one if it is below
     1 + clip_high (TRL's delta, INTELLECT-2's two-sided clip); null: none."""
-    log_ratio_clamp: float | None = limited(20.0, above=0, used_by=[_read_by_loss("log_ratio_clamp")])
+    log_ratio_clamp: float | None = limited(20.0, above=0, used_by=[when.read_by_loss("log_ratio_clamp")])
     """Clamp of the log-ratio, plus or minus, before exp, as in verl; null: none, as in TRL."""
-    tau_pos: float = limited(1.0, above=0, used_by=[_read_by_loss("tau_pos")])
+    tau_pos: float = limited(1.0, above=0, used_by=[when.read_by_loss("tau_pos")])
     """Temperature of sapo's gate where the advantage is positive."""
-    tau_neg: float = limited(1.05, above=0, used_by=[_read_by_loss("tau_neg")])
+    tau_neg: float = limited(1.05, above=0, used_by=[when.read_by_loss("tau_neg")])
     """Temperature of sapo's gate where it is not."""
-    kwargs: dict[str, Any] = setting(dict, used_by=[(*own_function("algorithm.loss.name"), *_read_by_loss("kwargs"))])
+    kwargs: dict[str, Any] = setting(
+        dict, used_by=[(*own_function("algorithm.loss.name"), *when.read_by_loss("kwargs"))]
+    )
     """Further keyword arguments of the loss (docs/grpo.md), or of a function of your own."""
 
 
@@ -368,12 +395,101 @@ class AggregationConfig:
 
 
 @dataclass
+class FilterGroupsConfig:
+    enable: bool = False
+    """Train on groups whose rewards differ, and sample further prompts in place of the others, until the step has its
+    prompts (DAPO's dynamic sampling)."""
+    metric: str = setting("reward", used_by=[when.FILTERED])
+    """Values that must differ within a group: `reward`, the name of a reward function, or a field that one returns
+    beside its score, e.g. `acc`."""
+    min_std: float = limited(0.0, at_least=0, used_by=[when.FILTERED])
+    """Least standard deviation, exclusive, of these values in a group; 0: any difference."""
+    mean_above: float | None = limited(None, used_by=[when.FILTERED])
+    """Least mean, exclusive, of these values in a group; null: any."""
+    mean_below: float | None = limited(None, used_by=[when.FILTERED])
+    """Largest mean, exclusive; null: any."""
+    max_rounds: int = limited(10, at_least=1, used_by=[when.FILTERED])
+    """Most rounds of sampling in a step, each of at most `trainer.prompts_per_step` prompts. After them groups that
+    were filtered out fill the step."""
+    keep_surplus: bool = setting(False, used_by=[when.FILTERED])
+    """Train the next step on groups beyond the step's prompts instead of discarding them. They are of older weights,
+    which needs `algorithm.correction`."""
+    replay_groups: int = limited(0, at_least=0, used_by=[when.FILTERED])
+    """Groups to keep for replay, the newest ones that passed: drawn in proportion to their standard deviation, they
+    fill steps that have too few after `max_rounds`. Needs `algorithm.correction`, as surplus does; 0: none."""
+
+
+@dataclass
+class CorrectionConfig:
+    name: str = choice("none", lambda: catalog.CORRECTIONS.names(), files=True)
+    """Importance weights for the gap between the rollout engine's and the trainer's log-probs: a registered correction,
+    or `path/to/file.py:function`."""
+    low: float | None = limited(None, above=0, used_by=[when.CORRECTED])
+    """Lower bound of the weights: truncation clamps to it, masking drops tokens below it; null: none."""
+    high: float | None = limited(2.0, above=0, used_by=[when.CORRECTED])
+    """Upper bound of the weights: truncation clamps to it, masking drops tokens above it; null: none."""
+    reject: dict[str, Any] = setting(dict)
+    """Leave out what the gap makes doubtful, also without weights: statistic -> bounds (docs/grpo.md), e.g.
+    {seq_mean_k1: [0.99, 1.01], token_k3: 0.1, veto: 1e-4}; verl's rollout_rs."""
+    normalize: bool = setting(False, used_by=[when.CORRECTED])
+    """Divide the weights by their mean over the update (verl's rollout_is_batch_normalize), which takes a scoring pass
+    before each update."""
+    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.correction.name")])
+    """Further keyword arguments for a function of your own."""
+
+
+@dataclass
+class KlConfig:
+    coef: float = limited(0.0, at_least=0)
+    """Weight of the KL to the reference model, in the loss or in the reward; 0 loads no reference model."""
+    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[when.KL_ON])
+    """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`. `exact` is the KL
+    over the full vocabulary instead of an estimate from the sampled token. The expected gradient of k3 is that of
+    KL(reference, policy), those of k2, k1+, k3+ and exact are that of KL(policy, reference)."""
+    input_clamp: float | None = limited(20.0, above=0, used_by=[when.KL_ON, when.read_by_kl("input_clamp")])
+    """k3, k3+: clamp of the log-ratio to the reference, plus or minus; null: none, as in TRL."""
+    output_clamp: float | None = limited(10.0, above=0, used_by=[when.KL_ON, when.read_by_kl("output_clamp")])
+    """k3, k3+: clamp of the estimate, plus or minus; null: none, as in TRL."""
+    times_ratio: bool = setting(False, used_by=[when.KL_ON, when.KL_IN_LOSS])
+    """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
+    in_reward: bool = setting(False, used_by=[when.KL_ON])
+    """Take the KL of each response, summed over its tokens, from its reward instead of adding it to the loss (verl's
+    use_kl_in_reward). It takes a pass for the old log-probs, and is not differentiated: k1 is the usual estimator."""
+    target: float | None = limited(None, above=0, used_by=[when.KL_ON])
+    """KL, nats per token, to which `coef`, then the first one, is adapted after each step (verl's
+    kl_ctrl.target_kl); null: fixed."""
+    sync_every: int = limited(0, at_least=0, used_by=[when.KL_ON])
+    """Steps after which the reference model is moved towards the policy (TRL's ref_model_sync_steps); 0: it stays the
+    model of the start. With adapters it is a frozen copy of the adapter. Not with DeepSpeed's stage 3."""
+    sync_share: float = limited(1.0, above=0, at_most=1, used_by=[on("algorithm.kl.sync_every", " above 0")])
+    """The policy's share in the moved reference; 1 copies it (TRL's ref_model_mixup_alpha). Adapters: only 1."""
+    horizon: int = limited(10000, at_least=1, used_by=[on("algorithm.kl.target", " above 0")])
+    """Responses over which an adapted `coef` changes by at most 20 percent (verl's kl_ctrl.horizon); above 0.2 times
+    the responses of a step."""
+    kwargs: dict[str, Any] = setting(dict, used_by=[when.KL_ON, own_function("algorithm.kl.estimator")])
+    """Further keyword arguments for a function of your own."""
+
+
+@dataclass
+class ProcessConfig:
+    delimiter: str = setting(
+        "\n", used_by=[when.STEPS, off("algorithm.process.pattern"), off("algorithm.process.function")]
+    )
+    """Text that ends a step of a response."""
+    pattern: str | None = setting(None, used_by=[when.STEPS, off("algorithm.process.function")])
+    """Regular expression in place of the delimiter, e.g. '\\n+'."""
+    function: str | None = setting(None, path=True, used_by=[when.STEPS])
+    """`path/to/file.py:function` in place of both: `function(text)` returns the ascending ends of the steps, in
+    characters."""
+
+
+@dataclass
 class AlgorithmConfig:
     preset: str | None = choice(None, preset_names)
     """Settings of a published method, of which any can be set otherwise (`hwgrpo config presets` lists them). In an
     override it wins over the recipe, in a recipe the recipe's other settings win over it."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
-    process: ProcessConfig = setting(ProcessConfig, used_by=[STEPS])
+    process: ProcessConfig = setting(ProcessConfig, used_by=[when.STEPS])
     loss: LossConfig = field(default_factory=LossConfig)
     kl: KlConfig = field(default_factory=KlConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
@@ -384,11 +500,11 @@ class AlgorithmConfig:
     entropy_target: float | None = limited(None, above=0)
     """Entropy, nats per token, up to which the bonus applies. After each update in which the entropy was up to it the
     coefficient rises by `entropy_coef_delta`, else it falls (TRL's use_adaptive_entropy); null: fixed."""
-    entropy_coef_delta: float = limited(0.005, above=0, used_by=_ADAPTIVE_ENTROPY)
+    entropy_coef_delta: float = limited(0.005, above=0, used_by=when.ADAPTIVE_ENTROPY)
     """Step of an adapted entropy coefficient, per update."""
-    entropy_coef_min: float = limited(0.0, at_least=0, used_by=_ADAPTIVE_ENTROPY)
+    entropy_coef_min: float = limited(0.0, at_least=0, used_by=when.ADAPTIVE_ENTROPY)
     """Lower bound of an adapted entropy coefficient."""
-    entropy_coef_max: float = limited(1.0, at_least=0, used_by=_ADAPTIVE_ENTROPY)
+    entropy_coef_max: float = limited(1.0, at_least=0, used_by=when.ADAPTIVE_ENTROPY)
     """Upper bound of an adapted entropy coefficient."""
     mask_truncated: bool = False
     """Leave responses that reached the length limit out of the update: DAPO's overlong filter, TRL's
@@ -433,6 +549,48 @@ class OptimConfig:
     """Learning rate at the end of linear and cosine schedules (one update past the last), as a share of `lr`."""
     grad_clip: float = limited(1.0, at_least=0)
     """Maximum gradient norm; 0: no clipping."""
+
+
+@dataclass
+class ValidationSamplingConfig:
+    temperature: float | None = limited(None, at_least=0.01, at_most=100, used_by=[when.SAMPLED])
+    """Temperature of the sampled responses of validations; null: `rollout.temperature`."""
+    top_k: int | None = limited(None, at_least=0, used_by=[when.SAMPLED])
+    """Their top_k, 0 is off; null: `rollout.top_k`."""
+    top_p: float | None = limited(None, above=0, at_most=1, used_by=[when.SAMPLED])
+    """Their top_p, 1 is off; null: `rollout.top_p`."""
+
+
+@dataclass
+class Fsdp2Config:
+    sync_every: str = choice("auto", lambda: ("auto", "update", "micro_batch"))
+    """When weights are gathered and gradients reduced. `update`: once per update; a device then holds the weights and
+    fp32 gradients of all layers. `micro_batch`: layer by layer in each pass. auto: `update` if its plan fits."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered weights after its forward and gather them again for its backward; false keeps them: less
+    communication, more memory. With sync_every=update this is for scoring only."""
+    offload: bool = False
+    """Keep parameters, gradients and optimizer states in host memory and update there; a layer's weights are copied to
+    the device when it needs them."""
+
+
+@dataclass
+class DeepspeedConfig:
+    stage: int = limited(2, at_least=1, at_most=3)
+    """ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too, which are gathered module by module when a
+    pass needs them."""
+    sync_every: str = choice(
+        "auto", lambda: ("auto", "update", "micro_batch"), used_by=[one_of("trainer.deepspeed.stage", 2)]
+    )
+    """When stage 2 reduces gradients. `update`: once per update, as stage 1; a device then holds all fp32 gradients.
+    `micro_batch`: in each pass, as stage 3. auto: `update` if its plan fits."""
+    offload_optimizer: bool = False
+    """Keep fp32 master weights and optimizer states in host memory and update there."""
+    offload_parameters: bool = setting(False, used_by=[one_of("trainer.deepspeed.stage", 3)])
+    """Keep the weights in host memory too; stage 3 only."""
+    config: str | None = setting(None, path=True)
+    """JSON file in DeepSpeed's format for options without a setting here: bucket sizes, prefetching, profilers. Options
+    that contradict the run's settings are refused."""
 
 
 @dataclass
@@ -487,13 +645,13 @@ class TrainerConfig:
     """Number of newest checkpoints to keep."""
     max_skipped_updates: int = limited(3, at_least=0)
     """Consecutive updates that may be skipped because their gradient is not finite; one more ends the run."""
-    validate_every: int = limited(0, at_least=0, used_by=[_VALIDATION])
+    validate_every: int = limited(0, at_least=0, used_by=[when.VALIDATION])
     """Steps between validations; 0 validates at the start and at the end."""
-    validate_at_start: bool = setting(True, used_by=[_VALIDATION])
+    validate_at_start: bool = setting(True, used_by=[when.VALIDATION])
     """Validate before the first step, so that the summary can show what training changed."""
-    validation_n: int = limited(4, at_least=0, used_by=[_VALIDATION])
+    validation_n: int = limited(4, at_least=0, used_by=[when.VALIDATION])
     """Samples per validation prompt, in addition to the greedy one; 0: none."""
-    validation_sampling: ValidationSamplingConfig = setting(ValidationSamplingConfig, used_by=[_VALIDATION])
+    validation_sampling: ValidationSamplingConfig = setting(ValidationSamplingConfig, used_by=[when.VALIDATION])
     save_final_model: bool = True
     """Write the trained model to output_dir/final in Hugging Face format."""
     final_dtype: str = choice("auto", catalog.FINAL_DTYPES)
@@ -515,6 +673,59 @@ class TrainerConfig:
 class BackendConfig:
     name: str = choice("auto", backend_choices)
     """Device family; auto: the one that this host can use; two usable ones are an error."""
+
+
+@dataclass
+class RewardModelConfig:
+    loss: str = choice("classification", lambda: catalog.REWARD_MODEL_LOSSES)
+    """Loss of `hwgrpo reward-model`: `classification` is binary cross-entropy with a label from 0 to 1, `mse` the
+    squared difference from a number, `bradley_terry` -log sigmoid of the score of the chosen response minus that of the
+    rejected one."""
+    score_key: str = setting("reward", used_by=[when.OUTCOMES])
+    """Column with the label or number of a response, whose column `data.response_key` names."""
+    chosen_key: str = setting("chosen", used_by=[when.PAIRS])
+    """Column with the better response: text, or chat messages."""
+    rejected_key: str = setting("rejected", used_by=[when.PAIRS])
+    """Column with the worse response."""
+    margin_key: str | None = setting(None, used_by=[when.PAIRS])
+    """Column with the margin by which the chosen response's score should be higher; null: none."""
+
+
+@dataclass
+class KernelsConfig:
+    pins: dict[str, str] = field(default_factory=dict)
+    """op -> required implementation, e.g. {row_stats: torch}; one that cannot run is an error."""
+    strict: bool = False
+    """Refuse to fall back from the backend's preferred implementation."""
+    chunk_rows: int | None = limited(None, at_least=1)
+    """Rows of logits computed at once; null: as many as fit 1.25 GiB on accelerators, 8 MiB on CPU."""
+    logits_dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Dtype of a chunk of logits; auto: the compute dtype."""
+
+
+@dataclass
+class ObserveConfig:
+    loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    """Loggers of metrics; `jsonl` writes metrics.jsonl and is needed for exact resume of logs. `wandb`, `trackio` and
+    `swanlab` send them to that service, each an optional package: pip install "hwgrpo[wandb]"."""
+    metrics: list[str] = field(default_factory=list)
+    """Metrics of your own, `path/to/file.py:function` each. `function(prompts, completions, rewards, advantages)`
+    returns name -> one value per response; `name/mean`, `name/max` and `name/min` over all ranks are logged."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the functions that `metrics` and `loggers` name in files:
+    `observe.kwargs.my_function.threshold=0.5`."""
+    project: str | None = setting(None, used_by=[when.SERVICE])
+    """Project of the run in wandb, trackio and swanlab; null: hwgrpo."""
+    run_name: str | None = setting(None, used_by=[when.SERVICE])
+    """Name of the run in wandb, trackio and swanlab; null: the last part of trainer.output_dir."""
+    progress: str = choice("auto", ("auto", "rich", "plain", "none"))
+    """Progress output: auto is a live panel (rich) on a terminal, else a line per step (plain)."""
+    log_every: int = limited(1, at_least=1, used_by=[one_of("observe.progress", "auto", "plain")])
+    """Steps between lines of progress."""
+    completions_per_step: int = limited(16, at_least=0)
+    """Samples written to completions.jsonl per step (complete groups first); 0 writes none."""
+    warnings: bool = True
+    """Warn when metrics look unhealthy (flat reward, zero-variance groups, growing KL, ...), with what to try."""
 
 
 @dataclass

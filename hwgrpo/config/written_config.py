@@ -20,7 +20,14 @@ from omegaconf.errors import GrammarParseError, InterpolationKeyError, Unsupport
 
 from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.errors import ConfigError
-from hwgrpo.text import has_credentials, hide_secrets, is_secret, remember_secrets, shown_mapping, without_credentials
+from hwgrpo.support.text import (
+    has_credentials,
+    hide_secrets,
+    is_secret,
+    remember_secrets,
+    shown_mapping,
+    without_credentials,
+)
 
 Place = tuple[str | int, ...]
 """Where a value stands: keys of mappings and indices of lists."""

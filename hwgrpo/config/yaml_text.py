@@ -5,14 +5,14 @@ YAML 1.1, which PyYAML implements, reads `1:30` as 90 and `010` as 8. Here only 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 import yaml
 from yaml.reader import ReaderError
 
-from hwgrpo.config.dotted_keys import nest_dotted_keys
-from hwgrpo.config.typed import read_text_as_written
+from hwgrpo.config.typed import hint_below, is_list, read_text_as_written, section_of
 from hwgrpo.errors import ConfigError
 
 MAX_BYTES = 2**20
@@ -183,3 +183,61 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), firsts)
 for _tag in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+
+
+_MAPPING = "tag:yaml.org,2002:map"
+_MERGE = "tag:yaml.org,2002:merge"
+_TEXT = "tag:yaml.org,2002:str"
+
+
+def nest_dotted_keys(node: yaml.Node, hint: Any, longest: int) -> yaml.Node:
+    """Return a node in which the dotted keys of sections are nested mappings.
+
+    Keys of free-form mappings, such as keyword arguments, stay as they are written.
+
+    Args:
+        node: a value of YAML; it is not changed, since anchors share nodes.
+        hint: the type that the schema has for it.
+        longest: maximum number of names in a dotted key; a longer key stays, as an unknown one.
+
+    Raises:
+        yaml.MarkedYAMLError: a setting is there twice, as a dotted key and in a section.
+    """
+    if isinstance(node, yaml.SequenceNode) and is_list(hint):
+        elements = [nest_dotted_keys(value, hint_below(hint, ""), longest) for value in node.value]
+        return yaml.SequenceNode(node.tag, elements, node.start_mark, node.end_mark)
+    if not isinstance(node, yaml.MappingNode):
+        return node
+    section = None if is_list(hint) else section_of(hint)
+    fields = {field.name for field in dataclasses.fields(section)} if section else set()
+    pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for name, value in node.value:
+        first, *rest = name.value.split(".")
+        if first in fields and len(rest) < longest:
+            name, value = _key(first, name), _nested(rest, name, value)
+        if name.value in pairs:
+            value = _joined(pairs[name.value][1], value, name)
+        pairs[name.value] = name, value
+    nested = [
+        (name, nest_dotted_keys(value, hint if name.tag == _MERGE else hint_below(hint, key), longest))
+        for key, (name, value) in pairs.items()
+    ]
+    return yaml.MappingNode(node.tag, nested, node.start_mark, node.end_mark)
+
+
+def _key(text: str, written: yaml.Node) -> yaml.ScalarNode:
+    return yaml.ScalarNode(_TEXT, text, written.start_mark, written.end_mark)
+
+
+def _nested(names: list[str], written: yaml.Node, value: yaml.Node) -> yaml.Node:
+    """Return `{a: {b: value}}` for the names a and b."""
+    for name in reversed(names):
+        value = yaml.MappingNode(_MAPPING, [(_key(name, written), value)], written.start_mark, value.end_mark)
+    return value
+
+
+def _joined(earlier: yaml.Node, later: yaml.Node, name: yaml.Node) -> yaml.Node:
+    """Return a mapping with the pairs of two."""
+    if not isinstance(earlier, yaml.MappingNode) or not isinstance(later, yaml.MappingNode):
+        raise yaml.MarkedYAMLError(problem=f"the key {name.value!r} is there twice", problem_mark=name.start_mark)
+    return yaml.MappingNode(_MAPPING, [*earlier.value, *later.value], earlier.start_mark, later.end_mark)

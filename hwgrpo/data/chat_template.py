@@ -14,8 +14,8 @@ from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import ConfigError, DataError, error_text, nearest, shown
 from hwgrpo.rewards.ground_truths import is_missing
-from hwgrpo.template_clock import clock_options
-from hwgrpo.template_limit import template_limit
+from hwgrpo.support.template_clock import clock_options
+from hwgrpo.support.template_limit import template_limit
 
 
 class Rendered(NamedTuple):

@@ -15,7 +15,7 @@ from hwgrpo.data.published import Conversion
 from hwgrpo.data.raw_rows import Example
 from hwgrpo.data.row_schema import Message, check_text, identity, missing_column
 from hwgrpo.errors import DataError
-from hwgrpo.file_systems import sync
+from hwgrpo.support.file_systems import sync
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from hwgrpo.data.formats import Part
 from hwgrpo.data.media import without_decoding
 from hwgrpo.errors import DataError, shown
-from hwgrpo.given_objects import find_object, name_of
+from hwgrpo.support.given_objects import find_object, name_of
 
 ACCEPTED = "give a datasets.Dataset, a list of dicts, or another sequence of mappings"
 

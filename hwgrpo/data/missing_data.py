@@ -6,9 +6,9 @@ from hwgrpo.config.schema import Settings
 from hwgrpo.data.sources import find_data, sources_of
 from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.given_objects import find_object, is_object
-from hwgrpo.reasoning_gym_tasks import PREFIX as REASONING_GYM
-from hwgrpo.reasoning_gym_tasks import PackageMissing, check_address
+from hwgrpo.rewards.verifiers.reasoning_gym_tasks import PREFIX as REASONING_GYM
+from hwgrpo.rewards.verifiers.reasoning_gym_tasks import PackageMissing, check_address
+from hwgrpo.support.given_objects import find_object, is_object
 
 
 def missing_data(config: Settings) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hwgrpo.data.media import MARK
 from hwgrpo.data.row_schema import Message, message_text
-from hwgrpo.response_text import special_ids, wordless_ids
+from hwgrpo.rewards.response_text import special_ids, wordless_ids
 
 MARKED = "marked"
 """Kind of prompts whose text has the place of an image."""

@@ -14,8 +14,8 @@ from hwgrpo.data.final_answers import last_boxed, number_after_mark
 from hwgrpo.data.formats import Row
 from hwgrpo.data.row_schema import Message, ground_truth_key, message_text, read_ground_truth, read_prompt
 from hwgrpo.errors import DataError, quoted
-from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.ground_truths import is_missing, right_answers
+from hwgrpo.support.jsonlines import jsonable
 
 GroundTruth = str | list[str] | None
 TURN = re.compile(r"\n\n(Human|Assistant):")

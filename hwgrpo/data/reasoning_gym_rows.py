@@ -16,9 +16,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.child_processes import FIXED_HASHES
 from hwgrpo.errors import DataError, escaped
-from hwgrpo.reasoning_gym_tasks import PREFIX, TaskAddress, parse_address, version
+from hwgrpo.rewards.verifiers.reasoning_gym_tasks import PREFIX, TaskAddress, parse_address, version
+from hwgrpo.support.child_processes import FIXED_HASHES
 
 VALIDATION_SHARE = 5
 """One question in so many, by its hash, is for validation: none is in both splits, whatever the seeds."""

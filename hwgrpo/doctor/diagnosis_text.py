@@ -11,7 +11,7 @@ from hwgrpo_backends.finding import Finding
 
 from hwgrpo import __version__
 from hwgrpo.doctor.diagnosis import Report
-from hwgrpo.terminal_width import fold
+from hwgrpo.support.terminal_width import fold
 
 COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "PASS": "32", "SKIP": "33", "dim": "2", "bold": "1", "": ""}
 LABELS = {"ok": "works", "unverified": "found", "unusable": "unusable"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hwgrpo.text import HIDDEN, hide_secrets, is_secret
+from hwgrpo.support.text import HIDDEN, hide_secrets, is_secret
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.permissions import follow_umask
-from hwgrpo.scratch import ScratchFolder, remove_stale
+from hwgrpo.support.permissions import follow_umask
+from hwgrpo.support.scratch import ScratchFolder, remove_stale
 
 UNFINISHED = ".making-"
 """Prefix of the names of folders with models that are being made."""

@@ -22,7 +22,7 @@ from hwgrpo.models.loading import record_untied_head, resolve_model_path
 from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters, without_weights
 from hwgrpo.models.quantization import dequantize
 from hwgrpo.models.stored_dtype import cached_folder
-from hwgrpo.permissions import follow_umask
+from hwgrpo.support.permissions import follow_umask
 
 if TYPE_CHECKING:
     from peft import PeftModel

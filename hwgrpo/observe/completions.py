@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.jsonlines import StepLines
+from hwgrpo.support.jsonlines import StepLines
 
 if TYPE_CHECKING:
     import torch

@@ -50,7 +50,7 @@ class CustomMetrics:
         values: dict[str, list[float]] = {}
         if len(completions) == 0:
             return values  # all groups were dropped
-        from hwgrpo.torch_settings import kept_torch_settings  # torch is imported by now
+        from hwgrpo.support.torch_settings import kept_torch_settings  # torch is imported by now
 
         given = (prompts, completions, rewards, advantages_S)
         for setting, function in self._functions.items():

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hwgrpo.catalog import LOGGERS
-from hwgrpo.closing import close_all
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.errors import RunError
 from hwgrpo.observe import completions, warnings
@@ -23,6 +22,7 @@ from hwgrpo.observe.saved_config import saved_config
 from hwgrpo.observe.shown_fields import REWARD
 from hwgrpo.observe.summary import build_summary, save_summary
 from hwgrpo.observe.warnings import Monitor, WarningsLog
+from hwgrpo.support.closing import close_all
 from hwgrpo.user_code import arguments_of
 
 if TYPE_CHECKING:

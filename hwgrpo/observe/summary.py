@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.shown_fields import LOSS, MISSING, decimals, duration, percent, stage_label
 from hwgrpo.observe.verdict import judge
-from hwgrpo.run_files import read_whole, write_whole
-from hwgrpo.text import terminal_line
+from hwgrpo.support.jsonlines import jsonable
+from hwgrpo.support.run_files import read_whole, write_whole
+from hwgrpo.support.text import terminal_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.jsonlines import StepLines
 from hwgrpo.observe.detectors import DETECTORS, WATCHED, Detector
 from hwgrpo.observe.series import MetricSeries
-from hwgrpo.text import terminal_line
+from hwgrpo.support.jsonlines import StepLines
+from hwgrpo.support.text import terminal_line
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config

@@ -19,13 +19,13 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
+from hwgrpo.config.paths import with_absolute_paths
 from hwgrpo.config.validate import missing_loggers
 from hwgrpo.data.missing_data import missing_data
 from hwgrpo.data.prompts import PromptDataset, dataset_notes, repeats_note
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
-from hwgrpo.paths import with_absolute_paths
 from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import config_sharding, replicated_strategy
@@ -35,8 +35,8 @@ from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.rollout.shared_devices import shares_device, sleeps
-from hwgrpo.terminal_width import format_bytes
-from hwgrpo.text import terminal_line
+from hwgrpo.support.terminal_width import format_bytes
+from hwgrpo.support.text import terminal_line
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.end_of_turn import end_of_turn_note
 from hwgrpo.training.online_rewards import final_folders

@@ -9,7 +9,7 @@ from hwgrpo_backends import Backend
 from hwgrpo.config import Config
 from hwgrpo.planning.planned_device import RunDevice, usable_share
 from hwgrpo.rollout.shared_devices import memory_share, shares_device
-from hwgrpo.terminal_width import format_bytes
+from hwgrpo.support.terminal_width import format_bytes
 
 NO_ROOM = "there is no room for"
 """Beginning of the reason why an engine does not fit beside the trainer."""

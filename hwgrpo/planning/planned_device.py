@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hwgrpo_backends.device import Device, Memory
 
-from hwgrpo.launched_ranks import local_world_size
+from hwgrpo.support.launched_ranks import local_world_size
 
 USABLE = 0.9
 """Share of a device's memory for a run; the rest is for driver, libraries and allocator."""

@@ -18,10 +18,10 @@ from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_setting
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, sharding_of
 from hwgrpo.planning.step_time import forward_work
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
-from hwgrpo.training.optional_checks import assumed_selections
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
+from hwgrpo.training.startup_checks import assumed_selections
 from hwgrpo.training.update.flops import TrainingWork
 
 

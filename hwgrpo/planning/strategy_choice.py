@@ -18,7 +18,7 @@ from hwgrpo.planning.planned_device import RunDevice, usable_share
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.shared_devices import shares_device
-from hwgrpo.terminal_width import format_bytes
+from hwgrpo.support.terminal_width import format_bytes
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe.completions import FILE
 from hwgrpo.observe.shown_fields import number
+from hwgrpo.support.jsonlines import read_lines
 
 
 def compact(value: Any, digits: int = 6) -> float | int | None:

@@ -18,10 +18,10 @@ from hwgrpo.config import Config
 from hwgrpo.config.document import entries
 from hwgrpo.config.written_config import shown_settings
 from hwgrpo.errors import ConfigError, DataError, error_text
-from hwgrpo.jsonlines import jsonable
 from hwgrpo.report.compact_completions import compact, read_completions
 from hwgrpo.report.run_data import CONFIG, RunRecord, read_run
-from hwgrpo.run_files import write_whole
+from hwgrpo.support.jsonlines import jsonable
+from hwgrpo.support.run_files import write_whole
 
 FILE = "report.html"
 MOST_COMPLETIONS = 20_000

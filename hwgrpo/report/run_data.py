@@ -13,13 +13,13 @@ from hwgrpo.config.derived import largest_kl
 from hwgrpo.config.schema import KlConfig
 from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError, error_text
-from hwgrpo.file_systems import lock as lock_file
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe import completions, summary, warnings
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.loggers import jsonl
 from hwgrpo.observe.verdict import Verdict, judge
-from hwgrpo.run_files import open_to_read, read_whole
+from hwgrpo.support.file_systems import lock as lock_file
+from hwgrpo.support.jsonlines import read_lines
+from hwgrpo.support.run_files import open_to_read, read_whole
 
 CONFIG = "config.yaml"
 

@@ -18,7 +18,7 @@ from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.response_steps import StepTotals
 from hwgrpo.rewards.reward_metrics import RewardMetrics
 from hwgrpo.rewards.signatures import split_name
-from hwgrpo.torch_settings import kept_torch_settings
+from hwgrpo.support.torch_settings import kept_torch_settings
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import torch
 
 from hwgrpo.errors import ConfigError, RewardError, quoted
-from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.failures import ProcessDied, StepMismatch, TimedOut, describe_failure
 from hwgrpo.rewards.processes.messages import SHOWN_CHARS, InvalidReward, is_listed, number_of
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.randomness import Seed, seed_of
-from hwgrpo.torch_settings import kept_torch_settings, own_generators
+from hwgrpo.support.jsonlines import jsonable
+from hwgrpo.support.torch_settings import kept_torch_settings, own_generators
 from hwgrpo.values import Completions, PromptBatch
 
 OWN_PROCESS = "With `workers: 1` the reward has a process of its own."

@@ -25,9 +25,9 @@ from typing import Any
 from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.own_copies import own_copy
-from hwgrpo.response_text import opened_markers
 from hwgrpo.rewards.failures import Cancelled, Raised
 from hwgrpo.rewards.randomness import CONCURRENT, Seed, seeded
+from hwgrpo.rewards.response_text import opened_markers
 from hwgrpo.user_code import raised_by_user_code, source_line
 from hwgrpo.values import Completions, Prompt, PromptBatch
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hwgrpo.errors import DataError, quoted
-from hwgrpo.jsonlines import jsonable
+from hwgrpo.support.jsonlines import jsonable
 
 LISTS = (list, tuple, set, frozenset)
 TARGET = ("target",)

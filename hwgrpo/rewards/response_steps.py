@@ -11,11 +11,10 @@ import torch
 from hwgrpo import user_code
 from hwgrpo.errors import RewardError, quoted
 from hwgrpo.ragged import offsets_of
-from hwgrpo.response_text import ResponseDecoder
 from hwgrpo.rewards.failure_policy import FunctionValues
-from hwgrpo.step_rewards import StepRewards
+from hwgrpo.rewards.response_text import ResponseDecoder
 from hwgrpo.user_code import describe_error
-from hwgrpo.values import Completions
+from hwgrpo.values import Completions, StepRewards
 
 INCOMPLETE = "\ufffd"
 """What tokenizers decode the bytes of an incomplete character to."""

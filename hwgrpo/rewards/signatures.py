@@ -9,8 +9,8 @@ from typing import Any
 from hwgrpo import user_code
 from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, choice_error, nearest
-from hwgrpo.given_objects import find_object, is_object, name_of
 from hwgrpo.rewards.functions import OPENED, TRL, TRL_SERVICES, VERL, RewardFunction
+from hwgrpo.support.given_objects import find_object, is_object, name_of
 from hwgrpo.user_code import describe_error, raised_by_user_code
 
 BATCH = ("batch", "completions")

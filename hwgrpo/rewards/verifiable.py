@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.response_text import continued
 from hwgrpo.rewards.ground_truths import right_answers
+from hwgrpo.rewards.response_text import continued
 from hwgrpo.values import Completions, PromptBatch
 
 

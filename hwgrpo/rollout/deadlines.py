@@ -13,8 +13,8 @@ from time import monotonic
 import numpy as np
 import torch
 
+from hwgrpo.support.waits import LONG_WORK, Wait
 from hwgrpo.values import Completions
-from hwgrpo.waits import LONG_WORK, Wait
 
 Overdue = Callable[[np.ndarray], bool]
 """Returns whether to leave off decoding, given the responses [B] int64 that have not ended."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hwgrpo.waits import STUCK_AFTER, wait_for_thread
+from hwgrpo.support.waits import STUCK_AFTER, wait_for_thread
 
 
 class Stopped(Exception):

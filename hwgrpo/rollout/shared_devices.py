@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hwgrpo.config import Config
-from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.engine_kind import engine_kind
-from hwgrpo.terminal_width import format_bytes
+from hwgrpo.support.launched_ranks import local_world_size
+from hwgrpo.support.terminal_width import format_bytes
 
 LEAST_FREED = 0.5
 """Share of vLLM's memory that its sleep must free: on some ROCm systems it frees none (vLLM issue 37533)."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from hwgrpo.response_text import ResponseDecoder
+from hwgrpo.rewards.response_text import ResponseDecoder
 
 
 def end_token_ids(

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, choice_error, quoted
-from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.sandbox.limits import Limits
 from hwgrpo.sandbox.sandbox_pool import SandboxPool
 from hwgrpo.sandbox.unit_tests import UnitTests, extract_program, read_tests, same_output
+from hwgrpo.support.launched_ranks import local_world_size
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 SCORES = ("share", "all")

@@ -12,12 +12,12 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from hwgrpo.child_processes import FIXED_HASHES
 from hwgrpo.sandbox import linux_calls as linux
 from hwgrpo.sandbox.landlock import restrict_files
 from hwgrpo.sandbox.limits import Limits
 from hwgrpo.sandbox.namespaces import DEVICES
 from hwgrpo.sandbox.seccomp_filter import install_seccomp_filter, seccomp_program
+from hwgrpo.support.child_processes import FIXED_HASHES
 
 LAST_CAPABILITY = 63
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")

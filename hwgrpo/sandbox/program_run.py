@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from hwgrpo.child_processes import end_descendants, reap
 from hwgrpo.sandbox import namespaces, program_process, tests_process
 from hwgrpo.sandbox.confinement import Confinement
 from hwgrpo.sandbox.plain_values import HEADER
 from hwgrpo.sandbox.scratch_files import empty_folder, exceeds
+from hwgrpo.support.child_processes import end_descendants, reap
 
 POLL_SECONDS = 0.1
 """Interval of checks of the scratch folder's size, while a program writes nothing."""

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import hwgrpo
-from hwgrpo.child_processes import FIXED_HASHES
 from hwgrpo.errors import RewardError
-from hwgrpo.framed_messages import Reader, frame_message
 from hwgrpo.sandbox.limits import Limits
 from hwgrpo.sandbox.protection import LEVELS, describe, levels_to_try, parts_of, refusal, require_first_part
-from hwgrpo.scratch import ScratchFolder
+from hwgrpo.support.child_processes import FIXED_HASHES
+from hwgrpo.support.framed_messages import Reader, frame_message
+from hwgrpo.support.scratch import ScratchFolder
 
 ROOT = str(Path(hwgrpo.__file__).parents[1])
 START_SECONDS = 60.0

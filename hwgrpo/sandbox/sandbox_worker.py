@@ -16,13 +16,13 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from hwgrpo.child_processes import adopt_orphans, end_descendants
 from hwgrpo.sandbox import landlock, namespaces
 from hwgrpo.sandbox.confinement import Confinement
 from hwgrpo.sandbox.limits import Limits
 from hwgrpo.sandbox.linux_calls import PR_SET_PDEATHSIG, prctl, protect_memory
 from hwgrpo.sandbox.plain_values import receive, send
 from hwgrpo.sandbox.program_run import END_SECONDS, Runner
+from hwgrpo.support.child_processes import adopt_orphans, end_descendants
 
 FIRST_PROGRAM_ID = 1_879_048_192
 """First user of programs where the trainer is root: above all that systemd or a distribution assigns."""

@@ -17,10 +17,10 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.loading import check_keeps_all_parts
 from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.saving import ORIGINAL_NAME, write_pretrained
-from hwgrpo.permissions import follow_umask
-from hwgrpo.terminal_width import format_bytes
+from hwgrpo.support.permissions import follow_umask
+from hwgrpo.support.terminal_width import format_bytes
+from hwgrpo.support.waits import Wait
 from hwgrpo.training.checkpoint.checkpoint_files import discard
-from hwgrpo.waits import Wait
 
 FOLDER = "objects"
 """Folder of a run with the objects that it was given."""

@@ -17,7 +17,7 @@ from hwgrpo.config.validate import check_resume
 from hwgrpo.data.given_rows import part_of
 from hwgrpo.data.row_schema import missing_column
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.given_objects import PREFIX, find_object, given, is_object, name_of
+from hwgrpo.support.given_objects import PREFIX, find_object, given, is_object, name_of
 
 TRAIN, VALIDATION, EVALUATION = (f"{PREFIX}{name}" for name in ("train", "validation", "evaluation"))
 MODEL, TOKENIZER = f"{PREFIX}model", f"{PREFIX}tokenizer"

@@ -14,7 +14,7 @@ from hwgrpo_backends.environment import apply
 from hwgrpo.cli.backend_selection import prepare_host
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError, RunFinished
-from hwgrpo.given_objects import given
+from hwgrpo.support.given_objects import given
 from hwgrpo.trainer.given_settings import EVALUATION, MODEL, TOKENIZER, check_prompts, load_given
 from hwgrpo.trainer.process_state import RestoredEnvironment, restored_process
 from hwgrpo.trainer.step_record import Step, StepRecorder

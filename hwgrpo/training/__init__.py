@@ -1,20 +1,18 @@
 """The training loop, its set-up, and the floors below it.
 
-loop.py              prompts -> generate -> rewards -> advantages -> update -> new weights -> observe
+loop.py              runs the stages of each step
+interrupt.py         Ctrl-C, SIGTERM, SIGHUP
 step_stages.py       the stages of a step, in their order; stages/ has them
 setup.py             the parts of a run, from its settings
-shared_setup.py      the parts that training and evaluation share
+shared_setup.py      the parts that training and evaluation share; the copy of the policy that samples
 reward_setup.py      the reward functions, checked against data and estimator
 run_parts.py         the parts, as the loop finds them
 text_notes.py        notes on the text that rewards and stop strings see
 run_record.py        the records that a run makes of itself: settings, machine, kernels
 end_of_turn.py       whether a response ends where the chat template ends a message
-length_check.py      whether the longest sequence fits the model's positions
 model_setup.py       the models of a run, on their devices
 module_fusion.py     fused modules of a run
 startup_checks.py    what is checked before a model is loaded
-optional_checks.py   the same for servers, adapters, devices that are not here
-rollout_replica.py   the copy of the policy that samples where the policy itself cannot
 sequence_checks.py   whether ranks may share a model's sequences
 run_folder.py        the folder of a run
 code_files.py        Python files of the user's that a run calls
@@ -22,7 +20,6 @@ resume.py            going on from a checkpoint
 rollout_guard.py     measures against a gap between rollout engine and trainer
 moving_reference.py  a reference model that follows the policy
 online_rewards.py    reward models that are trained during the run
-interrupt.py         Ctrl-C, SIGTERM, SIGHUP
 out_of_memory.py     what to say when memory is full
 evaluate.py          measuring a policy on held-out prompts
 finish.py            the final model and the summary

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config import Config
-from hwgrpo.given_objects import find_object, is_object, name_of
-from hwgrpo.paths import verifier_of
+from hwgrpo.config.paths import verifier_of
+from hwgrpo.support.given_objects import find_object, is_object, name_of
 from hwgrpo.user_code import split_name
 
 FOLDER = "code"

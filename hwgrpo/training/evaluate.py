@@ -12,21 +12,21 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import validation_sampling_of
+from hwgrpo.config.paths import with_absolute_paths
 from hwgrpo.data.prompts import PromptDataset, build_dataset, dataset_notes, overlong_note
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer
-from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.end_of_turn import end_of_turn_note
-from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
 from hwgrpo.training.reward_setup import build_rewards
 from hwgrpo.training.shared_setup import build_engine, load_policy, prepare_process
+from hwgrpo.training.startup_checks import check_length
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import PromptBatch, Sampling
 

@@ -22,9 +22,8 @@ from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.reference_model import Reference, build_reference
-from hwgrpo.training.rollout_replica import make_replica, needs_replica
 from hwgrpo.training.sequence_checks import verify_sequence_parallel
-from hwgrpo.training.shared_setup import load_checked, load_policy, policy_of
+from hwgrpo.training.shared_setup import load_checked, load_policy, make_replica, needs_replica, policy_of
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
-from hwgrpo.config.optional_settings import KlConfig
+from hwgrpo.config.schema import KlConfig
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.policy.policy_model import PolicyModel

@@ -13,7 +13,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import uses_lora
-from hwgrpo.terminal_width import format_bytes
+from hwgrpo.support.terminal_width import format_bytes
 from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.update.token_budget import read_saved_budget

@@ -27,7 +27,7 @@ from hwgrpo.errors import CheckpointError, ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
-from hwgrpo.template_clock import present_date
+from hwgrpo.support.template_clock import present_date
 from hwgrpo.training.checkpoint import checkpoint_files, manifest, rng_state
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.code_files import checksums

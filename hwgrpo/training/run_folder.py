@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.file_systems import lock as lock_file
-from hwgrpo.file_systems import sync_folder
-from hwgrpo.run_files import open_own, open_to_read, write_whole
+from hwgrpo.support.file_systems import lock as lock_file
+from hwgrpo.support.file_systems import sync_folder
+from hwgrpo.support.run_files import open_own, open_to_read, write_whole
 from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"

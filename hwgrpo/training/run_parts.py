@@ -9,7 +9,6 @@ from typing import Any
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedTokenizerBase
 
-from hwgrpo.closing import close_all
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.observe.custom_metrics import CustomMetrics
@@ -17,6 +16,7 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.support.closing import close_all
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource

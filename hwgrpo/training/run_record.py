@@ -19,7 +19,7 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.prompts import dataset_notes, overlong_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
-from hwgrpo.run_files import write_whole
+from hwgrpo.support.run_files import write_whole
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.startup_checks import Prompts

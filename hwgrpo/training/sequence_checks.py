@@ -22,7 +22,7 @@ from hwgrpo.training.policy.layout_check import (
 )
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
-from hwgrpo.training.policy.sequence_group import SequenceGroup
+from hwgrpo.training.policy.sequence_shard import SequenceGroup
 from hwgrpo.training.update.flops import first_of
 
 ROPES_OF_LENGTH = ("dynamic", "longrope")

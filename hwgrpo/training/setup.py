@@ -22,6 +22,7 @@ from hwgrpo.config.derived import (
     sampling_of,
 )
 from hwgrpo.config.load import to_yaml
+from hwgrpo.config.paths import with_absolute_paths
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.difficulty import make_sampler
 from hwgrpo.data.prompts import PromptDataset, repeats_note
@@ -31,7 +32,6 @@ from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
-from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ShardedWeights
@@ -48,7 +48,6 @@ from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.moving_reference import reference_note, restore_reference
 from hwgrpo.training.online_rewards import further_files, restore_rewards
-from hwgrpo.training.optional_checks import require_running_server
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, restore_generators, template_date
@@ -65,7 +64,7 @@ from hwgrpo.training.run_record import (
     write_run_record,
 )
 from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_process
-from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
+from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
 from hwgrpo.training.step_stages import build_stages
 from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.strategy import Strategy

@@ -26,13 +26,14 @@ from hwgrpo.models.to_device import move_to_device
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.local.frozen_copy import copy_frozen
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
 from hwgrpo.rollout.workflow import with_workflow
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.rollout_replica import sampler_dtype
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
 
 
 def prepare_process(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Device:
@@ -189,3 +190,31 @@ def build_engine(
         gate=gate,
     )
     return with_workflow(engine_kind(config).make(parts), config, tokenizer)
+
+
+def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
+    """Return an unsharded copy of a policy's model on this rank's device, for the local engine to sample with.
+
+    Args:
+        config: the run's settings.
+        policy: not wrapped by a strategy.
+        weights: the copy's weights, if the policy is on the meta device.
+    """
+    pairs = None if weights is None else weights.broadcast_all(policy.model)
+    return copy_frozen(policy.model, sampler_dtype(config, policy), pairs)
+
+
+def needs_replica(config: Config, shards: bool) -> bool:
+    """Return whether the engine samples with a separate copy of the policy in this process.
+
+    Args:
+        config: the run's settings.
+        shards: whether the strategy shards the policy's weights.
+    """
+    return engine_kind(config).samples_with_policy and (shards or config.rollout.max_staleness > 0)
+
+
+def sampler_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
+    """Return the dtype that responses are sampled in."""
+    wanted = config.rollout.dtype
+    return policy.compute_dtype if wanted == "auto" else getattr(torch, wanted)

@@ -6,32 +6,38 @@ Checks that need the loaded model follow in `model_setup.build_models`.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.algorithms.token_advantages import check_arguments, check_token_level
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.algorithm_rules import check_declared
+from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
 from hwgrpo.models.gguf import conversion_note
-from hwgrpo.models.loading import check_embeddings, check_trains_all_parts, resolve_model_path
+from hwgrpo.models.loading import check_embeddings, check_trains_all_parts, load_model_config, resolve_model_path
+from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.models.saving import check_saving
 from hwgrpo.models.stored_quantization import check_stored, dequantization_note
 from hwgrpo.models.weight_files import check_weight_files
+from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout.engine_kind import check_engine
+from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
-from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import choose_modules
-from hwgrpo.training.optional_checks import assumed_selections, check_estimator, make_without_weights
 from hwgrpo.training.policy.auto_settings import (
     AttentionSelection,
     choose_attention,
@@ -44,6 +50,7 @@ from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.reward_setup import build_rewards
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shared_setup import choose_kernels
+from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
 
@@ -160,3 +167,100 @@ def missing_requirements(config: Config, device: Device) -> list[str]:
         except ConfigError as error:
             missing.append(str(error))
     return missing
+
+
+def require_running_server(config: Config, strategy: Strategy) -> None:
+    """Check on rank 0 that an external rollout server is running.
+
+    A dry run does not check it: the server may be started later.
+
+    Raises:
+        ConfigError: it is not running or rejects the token; on all ranks.
+    """
+    problem = None
+    if strategy.rank == 0:
+        try:
+            check_running_server(config)
+        except ConfigError as error:
+            problem = str(error)
+    problem = strategy.gather_objects(problem)[0]
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def check_estimator(config: Config) -> None:
+    """Check that the other settings fit what the advantage estimator returns and reads, also one of the user's own.
+
+    Raises:
+        ConfigError: as `check_token_level` and `check_arguments` do.
+    """
+    check_token_level(config.algorithm)
+    check_arguments(config.algorithm.advantage)
+
+
+def make_without_weights(
+    config: ModelConfig, settings: PreTrainedConfig, auto_class: Any = AutoModelForCausalLM
+) -> Any:
+    """Return the run's model with its adapters on the meta device; None for code that cannot be run there.
+
+    Args:
+        config: the run's `model` settings.
+        settings: the model's transformers configuration.
+        auto_class: transformers' class that makes the model.
+
+    Raises:
+        ConfigError: as `apply_lora` does.
+    """
+    lora = uses_lora(config.lora)
+    with torch.random.fork_rng(devices=[]), without_weights():  # keeps the run's random numbers
+        try:
+            model = auto_class.from_config(copy.deepcopy(settings), trust_remote_code=config.trust_remote_code)
+        except Exception:  # code of the model's own, which reads values of tensors
+            if lora:
+                raise
+            return None
+        return apply_lora(model, config.lora) if lora else model
+
+
+def assumed_selections(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionSelection]:
+    """Return the expected compute dtype and attention of a device that is not here."""
+    wanted, attention = config.model.dtype, config.model.attention
+    usual = torch.float32 if backend.is_host else torch.bfloat16
+    dtype = usual if wanted == "auto" else getattr(torch, wanted)
+    if attention == "auto":
+        attention = "eager" if reason_model_cannot_use("sdpa", settings) else "sdpa"
+    return dtype, AttentionSelection(attention, is_fused(attention, backend))
+
+
+def check_length(
+    config: Config, *datasets: PromptDataset | None, settings: transformers.PreTrainedConfig | None = None
+) -> None:
+    """Check that the longest prompt and response fit the model's positions, and do not change its rotary embeddings.
+
+    Args:
+        config: the run's settings.
+        datasets: training and validation prompts.
+        settings: the model's transformers configuration; None: read it.
+
+    Raises:
+        ConfigError: one of these is not so.
+    """
+    settings = settings or load_model_config(config.model)
+    positions = getattr(settings.get_text_config(), "max_position_embeddings", None)
+    longest = max(data.longest for data in datasets if data is not None)
+    response = config.rollout.max_response_tokens
+    if positions is not None and longest + response > positions:
+        raise ConfigError(
+            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
+            f"{longest + response} tokens long, but model.path={config.model.path!r} has {positions} positions; use at "
+            f"most {positions - longest}, or lower data.max_prompt_tokens"
+        )
+    switch = rope_switches_at(settings)
+    if switch is not None and longest + response > switch:
+        # the log-probs of a short sequence would depend on the other sequences in its batch, and cached keys on timing
+        raise ConfigError(
+            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
+            f"{longest + response} tokens long, but the rotary embeddings of model.path={config.model.path!r} "
+            f"(longrope) change for all tokens of a batch that has more than {switch}; use at most "
+            f"{switch - longest}, or lower data.max_prompt_tokens"
+        )

@@ -9,7 +9,7 @@ from typing import Any
 from hwgrpo.config import Config
 from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.errors import quoted
-from hwgrpo.response_text import continued, opened_markers, special_ids, wordless_ids
+from hwgrpo.rewards.response_text import continued, opened_markers, special_ids, wordless_ids
 
 TAGS = ("think", "answer")
 """The tags of `format` and `tags` where their arguments have none."""

@@ -16,10 +16,10 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, Scheduler
 from transformers.training_args import OptimizerNames, ParallelMode
 
 from hwgrpo.errors import ConfigError, choice_error, nearest, shown
-from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.migrate.imports.trl_reader import trl_settings
 from hwgrpo.migrate.imports.trl_settings import TrlSettings
 from hwgrpo.migrate.tables.trl_names import TRL
+from hwgrpo.support.launched_ranks import launched_rank
 
 _ENUMERATIONS: dict[str, type[enum.Enum]] = {
     "eval_strategy": IntervalStrategy,

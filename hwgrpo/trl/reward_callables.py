@@ -15,7 +15,7 @@ from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.rewards.functions import TRL as TRL_ARGUMENTS
 from hwgrpo.rewards.functions import TRL_SERVICES
-from hwgrpo.template_clock import clock_options
+from hwgrpo.support.template_clock import clock_options
 from hwgrpo.trl.grpo_config import note
 
 SCORED = "_scored"
@@ -47,7 +47,7 @@ class RewardModelCall:
         device: Callable[[], torch.device] | None = None,
     ) -> None:
         if tokenizer is None:
-            from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
+            from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 
             tokenizer = pretrained_tokenizer(model.config._name_or_path)
         if tokenizer.pad_token_id is None:

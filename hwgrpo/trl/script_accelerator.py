@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.launched_ranks import launched_rank
+from hwgrpo.support.launched_ranks import launched_rank
 from hwgrpo.trl.trl_errors import MissingName
 
 

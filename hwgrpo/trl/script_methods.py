@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.file_systems import copy_files
+from hwgrpo.support.file_systems import copy_files
 from hwgrpo.trl.grpo_config import note
 from hwgrpo.trl.model_card import model_card
 from hwgrpo.trl.script_accelerator import ScriptAccelerator

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import TrainerState
 
-from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.migrate.imports.trl_settings import Batches
+from hwgrpo.support.launched_ranks import launched_rank
 from hwgrpo.trainer import Trainer
 from hwgrpo.trl.grpo_config import GRPOConfig
 from hwgrpo.trl.reward_callables import RewardCallables

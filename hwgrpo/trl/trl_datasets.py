@@ -9,7 +9,7 @@ from typing import Any
 from hwgrpo.data.given_rows import part_of
 from hwgrpo.data.row_schema import read_prompt
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.template_limit import template_limit
+from hwgrpo.support.template_limit import template_limit
 from hwgrpo.trl.grpo_config import note
 
 SPECIAL_TOKENS = 8

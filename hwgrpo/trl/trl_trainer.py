@@ -348,7 +348,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 
             self.processing_class = load_tokenizer(ModelConfig(path=name))
             return self.processing_class
-        from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
+        from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 
         code = self.args.trust_remote_code
         self.processing_class = pretrained_tokenizer(name, trust_remote_code=code)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.models.lora import has_adapters
+from hwgrpo.support.launched_ranks import launched_rank
 from hwgrpo.trainer.given_model import write_adapter
 from hwgrpo.trl.peft_settings import lora_settings
 

@@ -14,7 +14,7 @@ from hwgrpo.algorithms.token_advantages import TokenProbs, is_token_level, mean_
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.step_rewards import StepRewards
+from hwgrpo.values import StepRewards
 from tests.support.numbers.token_probs import token_probs
 
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from tests.docs.pages import page
 from tests.support.runs.reward_model_runs import outcomes, pairs
 

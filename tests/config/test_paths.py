@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.config import load_config
+from hwgrpo.config.paths import did_you_mean
 from hwgrpo.config.validate import check_resume
 from hwgrpo.errors import ConfigError
-from hwgrpo.paths import did_you_mean
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort", "reward.functions=[exact_match]")
 REPO = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
 from hwgrpo.config.load import to_tree, to_yaml
-from hwgrpo.config.presets import presets
+from hwgrpo.config.recipe_files import presets
 from hwgrpo.config.shipped_files import preset_files, preset_names
 from hwgrpo.config.stored_settings import settings_from
 from hwgrpo.errors import ConfigError

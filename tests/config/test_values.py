@@ -14,7 +14,7 @@ from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.models.builtin import TinySpec
 from hwgrpo.training.resume import _rank_seed
-from hwgrpo.training.update.reward_shuffle import shuffle_rewards
+from hwgrpo.training.update.advantage_inputs import shuffle_rewards
 from hwgrpo.values import Rewards
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort?digits=2", "reward.functions=[exact_match]")

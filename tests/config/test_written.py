@@ -13,7 +13,7 @@ from hwgrpo.config.stored_settings import settings_from
 from hwgrpo.config.written_config import changed_values, digests, written_of
 from hwgrpo.config.yaml_text import read_yaml, write_yaml
 from hwgrpo.errors import ConfigError
-from hwgrpo.text import HIDDEN, block, hide_secrets, one_line
+from hwgrpo.support.text import HIDDEN, block, hide_secrets, one_line
 
 SECRET = "planted-0123-value"
 HERE = Path(__file__)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from hwgrpo.config.optional_settings import DifficultyConfig
-from hwgrpo.config.schema import DataConfig
+from hwgrpo.config.schema import DataConfig, DifficultyConfig
 from hwgrpo.data.difficulty import DifficultySampler, make_sampler
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError

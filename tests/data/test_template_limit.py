@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from hwgrpo import template_limit
 from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.chat_template import apply_template
 from hwgrpo.errors import DataError
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.support import template_limit
 
 LOOPING = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MESSAGES = ({"role": "user", "content": "Hi"},)

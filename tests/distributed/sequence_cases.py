@@ -38,8 +38,7 @@ from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PA
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
-from hwgrpo.training.policy.sequence_group import SequenceGroup, join_sequence_group
-from hwgrpo.training.policy.sequence_shard import shard_micro_batch
+from hwgrpo.training.policy.sequence_shard import SequenceGroup, join_sequence_group, shard_micro_batch
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate

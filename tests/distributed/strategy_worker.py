@@ -28,8 +28,8 @@ from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from hwgrpo.training.strategies.optimizer import Stepping
 from hwgrpo.training.strategies.sharding import Sharding
-from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import loss_signals, with_weights

@@ -9,8 +9,8 @@ import pytest
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import RunError
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.rollout.pause_gate import Gate
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.loop import iterate_steps, train, train_step, validate_now
 from hwgrpo.training.setup import build_run
 from tests.support.processes import ranks

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hwgrpo_backends.cpu import BACKEND
 
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RewardError, RunError
+from hwgrpo.support import waits
 from hwgrpo.training.strategies import lost_ranks, rendezvous
 from hwgrpo.training.strategies.ddp import Ddp
 from hwgrpo.training.strategies.lost_ranks import is_connection_failure, name_lost_ranks

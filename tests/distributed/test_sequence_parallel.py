@@ -14,7 +14,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training import model_setup, setup
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import join_sequence_group
+from hwgrpo.training.policy.sequence_shard import join_sequence_group
 from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.strategies.single import Single
 from tests.distributed.sequence_cases import CASES, kept_bytes, run_all, run_case

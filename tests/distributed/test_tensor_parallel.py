@@ -15,8 +15,7 @@ from hwgrpo.training.policy.layout_check import compute_unsharded_states
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join_sequence_group
-from hwgrpo.training.policy.sequence_shard import shard_micro_batch
+from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup, join_sequence_group, shard_micro_batch
 from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single

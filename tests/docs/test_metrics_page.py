@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.update.step_metrics import METRIC_NAMES
 from tests.docs.pages import REPO, code, page, section, table
 from tests.support.runs import reward_model_runs, runs, supervised_runs

@@ -10,7 +10,7 @@ from hwgrpo.doctor import hardware
 from hwgrpo.doctor.device_check import SelfTest
 from hwgrpo.doctor.diagnosis_text import colored, show
 from hwgrpo.doctor.survey import rollout_engines
-from hwgrpo.terminal_width import fold
+from hwgrpo.support.terminal_width import fold
 from tests.support.devices import hosts
 from tests.support.devices.hosts import BUILTIN, diagnosis
 

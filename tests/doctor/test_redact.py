@@ -4,7 +4,7 @@ import pytest
 
 from hwgrpo.doctor import diagnosis_markdown, redact
 from hwgrpo.doctor.host_facts import gather_host
-from hwgrpo.text import hide_secrets
+from hwgrpo.support.text import hide_secrets
 from tests.support.devices.hosts import SOUND, cpu, diagnosis
 
 SECRETS = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.config.load import to_yaml
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.checkpoint import restore
 from tests.support.devices import simulated_npu
 from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift

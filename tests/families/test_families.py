@@ -13,9 +13,9 @@ from transformers import Gemma2Config, GptOssConfig, Qwen3Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
 from hwgrpo.rollout.local.engine import LocalEngine
-from hwgrpo.training.length_check import check_length
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_layout
 from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.startup_checks import check_length
 from tests.support.models.families import (
     FALLING_BACK,
     FAMILIES,

@@ -23,8 +23,8 @@ from hwgrpo.models.loading import load_generation_config, load_model, load_model
 from hwgrpo.models.loading import resolve_model_path as resolve
 from hwgrpo.models.sequence_classifier import classifier_config, load_classifier
 from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.support.waits import Wait
 from hwgrpo.training.setup import start_strategy
-from hwgrpo.waits import Wait
 from tests.support.models.tiny import sharpened
 from tests.support.runs import runs
 

@@ -27,8 +27,7 @@ from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.rollout_replica import make_replica
-from hwgrpo.training.shared_setup import load_policy
+from hwgrpo.training.shared_setup import load_policy, make_replica
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.models.steps import gradients, update_of

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.cli.main import main
-from hwgrpo.closing import close_all
 from hwgrpo.errors import RunError
 from hwgrpo.observe.loggers import tensorboard
 from hwgrpo.observe.observer import Observer
+from hwgrpo.support.closing import close_all
 from hwgrpo.training import loop
 from hwgrpo.training.run_parts import Run
 from tests.support.runs import runs

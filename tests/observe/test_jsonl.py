@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hwgrpo.errors import DataError
-from hwgrpo.jsonlines import StepLines, jsonable, read_lines
 from hwgrpo.observe.loggers.jsonl import JsonlLogger, read_metrics
+from hwgrpo.support.jsonlines import StepLines, jsonable, read_lines
 
 
 def strict(line: str):
@@ -103,7 +103,7 @@ def test_a_kill_while_cutting_back_leaves_the_old_file_whole(tmp_path, monkeypat
     def die(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hwgrpo.jsonlines.os.fsync", die)
+    monkeypatch.setattr("hwgrpo.support.jsonlines.os.fsync", die)
     with pytest.raises(KeyboardInterrupt):
         logger.cut_back(1)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before

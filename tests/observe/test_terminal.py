@@ -16,7 +16,7 @@ from hwgrpo.observe.console.progress import PlainLines
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.summary import build_summary
 from hwgrpo.observe.warnings import RunWarning
-from hwgrpo.text import remember_secrets
+from hwgrpo.support.text import remember_secrets
 
 HOSTILE = "evil\x1b[2J\x1b]0;owned\x07\r\nhwgrpo: error: forged \x9b31m\u202etxt"
 FORGED = "hwgrpo: error: forged"

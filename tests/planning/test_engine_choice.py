@@ -14,7 +14,6 @@ import torch.distributed as dist
 from hwgrpo_backends import Backend, choose, registry
 from hwgrpo_backends.device import Memory
 
-from hwgrpo import permissions
 from hwgrpo.cli.backend_selection import Host
 from hwgrpo.cli.main import main
 from hwgrpo.cli.run_start import start_run
@@ -31,6 +30,7 @@ from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm import installed_vllm
 from hwgrpo.rollout.vllm.installed_vllm import InstalledVllm
+from hwgrpo.support import permissions
 from hwgrpo.training import setup
 from hwgrpo.training.strategies.process_group import Processes
 from tests.support.processes import ranks as ranks_of_one_host

@@ -19,7 +19,7 @@ from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.planning.planned_sharding import planned_sharding
 from hwgrpo.planning.step_time import Rates, step_seconds
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup
+from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from tests.support.models.tiny import settings
 

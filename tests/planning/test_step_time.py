@@ -6,8 +6,7 @@ import pytest
 import torch
 from hwgrpo_backends.peaks import NVIDIA
 
-from hwgrpo.config.optional_settings import DeepspeedConfig
-from hwgrpo.config.schema import TrainerConfig
+from hwgrpo.config.schema import DeepspeedConfig, TrainerConfig
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import ModelShape, model_shape
 from hwgrpo.planning.planned_sharding import planned_sharding, sharding_of, strategy_variants

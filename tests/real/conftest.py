@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.data.reasoning_gym_rows import task_rows
-from hwgrpo.reasoning_gym_tasks import parse_address
+from hwgrpo.rewards.verifiers.reasoning_gym_tasks import parse_address
 from tests.real import published, reasoning_gym_package
 
 

@@ -8,7 +8,7 @@ from hwgrpo.config.schema import DataConfig, ModelConfig
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
-from hwgrpo.response_text import ResponseDecoder
+from hwgrpo.rewards.response_text import ResponseDecoder
 from tests.real.conftest import or_not_run
 from tests.real.published import TOKENIZERS, tokenizer
 

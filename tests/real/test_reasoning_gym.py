@@ -15,10 +15,10 @@ from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.reasoning_gym_rows import rows_of, split_of_question, task_rows
 from hwgrpo.data.sources import open_all
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.reasoning_gym_tasks import parse_address
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.rewards.verifiers.reasoning_gym_score import check_prompt, reasoning_gym
+from hwgrpo.rewards.verifiers.reasoning_gym_tasks import parse_address
 from hwgrpo.values import Prompt
 from tests.data.conftest import make_tokenizer
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.report.compact_completions import compact, read_completions, steps_to_keep
+from hwgrpo.support.jsonlines import read_lines
 
 
 def line(step, uid="0:1", **values):

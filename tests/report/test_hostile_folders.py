@@ -9,9 +9,9 @@ import pytest
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
-from hwgrpo.jsonlines import StepLines
 from hwgrpo.observe.summary import save_summary
 from hwgrpo.report.page import write_report
+from hwgrpo.support.jsonlines import StepLines
 from hwgrpo.training.run_folder import FILES, lock_folder, reason_against_folder
 
 CONFIG = "trainer: {max_steps: 4}\n"

@@ -14,9 +14,9 @@ from hwgrpo.cli import eval
 from hwgrpo.config import load_config
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.errors import CheckpointError, ConfigError
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.checkpoint import manifest
 from hwgrpo.training.resume import compare_data
 from tests.support.models.reward_models import character_tokenizer, save_reward_model

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from hwgrpo.errors import RewardError
-from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.completions import sample_record
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.processes.messages import encode_reply, pack_all, pack_one, unpack_all, unpack_one
 from hwgrpo.rewards.signatures import make_reward_function
+from hwgrpo.support.jsonlines import jsonable
 
 LONGEST_MESSAGE = 1000
 """Characters of a message."""

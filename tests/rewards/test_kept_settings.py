@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from hwgrpo import torch_settings
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig, ObserveConfig
 from hwgrpo.errors import RewardError
 from hwgrpo.observe.custom_metrics import CustomMetrics
+from hwgrpo.support import torch_settings
 
 CHANGES = {
     "the default dtype": "torch.set_default_dtype(torch.float64)",

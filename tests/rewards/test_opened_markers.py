@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.response_text import continued, opened_markers
 from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rewards.response_text import continued, opened_markers
 from hwgrpo.rewards.verifiable import format_reward
 from hwgrpo.rewards.verifiers.regular_expression import regex
 from hwgrpo.rewards.verifiers.tag_counts import tags

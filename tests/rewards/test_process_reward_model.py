@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hwgrpo.config.optional_settings import ProcessConfig
+from hwgrpo.config.schema import ProcessConfig
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.response_steps import StepFinder

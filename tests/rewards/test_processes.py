@@ -61,7 +61,7 @@ FUNCTIONS = {
 
 def same(left, right):
     """Whether two rewards agree in every number and field, as completions.jsonl would show them."""
-    from hwgrpo.jsonlines import jsonable
+    from hwgrpo.support.jsonlines import jsonable
 
     def shown(rewards):
         return [

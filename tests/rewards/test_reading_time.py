@@ -16,7 +16,7 @@ from hwgrpo.rewards.services.judge_replies import ScoreReader
 from hwgrpo.rewards.verifiers.reasoning_gym_score import EXTRACTS, answer_in
 from hwgrpo.sandbox.fenced_blocks import code_blocks
 from hwgrpo.sandbox.unit_tests import extract_program
-from hwgrpo.text import terminal_lines
+from hwgrpo.support.text import terminal_lines
 from tests.support.numbers import response_batch
 
 CHARS = 64_000

@@ -225,7 +225,7 @@ def test_lists_need_an_estimator_of_steps(make_batch, reward_config, reward_file
 
 
 def test_ranks_join_their_steps():
-    from hwgrpo.step_rewards import StepRewards
+    from hwgrpo.values import StepRewards
 
     parts = [
         StepRewards(torch.tensor([1.0]).double(), torch.tensor([2]), torch.tensor([0, 1])),

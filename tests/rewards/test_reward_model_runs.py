@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from hwgrpo.catalog import REWARDS
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.services.concurrent_requests import RETRIED
 from hwgrpo.rewards.services.connection import Connection
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.values import PromptBatch
 from tests.docs.pages import FENCED, blocks, code, page, section, table
 from tests.support.models.reward_models import save_reward_model

@@ -11,7 +11,7 @@ import pytest
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.services.pacing import RateLimit, backoff, retry_after
-from hwgrpo.text import hide_secrets
+from hwgrpo.support.text import hide_secrets
 from tests.support.servers.reward_server import Drop, Half, Hang, Say, rewards_by
 
 TEXTS = [["one", "three"], ["seventeen"], ["x", "xx"]]

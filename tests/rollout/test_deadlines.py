@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from hwgrpo import waits
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import deadlines
@@ -18,6 +17,7 @@ from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.requests import Sample, make_completions
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.vllm.timed_generation import generate_in_time
+from hwgrpo.support import waits
 from hwgrpo.values import Completions, Sampling
 from tests.rollout.served import TOKENIZER, batch, parts_for
 from tests.rollout.server.fake_sglang import FakeSglang

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.catalog import SANDBOX_LEVELS
-from hwgrpo.child_processes import descendants
 from hwgrpo.errors import ConfigError
 from hwgrpo.sandbox.limits import Limits
 from hwgrpo.sandbox.protection import HIDDEN, LEVELS
@@ -33,6 +32,7 @@ from hwgrpo.sandbox.seccomp_filter import (
     WITHOUT_EFFECT,
     seccomp_program,
 )
+from hwgrpo.support.child_processes import descendants
 
 REPO = Path(__file__).parents[2]
 CALLS = {

@@ -19,9 +19,9 @@ from hwgrpo import Config, Trainer
 from hwgrpo.cli import backend_selection
 from hwgrpo.cli.main import main
 from hwgrpo.errors import DataError, RunError
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe.loggers.jsonl import read_metrics
 from hwgrpo.sandbox.code_reward import close_pools
+from hwgrpo.support.jsonlines import read_lines
 from tests.support.runs.dense_reward import share_right
 from tests.support.runs.published_rows import write_jsonl
 from tests.support.runs.runs import SMALL

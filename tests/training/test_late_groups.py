@@ -15,11 +15,11 @@ from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.cli.main import main
 from hwgrpo.config.schema import AdvantageConfig
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.report.compact_completions import read_completions
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.requests import Sample, make_completions
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.evaluate import scores
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch

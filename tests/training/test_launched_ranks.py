@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.launched_ranks import LaunchedRank, launched_rank, local_world_size
+from hwgrpo.support.launched_ranks import LaunchedRank, launched_rank, local_world_size
 
 REPO = Path(__file__).parents[2]
 VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hwgrpo import file_systems, scratch
 from hwgrpo.models.builtin import resolve
-from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.server import weight_transfer
 from hwgrpo.rollout.server.server_owner import new_owner
-from hwgrpo.scratch import ScratchFolder, remove_stale
+from hwgrpo.support import file_systems, scratch
+from hwgrpo.support.permissions import follow_umask
+from hwgrpo.support.scratch import ScratchFolder, remove_stale
 from tests.support.models.tiny import tiny_qwen3
 from tests.support.runs import runs
 from tests.support.runs.saving import policy_of, saved, trained

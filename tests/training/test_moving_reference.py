@@ -9,8 +9,7 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 from safetensors.torch import load_file
 
-from hwgrpo.config.optional_settings import KlConfig
-from hwgrpo.config.schema import LoraConfig
+from hwgrpo.config.schema import KlConfig, LoraConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lora import apply_lora, reference_name
 from hwgrpo.training.moving_reference import move_reference

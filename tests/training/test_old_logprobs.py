@@ -9,7 +9,7 @@ import torch
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config.schema import AlgorithmConfig, CorrectionConfig, LossConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.update.old_policy import with_rollout_shares
+from hwgrpo.training.update.train_batch import with_rollout_shares
 from hwgrpo.values import Completions, TrainBatch
 from tests.support.runs import runs
 

@@ -23,18 +23,18 @@ from hwgrpo.ragged import offsets_of
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.training.length_check import check_length
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
 from hwgrpo.training.resume import seed_rank
 from hwgrpo.training.shared_setup import seed_everything
+from hwgrpo.training.startup_checks import check_length
 from hwgrpo.training.strategies.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
+from hwgrpo.training.update.advantage_inputs import shuffle_group, shuffle_rewards
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.reward_shuffle import shuffle_group, shuffle_rewards
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, split_updates
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3

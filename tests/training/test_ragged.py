@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from hwgrpo.errors import DataError
 from hwgrpo.ragged import Ragged, offsets_of
-from hwgrpo.step_rewards import StepRewards
-from hwgrpo.values import Completions, Rewards, TrainBatch
+from hwgrpo.values import Completions, Rewards, StepRewards, TrainBatch
 
 LENGTHS = st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4)
 """Of each prompt, the lengths of its responses."""

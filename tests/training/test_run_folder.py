@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from hwgrpo_backends.cpu import BACKEND
 
-from hwgrpo import file_systems
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.report.run_data import read_run
+from hwgrpo.support import file_systems
 from hwgrpo.training import finish, loop, model_setup, resume, setup
 from hwgrpo.training import run_folder as output
 from hwgrpo.training.interrupt import Interrupt

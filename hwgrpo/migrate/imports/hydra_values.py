@@ -12,7 +12,7 @@ from hwgrpo.errors import ConfigError, shown
 from hwgrpo.migrate.imports.reading_budget import MOST_DIGITS, Budget, check_depth
 from hwgrpo.migrate.imports.script_command import MARK
 from hwgrpo.migrate.imports.variable_text import VariableText, joined, known
-from hwgrpo.text import is_secret, remember_secrets
+from hwgrpo.support.text import is_secret, remember_secrets
 
 _OVERRIDE = re.compile(r"([+]{0,2}|~)([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*)"), re.compile(r"[-+]?(?:\d[\d_]*\.\d*|\.\d+|\d[\d_]*)(?:[eE][-+]?\d+)?")

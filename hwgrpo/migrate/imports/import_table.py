@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hwgrpo.migrate.imports.import_result import TITLES, Imported
 from hwgrpo.migrate.imports.recipe_text import compact
-from hwgrpo.text import one_line
+from hwgrpo.support.text import one_line
 
 _LEAST, _GAP, _MOST, _MOST_ROWS = 10, "  ", 4000, 500
 

@@ -10,7 +10,7 @@ from typing import Any
 from hwgrpo.errors import shown
 from hwgrpo.migrate.imports.import_result import Imported
 from hwgrpo.migrate.imports.variable_text import VariableText
-from hwgrpo.text import one_line
+from hwgrpo.support.text import one_line
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 _LONGEST = 1000

@@ -20,7 +20,7 @@ from hwgrpo.migrate.imports.reading_budget import check_depth
 from hwgrpo.migrate.imports.script_command import MARK, VerlCommand
 from hwgrpo.migrate.imports.shell_conditions import Block, Operand, Truth, both, either, evaluate_test, negated
 from hwgrpo.migrate.imports.variable_secrets import looks_secret
-from hwgrpo.text import is_secret
+from hwgrpo.support.text import is_secret
 
 MODULES = (
     "verl.trainer.main_ppo",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hwgrpo.text import has_credentials, hide_secrets, is_secret
+from hwgrpo.support.text import has_credentials, hide_secrets, is_secret
 
 _STRUCTURE = re.compile(r"\s*(?:[\[{'\"]|--\w|[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=[^=])")
 """How a value begins that is a list, a mapping, a quoted text, settings or flags."""

@@ -23,7 +23,7 @@ from hwgrpo.observe.console.progress import Pace
 from hwgrpo.observe.shown_fields import validation_texts
 from hwgrpo.observe.summary import rich_summary
 from hwgrpo.observe.timing import PREFIX
-from hwgrpo.text import one_line, terminal_lines
+from hwgrpo.support.text import one_line, terminal_lines
 
 if TYPE_CHECKING:
     from hwgrpo.observe.completions import Sample

@@ -20,7 +20,7 @@ from hwgrpo.observe.shown_fields import (
     validation_texts,
 )
 from hwgrpo.observe.summary import plain_summary
-from hwgrpo.text import terminal_line, terminal_lines
+from hwgrpo.support.text import terminal_line, terminal_lines
 
 if TYPE_CHECKING:
     from hwgrpo.observe.completions import Sample

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from hwgrpo.jsonlines import StepLines, read_lines
+from hwgrpo.support.jsonlines import StepLines, read_lines
 
 FILE = "metrics.jsonl"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hwgrpo.errors import RunError
 from hwgrpo.observe.saved_config import saved_settings
-from hwgrpo.run_files import write_whole
+from hwgrpo.support.run_files import write_whole
 
 PROJECT = "hwgrpo"
 """Project of runs whose `observe.project` is null."""

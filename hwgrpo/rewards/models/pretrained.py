@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hwgrpo.paths import did_you_mean
+from hwgrpo.config.paths import did_you_mean
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.score_head import draw_head, is_classifier, missing_weights, without_load_report
 
@@ -59,7 +59,7 @@ class Pretrained:
         Raises:
             ConfigError: it cannot be found or read.
         """
-        from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
+        from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 
         source = self.source if name is None else name
         return self._read("tokenizer", lambda: pretrained_tokenizer(source, **self._options))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.rewards.conversation import conversation
-from hwgrpo.template_clock import clock_options
-from hwgrpo.template_limit import template_limit
+from hwgrpo.support.template_clock import clock_options
+from hwgrpo.support.template_limit import template_limit
 from hwgrpo.values import Prompt
 
 TOO_LONG = ("fail", "left", "right")

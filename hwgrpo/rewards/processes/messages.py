@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import Any
 
 from hwgrpo.errors import RewardError, quoted
-from hwgrpo.framed_messages import MAX_MESSAGE_BYTES
-from hwgrpo.jsonlines import jsonable
+from hwgrpo.support.framed_messages import MAX_MESSAGE_BYTES
+from hwgrpo.support.jsonlines import jsonable
 
 SHOWN_CHARS = 200
 """Characters of a value that an error shows."""

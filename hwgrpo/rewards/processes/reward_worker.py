@@ -20,14 +20,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from hwgrpo.child_processes import adopt_orphans, end_descendants, reap
 from hwgrpo.errors import ConfigError, error_text
-from hwgrpo.framed_messages import HEADER, frame_message
 from hwgrpo.rewards.failures import Cancelled
 from hwgrpo.rewards.functions import RewardFunction, run_concurrently, wait_for
 from hwgrpo.rewards.processes.messages import encode_reply, pack_all, pack_one
 from hwgrpo.rewards.randomness import CONCURRENT, seeded
 from hwgrpo.rewards.signatures import load_function, make_reward_function, refuse_class
+from hwgrpo.support.child_processes import adopt_orphans, end_descendants, reap
+from hwgrpo.support.framed_messages import HEADER, frame_message
 from hwgrpo.user_code import import_plugins, raised_by_user_code, source_line
 
 END_SECONDS = 5.0

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import hwgrpo
-from hwgrpo.child_processes import FIXED_HASHES, descendants
-from hwgrpo.framed_messages import Reader, frame_message
 from hwgrpo.rewards.failures import describe_exit
 from hwgrpo.rewards.processes.reward_worker import END_SECONDS, STACK_SIGNAL
 from hwgrpo.rewards.randomness import Seed
+from hwgrpo.support.child_processes import FIXED_HASHES, descendants
+from hwgrpo.support.framed_messages import Reader, frame_message
 
 START_SECONDS = 300.0
 """Seconds for a process to import the function's file: libraries on a cold network disk take minutes."""

@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hwgrpo.errors import error_text
-from hwgrpo.http_exchange import Exchange, ServerProblem, parse_json, shown_text
 from hwgrpo.rewards.services.connection import MAX_REPLY_BYTES, Connection
 from hwgrpo.rewards.services.pacing import RateLimit, backoff, retry_after
-from hwgrpo.text import hide_secrets
+from hwgrpo.support.http_exchange import Exchange, ServerProblem, parse_json, shown_text
+from hwgrpo.support.text import hide_secrets
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 """Statuses that another attempt may change."""

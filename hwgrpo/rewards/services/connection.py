@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.rewards.checked_kwargs import Kwargs
-from hwgrpo.text import has_credentials, remember_secrets
+from hwgrpo.support.text import has_credentials, remember_secrets
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_REPLY_BYTES = 64 << 20

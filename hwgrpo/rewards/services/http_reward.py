@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply, Request, Service, ServiceError
 from hwgrpo.rewards.services.connection import Connection
+from hwgrpo.support.jsonlines import jsonable
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 FORMATS = ("hwgrpo", "openrlhf")

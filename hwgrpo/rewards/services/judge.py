@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.errors import DataError
-from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply, Request, Service
 from hwgrpo.rewards.services.connection import Connection
 from hwgrpo.rewards.services.judge_replies import ScoreReader, Template, template_text
 from hwgrpo.rewards.services.pacing import RateLimit
 from hwgrpo.rewards.services.reply_cache import ReplyCache, cache_name
+from hwgrpo.support.launched_ranks import launched_rank
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 PATH = "/chat/completions"

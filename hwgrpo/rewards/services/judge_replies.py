@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, quoted
-from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.conversation import prompt_text
 from hwgrpo.rewards.ground_truths import shown_answers
 from hwgrpo.rewards.services.concurrent_requests import InvalidReply
 from hwgrpo.rewards.verifiers.quantities import plain_number
+from hwgrpo.support.jsonlines import jsonable
 from hwgrpo.values import Prompt
 
 TEMPLATE = """Grade the response to the task below on a scale from 0 to 10.

@@ -126,8 +126,8 @@ class ServedRewardModel:
 
 
 def _scored_text(checks: Kwargs, tokenizer: str, chat_template: bool | None, template_date: str | None) -> Any:
-    from hwgrpo.pretrained_tokenizer import pretrained_tokenizer
     from hwgrpo.rewards.models.scored_text import ScoredText
+    from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 
     try:
         loaded = pretrained_tokenizer(tokenizer)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, choice_error, error_text, quoted, shown
-from hwgrpo.reasoning_gym_tasks import PREFIX, PackageMissing, parse_address
-from hwgrpo.response_text import continued
+from hwgrpo.rewards.response_text import continued
 from hwgrpo.rewards.verifiers.quantities import last_number, plain
+from hwgrpo.rewards.verifiers.reasoning_gym_tasks import PREFIX, PackageMissing, parse_address
 from hwgrpo.rewards.verifiers.stated_answer import after_thinking, boxed, tagged
 from hwgrpo.values import Prompt
 

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from hwgrpo.errors import ConfigError, DataError, choice_error
-from hwgrpo.response_text import continued
 from hwgrpo.rewards.ground_truths import right_answers
+from hwgrpo.rewards.response_text import continued
 
 MODES = ("search", "fullmatch")
 

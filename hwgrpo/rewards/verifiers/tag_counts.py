@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.response_text import continued
+from hwgrpo.rewards.response_text import continued
 
 
 def tags(solution_str: str, tags: Sequence[str] = ("think", "answer"), opened_markers: str = "") -> float:

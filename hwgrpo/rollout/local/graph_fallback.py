@@ -14,7 +14,7 @@ from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
-from hwgrpo.text import terminal_line
+from hwgrpo.support.text import terminal_line
 
 
 def graph_recorder(config: Config, device: Device) -> Recorder | None:

@@ -33,9 +33,9 @@ from hwgrpo.rollout.server.weights_folder import DamagedWeights
 from hwgrpo.rollout.shared_devices import measured_sleep, shares_device, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import sleep_level
-from hwgrpo.text import terminal_line
+from hwgrpo.support.text import terminal_line
+from hwgrpo.support.waits import Wait
 from hwgrpo.values import Completions, PromptBatch, Sampling
-from hwgrpo.waits import Wait
 
 T = TypeVar("T")
 

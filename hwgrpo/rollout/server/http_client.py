@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.errors import RunError
-from hwgrpo.http_exchange import (
+from hwgrpo.support.http_exchange import (
     SHOWN_CHARS,
     Exchange,
     InvalidResponse,
@@ -17,7 +17,7 @@ from hwgrpo.http_exchange import (
     parse_json,
     shown_text,
 )
-from hwgrpo.text import hide_secrets, remember_secrets
+from hwgrpo.support.text import hide_secrets, remember_secrets
 
 __all__ = (
     "SHOWN_CHARS",

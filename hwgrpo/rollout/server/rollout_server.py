@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from hwgrpo.config.optional_settings import RolloutServerConfig
+from hwgrpo.config.schema import RolloutServerConfig
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.server.engine_state import EngineState
 from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem
@@ -20,8 +20,8 @@ from hwgrpo.rollout.server.server_api import ServerApi
 from hwgrpo.rollout.server.server_connection import HEALTH_TIMEOUT, ServerConnection, disconnect_server
 from hwgrpo.rollout.server.server_owner import Owner, check_owner
 from hwgrpo.rollout.server.weight_transfer import WeightTransfer
-from hwgrpo.text import hide_secrets, terminal_line
-from hwgrpo.waits import Wait
+from hwgrpo.support.text import hide_secrets, terminal_line
+from hwgrpo.support.waits import Wait
 
 PAUSE = 0.5
 HEARTBEAT = 2.0

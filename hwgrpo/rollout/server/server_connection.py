@@ -15,8 +15,8 @@ from hwgrpo_backends import Backend
 from torch import distributed as dist
 
 from hwgrpo.config import Config
-from hwgrpo.config.optional_settings import RolloutServerConfig
 from hwgrpo.config.rollout_rules import server_urls
+from hwgrpo.config.schema import RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -29,8 +29,8 @@ from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer,
 from hwgrpo.rollout.shared_devices import server_devices, shares_device
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import communication_library
-from hwgrpo.text import hide_secrets
-from hwgrpo.waits import Wait
+from hwgrpo.support.text import hide_secrets
+from hwgrpo.support.waits import Wait
 
 HEALTH_TIMEOUT = 10.0
 """Seconds within which a healthy server responds to a health check."""

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from hwgrpo_backends import Backend
 
 import hwgrpo
-from hwgrpo.config.optional_settings import RolloutServerConfig
-from hwgrpo.permissions import why_untrusted
+from hwgrpo.config.schema import RolloutServerConfig
 from hwgrpo.rollout.server.server_api import inherited_environment
 from hwgrpo.rollout.vllm import installed_vllm
 from hwgrpo.rollout.vllm.installed_vllm import SERVER, is_supported
+from hwgrpo.support.permissions import why_untrusted
 
 SOURCES = Path(hwgrpo.__file__).parents[1]
 ENVIRONMENTS = (".venv-vllm", ".venv-vllm-ascend")

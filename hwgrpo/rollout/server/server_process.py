@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerProblem
-from hwgrpo.text import hide_secrets
-from hwgrpo.waits import Wait
+from hwgrpo.support.text import hide_secrets
+from hwgrpo.support.waits import Wait
 
 STOP_TIMEOUT = 20.0
 """Seconds for a server to exit after SIGTERM, before SIGKILL."""

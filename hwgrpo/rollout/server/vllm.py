@@ -32,7 +32,7 @@ from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     VERSION_HEADER,
     WEIGHTS_ROUTE,
 )
-from hwgrpo.text import hide_secrets
+from hwgrpo.support.text import hide_secrets
 
 PLUGIN = Path(vllm_plugin.__file__).parent
 DEFAULTS = {

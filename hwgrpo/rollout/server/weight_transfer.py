@@ -24,8 +24,8 @@ from hwgrpo.rollout.server.weights_group import WeightsGroup
 from hwgrpo.rollout.vllm.vllm_settings import WEIGHTS_PREFIX, shared_memory_folder, write_adapter
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WEIGHTS_ROUTE
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import WeightBucket, make_buckets
-from hwgrpo.scratch import ScratchFolder
-from hwgrpo.waits import STUCK_AFTER
+from hwgrpo.support.scratch import ScratchFolder
+from hwgrpo.support.waits import STUCK_AFTER
 
 
 def count_host_copies(config: Config, engine: str) -> int:

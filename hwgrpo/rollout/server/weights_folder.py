@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.checksum import ChecksumError
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import check_files
+from hwgrpo.support.permissions import follow_umask
 
 FILE_BYTES = 1 << 30
 """Bytes after which a new file is started: the limit on host memory in use at a time."""

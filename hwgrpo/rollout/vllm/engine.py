@@ -22,7 +22,6 @@ from torch import distributed as dist
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.launched_ranks import local_world_size
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -39,7 +38,8 @@ from hwgrpo.rollout.vllm.vllm_settings import (
     write_adapter,
 )
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, load_weights
-from hwgrpo.scratch import ScratchFolder
+from hwgrpo.support.launched_ranks import local_world_size
+from hwgrpo.support.scratch import ScratchFolder
 from hwgrpo.values import Completions, PromptBatch, Sampling
 
 ENVIRONMENT = {

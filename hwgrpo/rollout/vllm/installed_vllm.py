@@ -23,7 +23,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from hwgrpo.rollout.vllm.vllm_probe import MARKER
-from hwgrpo.waits import Wait
+from hwgrpo.support.waits import Wait
 
 IN_PROCESS, SERVER = ">=0.32,<0.34", ">=0.23,<0.34"
 """Supported versions of vLLM in the training process, and of a server, whose plugin spans more."""

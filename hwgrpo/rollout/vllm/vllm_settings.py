@@ -14,13 +14,13 @@ from hwgrpo.models import builtin
 from hwgrpo.models.layer_values import head_sizes, largest_value
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.models.router import has_experts
-from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.shared_devices import memory_share, sleeps
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
-from hwgrpo.scratch import remove_stale
+from hwgrpo.support.permissions import follow_umask
+from hwgrpo.support.scratch import remove_stale
 
 if TYPE_CHECKING:
     from hwgrpo_backends import Backend

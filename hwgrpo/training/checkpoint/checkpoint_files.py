@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hwgrpo.errors import CheckpointError
-from hwgrpo.file_systems import sync
-from hwgrpo.permissions import follow_umask
-from hwgrpo.run_files import write_whole
+from hwgrpo.support.file_systems import sync
+from hwgrpo.support.permissions import follow_umask
+from hwgrpo.support.run_files import write_whole
 
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.sha256"

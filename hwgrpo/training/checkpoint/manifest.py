@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.errors import CheckpointError, ConfigError
-from hwgrpo.template_clock import read_date
+from hwgrpo.support.template_clock import read_date
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 
 SCHEMA = "hwgrpo.checkpoint/2"

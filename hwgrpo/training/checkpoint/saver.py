@@ -22,12 +22,12 @@ import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import RunError
+from hwgrpo.support.waits import STUCK_AFTER, wait_for_thread
 from hwgrpo.training.checkpoint import checkpoint_files, rng_state, shard_files
 from hwgrpo.training.checkpoint.manifest import SCHEMA
 from hwgrpo.training.checkpoint.writer import CheckpointWriter
 from hwgrpo.training.strategies.param_shard import copy_to_host
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.waits import STUCK_AFTER, wait_for_thread
 
 GRACE_S = 20.0
 """Seconds that an error waits for a checkpoint to complete; launchers kill after about 30 seconds."""

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from hwgrpo.errors import RunError
-from hwgrpo.file_systems import sync_folder
+from hwgrpo.support.file_systems import sync_folder
+from hwgrpo.support.waits import LONG_WORK, STUCK_AFTER, Wait, join_thread
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.shard_files import Table
-from hwgrpo.waits import LONG_WORK, STUCK_AFTER, Wait, join_thread
 
 _POLL_S = 0.02
 """Seconds between two checks for the files of other ranks."""

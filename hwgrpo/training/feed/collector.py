@@ -11,13 +11,12 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config.derived import sampling_by_step, sampling_of
 from hwgrpo.config.rollout_rules import scores_ahead
 from hwgrpo.rewards.randomness import kept_generators
-from hwgrpo.training.feed.difficulty_report import report_batch
-from hwgrpo.training.feed.group_filter import FilteredGroups, generators_of_thread
+from hwgrpo.training.feed.group_filter import FilteredGroups, generators_of_thread, report_batch
 from hwgrpo.training.feed.response_source import Batch, Collector, SourceParts
 from hwgrpo.training.feed.scored_groups import NO_GROUPS, KeptGroups
 from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks
+from hwgrpo.training.update.advantage_inputs import shuffle_rewards
 from hwgrpo.training.update.greedy_rewards import with_greedy_rewards
-from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 from hwgrpo.values import Completions, PromptBatch, Rewards
 
 

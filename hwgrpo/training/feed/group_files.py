@@ -21,8 +21,15 @@ from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
-from hwgrpo.training.feed.packing import pack, values_json
-from hwgrpo.training.feed.scored_groups import KeptGroups, PlacedGroup, ScoredGroup, metric_values, spread
+from hwgrpo.training.feed.scored_groups import (
+    KeptGroups,
+    PlacedGroup,
+    ScoredGroup,
+    metric_values,
+    pack,
+    spread,
+    values_json,
+)
 from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks
 from hwgrpo.values import Completions, Prompt, Rewards
 

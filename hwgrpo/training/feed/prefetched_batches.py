@@ -18,10 +18,9 @@ from hwgrpo.config.rollout_rules import scores_ahead
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed import group_files
-from hwgrpo.training.feed.packing import pack, values_json
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch
-from hwgrpo.training.feed.scored_groups import KeptGroups, PlacedGroup, ScoredGroup
+from hwgrpo.training.feed.scored_groups import KeptGroups, PlacedGroup, ScoredGroup, pack, values_json
 from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks
 from hwgrpo.values import Completions, PromptBatch, Rewards
 

@@ -22,12 +22,12 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.observe.timing import PREFIX
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
+from hwgrpo.support.waits import STUCK_AFTER, join_thread, wait_for_thread
 from hwgrpo.training.feed import group_files, prefetched_batches
 from hwgrpo.training.feed.collector import make_collector
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Batch, Collector, PrefetchedBatch, SourceParts
 from hwgrpo.training.feed.scored_groups import NO_GROUPS, KeptGroups
-from hwgrpo.waits import STUCK_AFTER, join_thread, wait_for_thread
 
 
 def prefetch(parts: SourceParts) -> Prefetcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any
 
 import torch
 
-from hwgrpo.config.optional_settings import FilterGroupsConfig
+from hwgrpo.config.schema import FilterGroupsConfig
 from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.ragged import Ragged
 from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
@@ -116,3 +118,25 @@ def _extra(fields: Mapping[str, Any], metric: str, rewards: Rewards, may_lack: b
             f"{f' Did you mean {near!r}?' if near else ''}"
         )
     return number
+
+
+_JSON = "words"
+"""Suffix of the JSON values, as bytes."""
+
+
+def pack(prefix: str, values: Sequence[Ragged], further: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return ragged values and further JSON values as tensors, their names with a prefix; `values_json` reads these."""
+    tensors: dict[str, torch.Tensor] = {}
+    values_json = {**further}
+    for value in values:
+        of_value, json_of_value = value.to_tensors(prefix)
+        tensors |= of_value
+        values_json |= json_of_value
+    tensors[prefix + _JSON] = torch.tensor(list(json.dumps(values_json).encode()), dtype=torch.uint8)
+    return tensors
+
+
+def values_json(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any] | None:
+    """Return all JSON values that `pack` packed; None if there is nothing under this prefix."""
+    packed = tensors.get(prefix + _JSON)
+    return None if packed is None else json.loads(bytes(packed.tolist()))

@@ -15,10 +15,10 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.config.derived import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.launched_ranks import launched_rank
 from hwgrpo.models.attention_implementations import ACCEPT_MASKS, is_fused, reason_against, reason_model_cannot_use
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.windows import describe_windows, windows_below
+from hwgrpo.support.launched_ranks import launched_rank
 from hwgrpo.training.policy.layouts import BRANCHED, Layout
 
 CPU_MICRO_BATCH, CPU_LONGEST_ROW, ACCELERATOR_MICRO_BATCH = 1024, 4096, 16384

@@ -18,8 +18,7 @@ from hwgrpo.training.policy.auto_settings import windows_in_reach
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import PolicyModel
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup
-from hwgrpo.training.policy.sequence_shard import shard_micro_batch
+from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup, shard_micro_batch
 from hwgrpo.values import TrainBatch
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}

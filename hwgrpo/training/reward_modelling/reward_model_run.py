@@ -20,7 +20,6 @@ from hwgrpo.models.to_device import move_to_device
 from hwgrpo.rewards.models.score_head import is_classifier
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
-from hwgrpo.training.optional_checks import make_without_weights
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype, choose_strategy
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
@@ -29,7 +28,7 @@ from hwgrpo.training.reward_modelling.reward_update import RewardUpdate
 from hwgrpo.training.reward_modelling.score_model import ScoreModel
 from hwgrpo.training.reward_modelling.scored_examples import ScoredDataset, build_scored, longest_text
 from hwgrpo.training.shared_setup import choose_kernels
-from hwgrpo.training.startup_checks import Prompts
+from hwgrpo.training.startup_checks import Prompts, make_without_weights
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.supervised.supervised_setup import Training
 

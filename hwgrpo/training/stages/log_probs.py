@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hwgrpo.config import Config
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.stages.stage import StepState
-from hwgrpo.training.update.old_policy import with_rollout_shares
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.train_batch import with_rollout_shares
 
 
 @dataclass

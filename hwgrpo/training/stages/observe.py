@@ -14,9 +14,8 @@ from hwgrpo.training.reward_setup import reward_metrics
 from hwgrpo.training.run_folder import FolderLock, raise_if_moved
 from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
-from hwgrpo.training.update.failure_notes import failure_notes
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.step_metrics import sample_metrics, utilisation
+from hwgrpo.training.update.step_metrics import failure_notes, sample_metrics, utilisation
 from hwgrpo.values import StepMetrics
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hwgrpo.catalog import STAGES
 from hwgrpo.errors import ConfigError, RunError, choice_error
-from hwgrpo.torch_settings import kept_torch_settings
+from hwgrpo.support.torch_settings import kept_torch_settings
 from hwgrpo.training.stages.stage import Stage, Stages, StepState
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.user_code import describe_error, raised_by_user_code

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.training.feed.difficulty_report import report_batch
+from hwgrpo.training.feed.group_filter import report_batch
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
+from hwgrpo.training.update.advantage_inputs import shuffle_rewards
 from hwgrpo.training.update.greedy_rewards import with_greedy_rewards
-from hwgrpo.training.update.reward_shuffle import shuffle_rewards
 
 
 @dataclass

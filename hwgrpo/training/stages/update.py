@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hwgrpo.config.optional_settings import KlConfig
+from hwgrpo.config.schema import KlConfig
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.training.feed.response_source import ResponseSource

@@ -15,9 +15,7 @@ muon.py                    Muon for the matrices of the layers, AdamW for the re
 held_adamw.py              AdamW with states in host memory or in 8 bits
 host_gradients.py          gradients that are summed in host memory
 pinned_memory.py           pinned host memory in few blocks
-optimizer.py               AdamW and the learning rate
-gradient_clipping.py       gradients clipped to a total norm, also of shards
-stepping.py                an update with torch's own optimizer
+optimizer.py               AdamW, the learning rate, the clipping of gradients, a step
 process_group.py           the processes of a run, and small values that they exchange
 thread_ranks.py            the same values, exchanged by another thread
 rendezvous.py              joining them

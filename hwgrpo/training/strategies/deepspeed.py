@@ -33,8 +33,7 @@ from hwgrpo.training.strategies.deepspeed_host import (
     silence_expected,
 )
 from hwgrpo.training.strategies.deepspeed_shards import Stage3Shards, Stage12Shards, ZeroShards
-from hwgrpo.training.strategies.gradient_clipping import clip_shards_by_norm
-from hwgrpo.training.strategies.optimizer import build_optimizer
+from hwgrpo.training.strategies.optimizer import build_optimizer, clip_shards_by_norm
 from hwgrpo.training.strategies.param_shard import (
     ADAMW_STATES,
     ParamShard,

@@ -32,9 +32,8 @@ from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.tensor_parallel import ShardSpec
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK
-from hwgrpo.training.strategies.gradient_clipping import clip_shards_by_norm
-from hwgrpo.training.strategies.optimizer import build_optimizer
+from hwgrpo.training.policy.sequence_shard import SINGLE_RANK
+from hwgrpo.training.strategies.optimizer import Stepping, build_optimizer, clip_shards_by_norm
 from hwgrpo.training.strategies.param_shard import (
     ADAMW_STATES,
     ParamShard,
@@ -44,7 +43,6 @@ from hwgrpo.training.strategies.param_shard import (
     refresh_states,
 )
 from hwgrpo.training.strategies.process_group import Processes
-from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.tensor_parallel_shard import TensorParallelShard
 
 

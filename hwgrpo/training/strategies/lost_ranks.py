@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from hwgrpo.errors import RunError, error_text
-from hwgrpo.waits import Wait
+from hwgrpo.support.waits import Wait
 
 ANSWER_WITHIN = 15.0
 """Seconds that a rank waits for the others' reasons: a process that fails may first end its reward workers."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
-from hwgrpo.training.strategies.held_adamw import HeldAdamW
+from hwgrpo.training.strategies.held_adamw import HeldAdamW, gradient_of
 from hwgrpo.training.strategies.muon import muon_adamw
 
 
@@ -64,3 +65,61 @@ def learning_rate(optim: Any, update: int, total_updates: int) -> float:
     progress = min(1.0, (update - warmup) / max(1, total_updates - warmup))
     shape = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}[optim.schedule]
     return optim.lr * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * shape)
+
+
+class Stepping:
+    """Ordinary backward and optimizer step; see `Strategy` for the methods."""
+
+    optimizer: torch.optim.Optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.discard_gradients()
+
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return the gradient of this rank's elements of a parameter, on its device or the host; None: it has none."""
+        return gradient_of(self.optimizer, parameter)
+
+    def set_zero_gradient(self, parameter: torch.Tensor) -> None:
+        """Give a parameter without a gradient one of zeros."""
+        parameter.grad = torch.zeros_like(parameter)
+        if isinstance(self.optimizer, HeldAdamW) and self.optimizer.host_gradients is not None:
+            self.optimizer.host_gradients.add(parameter)
+
+    def discard_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def clip_by_norm(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Clip gradients to a total norm of `max_norm` (0: do not clip); return the norm before."""
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if max_norm > 0 and gradients:
+        torch._foreach_mul_(list(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def clip_shards_by_norm(
+    shards: Sequence[torch.Tensor],
+    max_norm: float,
+    sum_over_ranks: Callable[[Sequence[float]], list[float]],
+    copies: Sequence[torch.Tensor] = (),
+) -> torch.Tensor:
+    """Clip gradients to a total norm of `max_norm` (0: do not clip); return the norm over all ranks before.
+
+    Args:
+        shards: this rank's shards of the gradients; each element is on one rank only.
+        max_norm: largest norm of the full gradient.
+        sum_over_ranks: sums a few numbers over the ranks.
+        copies: gradients whose elements are also in another rank's shards.
+    """
+    squared = torch.nn.utils.get_total_norm(shards).double().square()
+    norm = torch.tensor(sum_over_ranks([float(squared)])[0], dtype=torch.float64).sqrt().float()
+    if max_norm > 0:
+        for shard in (*shards, *copies):
+            shard.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(shard.device))
+    return norm

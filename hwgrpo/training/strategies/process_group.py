@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join_sequence_group
+from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup, join_sequence_group
 from hwgrpo.training.strategies import lost_ranks
 from hwgrpo.training.strategies.rendezvous import RENDEZVOUS, is_launched, join
 from hwgrpo.training.strategies.thread_ranks import ThreadRanks

@@ -11,9 +11,9 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from hwgrpo.errors import ConfigError, RunError, error_text, shown
-from hwgrpo.launched_ranks import LaunchedRank, launched_rank, local_world_size, whole_number
+from hwgrpo.support.launched_ranks import LaunchedRank, launched_rank, local_world_size, whole_number
+from hwgrpo.support.waits import Wait, reported_wait
 from hwgrpo.training.strategies import lost_ranks
-from hwgrpo.waits import Wait, reported_wait
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which torch.distributed finds the other processes; torchrun sets them."""

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
-from hwgrpo.training.policy.head_operand import HeadOperand
-from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.policy_model import HeadOperand, PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.strategies.gradient_clipping import clip_by_norm
+from hwgrpo.training.strategies.optimizer import Stepping, clip_by_norm
 from hwgrpo.training.strategies.param_shard import (
     ParamShard,
     frozen_param_shards,
@@ -18,7 +17,6 @@ from hwgrpo.training.strategies.param_shard import (
     partition_shards,
     refresh_states,
 )
-from hwgrpo.training.strategies.stepping import Stepping
 
 
 class Replicated(Stepping):

@@ -12,7 +12,7 @@ import torch
 from hwgrpo.config import Config
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK
+from hwgrpo.training.policy.sequence_shard import SINGLE_RANK
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.replicated import Replicated
 

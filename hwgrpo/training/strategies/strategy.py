@@ -13,7 +13,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.policy.sequence_group import SequenceGroup
+from hwgrpo.training.policy.sequence_shard import SequenceGroup
 from hwgrpo.training.strategies.param_shard import ParamShard
 
 T = TypeVar("T")

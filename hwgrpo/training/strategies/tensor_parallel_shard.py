@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hwgrpo.models.tensor_parallel import ShardSpec, TensorParallel
 from hwgrpo.models.ulysses_attention import all_to_all
-from hwgrpo.training.policy.sequence_group import SequenceGroup
+from hwgrpo.training.policy.sequence_shard import SequenceGroup
 from hwgrpo.training.strategies.param_shard import ParamShard, flat
 
 

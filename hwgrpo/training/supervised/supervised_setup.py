@@ -16,6 +16,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_yaml
+from hwgrpo.config.paths import with_absolute_paths
 from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.examples import ExampleDataset, build_examples
@@ -25,7 +26,6 @@ from hwgrpo.models.loading import load_generation_config, load_model_config, loa
 from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.saved_config import saved_settings
 from hwgrpo.observe.timing import Stopwatch
-from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hwgrpo.training.policy.sequence_group import SequenceGroup
+from hwgrpo.training.policy.sequence_shard import SequenceGroup
 from hwgrpo.values import TrainBatch
 
 

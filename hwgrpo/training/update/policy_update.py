@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from hwgrpo_kernels import ReferenceHead, TokenLoss
+from torch import Tensor
 
 from hwgrpo.algorithms.aggregation import count, token_weights, tokens_of_prompts
 from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
 from hwgrpo.algorithms.policy_loss import PolicyLoss, build_loss
 from hwgrpo.algorithms.scope import Scope, sequence_sum
+from hwgrpo.algorithms.token_selection import UpdateTokens
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.config.schema import CorrectionConfig
@@ -30,8 +33,6 @@ from hwgrpo.training.update.group_batch import GroupBatch, gather_group_batch
 from hwgrpo.training.update.step_metrics import WorstToken, gap_to_rollout, update_metrics
 from hwgrpo.training.update.token_budget import TokenBudget
 from hwgrpo.training.update.train_batch import loss_signals, split_updates, with_weights
-from hwgrpo.training.update.training_pass import forward_backward
-from hwgrpo.training.update.update_tokens import select_tokens
 from hwgrpo.values import TrainBatch
 
 T = TypeVar("T")
@@ -358,3 +359,86 @@ class PolicyUpdate:
             return batch
         with reference.active():
             return replace(batch, ref_logprobs=self.score(batch, reference.policy))
+
+
+def forward_backward(
+    strategy: Strategy, micro: MicroBatch, loss_fn: PolicyLoss, router_weight: float, reference: Reference | None
+) -> TokenLoss:
+    """Add the gradient of a micro-batch's loss to the policy's.
+
+    The full KL needs hidden states and LM head of the reference beside those of the policy. A copy has a head of its
+    own, whose weights a strategy that shards gathers for its forward only: the policy's pass is run within it, in
+    place of that head. Adapters leave the head as it is, so hidden states are enough.
+
+    Args:
+        strategy: has the wrapped policy.
+        micro: on the policy's device.
+        loss_fn: the loss.
+        router_weight: factor of the load-balancing loss.
+        reference: the reference model, if the loss has the full KL to it; it computes without gradient or dropout.
+    """
+    if reference is None:
+        return _train(strategy, micro, loss_fn, router_weight, None)
+    if reference.kind == "copy":
+        results: list[TokenLoss] = []
+        with torch.no_grad():
+            reference.policy(
+                micro, visit=lambda head: results.append(_train(strategy, micro, loss_fn, router_weight, head))
+            )
+        return results[0]
+    policy = reference.policy
+    with torch.no_grad(), reference.active():
+        hidden = policy.eval()(micro, visit=lambda head: None)
+    policy.train()
+    return _train(strategy, micro, loss_fn, router_weight, hidden)
+
+
+def _train(
+    strategy: Strategy,
+    micro: MicroBatch,
+    loss_fn: PolicyLoss,
+    router_weight: float,
+    reference: ReferenceHead | Tensor | None,
+) -> TokenLoss:
+    with torch.enable_grad():
+        result = strategy.module(micro, loss_fn, router_weight, reference=reference)
+        strategy.backward(result.loss)
+    return result
+
+
+def select_tokens(
+    selections: Mapping[str, Callable[[UpdateTokens], torch.Tensor]],
+    batch: TrainBatch,
+    sequences: Sequence[int],
+    scored: tuple[torch.Tensor, torch.Tensor],
+    strategy: Strategy,
+    seed: int,
+) -> dict[str, torch.Tensor]:
+    """Return what each selection gives this rank's tokens: [R] fp32, 1 where selected; 0 outside of the update.
+
+    Args:
+        selections: name -> function of all tokens of the update.
+        batch: this rank's sequences.
+        sequences: indices of those of the update.
+        scored: log-probs and entropies [R] of the policy before the update.
+        strategy: reaches the other ranks.
+        seed: of selections by chance; the same on all ranks.
+    """
+    chosen = torch.zeros(len(batch), dtype=torch.bool)
+    chosen[torch.tensor(list(sequences), dtype=torch.int64)] = True
+    mine_R = batch.loss_tokens_of(chosen)
+    logprob_R, entropy_R = scored
+    old_R = logprob_R if batch.old_logprobs is None else batch.old_logprobs
+    if batch.rollout_shares is not None:
+        old_R = logprob_R.lerp(batch.rollout_logprobs, batch.rollout_shares)
+    own = [values[mine_R] for values in (logprob_R, old_R, batch.rollout_logprobs, entropy_R, batch.advantages_R)]
+    ranks = strategy.gather_objects([*own, batch.loss_lengths[chosen]])
+    new_R, old_R, rollout_R, entropy_R, advantage_R, lengths_S = map(torch.cat, zip(*ranks, strict=True))
+    order_R = torch.randperm(len(new_R), generator=torch.Generator().manual_seed(seed))
+    tokens = UpdateTokens(new_R, old_R, rollout_R, entropy_R, advantage_R, order_R, lengths_S)
+    first = sum(len(parts[0]) for parts in ranks[: strategy.rank])
+    found = {}
+    for name, select in selections.items():
+        found[name] = torch.zeros(len(batch.tokens))
+        found[name][mine_R] = select(tokens)[first : first + int(mine_R.sum())].float()
+    return found

@@ -17,7 +17,6 @@ from hwgrpo_backends import environment, registry
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device, Memory
 
-from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.rollout.policy_weights import ModuleWeights
@@ -30,6 +29,7 @@ from hwgrpo.rollout.server.server_process import ServerProcess
 from hwgrpo.rollout.server.sglang import SglangServer
 from hwgrpo.rollout.server.vllm import VllmServer, check_running, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
+from hwgrpo.support import waits
 from hwgrpo.values import Sampling
 from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
 from tests.support.servers.fake_server import TOKEN, FakeServer, come_back

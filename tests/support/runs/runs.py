@@ -21,7 +21,7 @@ import hwgrpo.rollout.local.engine
 import hwgrpo.training.strategies.single  # noqa: F401
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import RunFinished
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, train

@@ -8,7 +8,7 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.config.supervised import supervised_settings
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, run_steps
 from hwgrpo.training.run_parts import TrainingRun

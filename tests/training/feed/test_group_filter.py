@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.optional_settings import FilterGroupsConfig
+from hwgrpo.config.schema import FilterGroupsConfig
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.training.checkpoint import checkpoint_files

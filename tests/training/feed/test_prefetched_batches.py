@@ -10,7 +10,7 @@ import pytest
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.data.prompts import PromptDataset
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training import setup
 from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.feed import prefetched_batches

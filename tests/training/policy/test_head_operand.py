@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hwgrpo.training.policy import head_operand as head_operand_module
-from hwgrpo.training.policy.head_operand import HeadOperand
+from hwgrpo.training.policy import policy_model
+from hwgrpo.training.policy.policy_model import HeadOperand
 from tests.support.models.steps import updater
 from tests.support.models.tiny import ragged_batch, tiny_qwen3
 
@@ -15,13 +15,13 @@ BF16 = torch.bfloat16
 def casts(monkeypatch):
     """The weights that were cast, as they were then."""
     seen = []
-    real = head_operand_module.weight_operand
+    real = policy_model.weight_operand
 
     def counted(weight, *dtypes):
         seen.append(weight.detach().clone())
         return real(weight, *dtypes)
 
-    monkeypatch.setattr(head_operand_module, "weight_operand", counted)
+    monkeypatch.setattr(policy_model, "weight_operand", counted)
     return seen
 
 

@@ -27,8 +27,7 @@ from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_layo
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED, Layout
 from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup
-from hwgrpo.training.policy.sequence_shard import shard_micro_batch
+from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup, shard_micro_batch
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.group_batch import gather_group_batch

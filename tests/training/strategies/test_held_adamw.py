@@ -12,9 +12,8 @@ from torch import nn
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.strategies import host_gradients
-from hwgrpo.training.strategies.gradient_clipping import clip_by_norm
 from hwgrpo.training.strategies.held_adamw import BLOCK, STATES, Exact, HeldAdamW, In8Bits, dynamic_table, gradient_of
-from hwgrpo.training.strategies.optimizer import build_optimizer
+from hwgrpo.training.strategies.optimizer import build_optimizer, clip_by_norm
 from hwgrpo.training.strategies.param_shard import copy_to_host, full_param_shards
 from tests.support.models.tiny import settings
 from tests.support.processes.wheels import fetched

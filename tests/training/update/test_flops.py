@@ -8,10 +8,10 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hwgrpo.jsonlines import read_lines
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.quantization import quantize
 from hwgrpo.models.router import EXPERTS
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
 from hwgrpo.training.stages import observe
 from hwgrpo.training.strategies.single import Single

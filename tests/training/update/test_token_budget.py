@@ -8,7 +8,7 @@ from hwgrpo_backends import registry
 from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import RunError
-from hwgrpo.jsonlines import read_lines
+from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate

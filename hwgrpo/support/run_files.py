@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
-from hwgrpo.file_systems import sync
+from hwgrpo.support.file_systems import sync
 
 MOST_BYTES = 64 << 20
 """Of a file or line that is read at once; those of runs have kilobytes."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from hwgrpo.text import hide_secrets
+from hwgrpo.support.text import hide_secrets
 
 CHUNK_BYTES = 1 << 16
 SHOWN_CHARS = 300

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from hwgrpo.errors import DataError
-from hwgrpo.file_systems import sync
-from hwgrpo.run_files import MOST_BYTES, open_own, open_to_read
+from hwgrpo.support.file_systems import sync
+from hwgrpo.support.run_files import MOST_BYTES, open_own, open_to_read
 
 _BLOCK = 1 << 16
 _MOST_STEPS = 1 << 53

@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from hwgrpo.file_systems import lock as lock_file
+from hwgrpo.support.file_systems import lock as lock_file
 
 
 class ScratchFolder:

@@ -1,0 +1,21 @@
+"""What every part needs and no part owns: files, processes, texts, waits. It imports nothing of the core but `errors`.
+
+child_processes.py       the hash seed they share, and the end of all descendants, in any process group or session
+closing.py               close several things, each whatever the others do
+file_systems.py          locks, durable writes and copies, also where Lustre, NFS, CIFS or FUSE refuse them
+framed_messages.py       messages in a pipe: the length in 8 bytes, then the body
+given_objects.py         Python objects that settings name: `object://NAME`
+http_exchange.py         one HTTP request with limits on time and size, and an exception per kind of failure
+jsonlines.py             files of JSON lines that survive a kill
+launched_ranks.py        ranks that a launcher such as torchrun has started
+permissions.py           permissions of files and folders
+pretrained_tokenizer.py  a tokenizer as its `tokenizer.json` defines it
+run_files.py             files of a run's folder, which a stranger may have made
+scratch.py               folders that end with the process that made them
+template_clock.py        the date that chat templates with a clock write: one for all prompts of a run
+template_limit.py        a time limit for chat templates
+terminal_width.py        text folded into the columns of a terminal
+text.py                  text as it may be shown: without secrets, and with nothing that steers a terminal
+torch_settings.py        torch's settings of a process, kept while a function of the user's own runs in it
+waits.py                 waits with a time limit, which print their progress
+"""
