@@ -14,6 +14,7 @@ algorithms/   what GRPO computes, as pure functions
 models/       loading and changes of transformers models
 data/         prompts
 rewards/      reward functions
+research/     process and online reward models, and their training
 sandbox/      execution of programs that a model wrote, and the reward `code`
 config/       the settings: schema, loading, checks
 values.py     the values that flow through one step; ragged.py their columns: select, split, concatenate, store

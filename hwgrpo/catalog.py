@@ -161,8 +161,8 @@ REWARDS = Registry(
         "language": "hwgrpo.rewards.verifiers.language:language",
         "reasoning_gym": "hwgrpo.rewards.verifiers.reasoning_gym_score:reasoning_gym",
         "reward_model": "hwgrpo.rewards.models.reward_model:RewardModel",
-        "process_reward_model": "hwgrpo.rewards.models.process_reward_model:ProcessRewardModel",
-        "online_reward_model": "hwgrpo.rewards.models.online_reward_model:OnlineRewardModel",
+        "process_reward_model": "hwgrpo.research.process_reward_model:ProcessRewardModel",
+        "online_reward_model": "hwgrpo.research.online_reward_model:OnlineRewardModel",
         "served_reward_model": "hwgrpo.rewards.services.served_reward_model:ServedRewardModel",
         "judge": "hwgrpo.rewards.services.judge:Judge",
         "http": "hwgrpo.rewards.services.http_reward:HttpReward",
@@ -246,7 +246,7 @@ SERVICES = ("wandb", "trackio", "swanlab")
 """Loggers that need a package, which hwgrpo's extra of the same name installs."""
 
 REWARD_MODEL_LOSSES = ("classification", "mse", "bradley_terry")
-"""Values of `reward_model.loss`: functions of `hwgrpo.rewards.models.reward_losses`."""
+"""Values of `reward_model.loss`: functions of `hwgrpo.research.reward_losses`."""
 
 OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
 """Values of `data.overlong`, for prompts that are too long."""

@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.models.loading import load_tokenizer
     from hwgrpo.models.lora import uses_lora
     from hwgrpo.models.saving import save_model, source_folder
+    from hwgrpo.research.reward_model_run import REWARD_MODEL, load_untrained
     from hwgrpo.training.checkpoint.restore import restore_weights
-    from hwgrpo.training.reward_modelling.reward_model_run import REWARD_MODEL, load_untrained
     from hwgrpo.training.shared_setup import load_trainable
 
     checkpoint = _checkpoint(Path(args.checkpoint))

@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parts() -> Training:
-    from hwgrpo.training.reward_modelling.reward_model_run import REWARD_MODEL
+    from hwgrpo.research.reward_model_run import REWARD_MODEL
 
     return REWARD_MODEL

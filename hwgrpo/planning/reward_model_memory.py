@@ -15,13 +15,12 @@ from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.placement import check_placement
-from hwgrpo.rewards.models.pretrained import DTYPES, Pretrained
-from hwgrpo.rewards.models.process_reward_model import KINDS
+from hwgrpo.rewards.models.pretrained import DTYPES, PROCESS_KINDS, Pretrained
 
 AUTO_CLASSES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "reward_model": lambda kwargs: "AutoModelForSequenceClassification",
     "online_reward_model": lambda kwargs: "AutoModelForSequenceClassification",
-    "process_reward_model": lambda kwargs: KINDS.get(kwargs.get("kind", "token_classification"), "AutoModel"),
+    "process_reward_model": lambda kwargs: PROCESS_KINDS.get(kwargs.get("kind", "token_classification"), "AutoModel"),
 }
 """Reward -> its model's auto class. Rewards that are not here load no model that a plan counts."""
 

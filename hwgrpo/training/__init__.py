@@ -23,7 +23,6 @@ online_rewards.py    reward models that are trained during the run
 out_of_memory.py     what to say when memory is full
 evaluate.py          measuring a policy on held-out prompts
 finish.py            the final model and the summary
-reward_modelling/    the steps of `hwgrpo reward-model`
 supervised/          the steps of `hwgrpo sft`
 feed/                prompts and responses of each step
 update/              the optimizer updates

@@ -21,7 +21,7 @@ from hwgrpo.models.final_dtype import cast_weights
 from hwgrpo.models.stored_dtype import cached_folder
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rewards.models.online_reward_model import OnlineRewardModel
+from hwgrpo.rewards.models.trained_reward import TrainedReward
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.moving_reference import reference_files
@@ -132,14 +132,14 @@ def check_online_rewards(config: Config) -> None:
         )
 
 
-def _save(model: OnlineRewardModel, dtype: str, folder: Path) -> None:
+def _save(model: TrainedReward, dtype: str, folder: Path) -> None:
     model.save_pretrained(folder)
     cast_weights(folder, dtype, cached_folder(model.source, model.revision))
 
 
-def _models(rewards: RewardPipeline) -> dict[str, OnlineRewardModel]:
+def _models(rewards: RewardPipeline) -> dict[str, TrainedReward]:
     found = {each.name: getattr(each, "call", None) for each in rewards.functions}
-    return {name: model for name, model in found.items() if isinstance(model, OnlineRewardModel)}
+    return {name: model for name, model in found.items() if isinstance(model, TrainedReward)}
 
 
 def _file(name: str) -> str:

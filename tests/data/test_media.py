@@ -23,7 +23,7 @@ from hwgrpo.data.prompts import build_dataset, dataset_notes
 from hwgrpo.data.raw_rows import own_columns
 from hwgrpo.data.sources import open_rows
 from hwgrpo.errors import DataError
-from hwgrpo.training.reward_modelling.scored_examples import build_scored
+from hwgrpo.research.scored_examples import build_scored
 from hwgrpo.trl.trl_datasets import longest_prompt
 
 ROW = {"prompt": "what is this?", "answer": "7", "response": "a", "reward": 1.0}

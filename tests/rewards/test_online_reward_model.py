@@ -12,12 +12,12 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hwgrpo.errors import ConfigError, RewardError, RunError
+from hwgrpo.research.online_reward_model import OnlineRewardModel
+from hwgrpo.research.outcome_metrics import calibration_error, ranking_accuracy
+from hwgrpo.research.outcomes import Outcome, ReplayBuffer, from_tensors, pairs, to_tensors, verified
+from hwgrpo.research.reward_losses import bradley_terry, classification, mse
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.functions import RewardFunction
-from hwgrpo.rewards.models.online_reward_model import OnlineRewardModel
-from hwgrpo.rewards.models.outcome_metrics import calibration_error, ranking_accuracy
-from hwgrpo.rewards.models.outcomes import Outcome, ReplayBuffer, from_tensors, pairs, to_tensors, verified
-from hwgrpo.rewards.models.reward_losses import bradley_terry, classification, mse
 from hwgrpo.training.code_files import code_files
 from tests.support.models.reward_models import save_reward_model
 from tests.support.processes import ranks

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hwgrpo.catalog import REWARD_MODEL_LOSSES
-from hwgrpo.rewards.models import reward_losses
+from hwgrpo.research import reward_losses
 
 SCORES = torch.tensor([-2.0, -0.3, 0.0, 0.7, 3.1], dtype=torch.float64)
 EXACT = 1e-12

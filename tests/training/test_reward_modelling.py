@@ -15,12 +15,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from hwgrpo.config import load_config
 from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.errors import ConfigError
+from hwgrpo.research import reward_model_run
+from hwgrpo.research.reward_update import RewardUpdate
+from hwgrpo.research.score_model import ScoreModel
+from hwgrpo.research.score_ranking import rank_outcomes, rank_pairs
+from hwgrpo.research.scored_examples import ScoredExample
 from hwgrpo.rewards.models.reward_model import RewardModel
-from hwgrpo.rewards.models.score_ranking import rank_outcomes, rank_pairs
-from hwgrpo.training.reward_modelling import reward_model_run
-from hwgrpo.training.reward_modelling.reward_update import RewardUpdate
-from hwgrpo.training.reward_modelling.score_model import ScoreModel
-from hwgrpo.training.reward_modelling.scored_examples import ScoredExample
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.values import Completions, Prompt, PromptBatch
 from tests.support.models.reward_models import save_reward_model

@@ -9,8 +9,8 @@ from hwgrpo.config import load_config
 from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.research.scored_examples import ScoredDataset, build_scored
 from hwgrpo.rewards.models.scored_text import ScoredText
-from hwgrpo.training.reward_modelling.scored_examples import ScoredDataset, build_scored
 from tests.support.models.reward_models import character_tokenizer
 
 USER = {"role": "user", "content": "2 + 2?"}

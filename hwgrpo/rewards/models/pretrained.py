@@ -13,6 +13,12 @@ from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.score_head import draw_head, is_classifier, missing_weights, without_load_report
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+PROCESS_KINDS = {
+    "token_classification": "AutoModelForTokenClassification",
+    "label_tokens": "AutoModelForCausalLM",
+    "custom": "AutoModel",
+}
+"""How a process reward model gives scores: its auto class. The logits of custom code are its first output."""
 
 
 class Pretrained:

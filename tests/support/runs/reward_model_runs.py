@@ -10,9 +10,9 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.config.supervised import supervised_settings
+from hwgrpo.research import reward_model_run
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, run_steps
-from hwgrpo.training.reward_modelling import reward_model_run
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.supervised.supervised_setup import build_supervised
 from tests.support.runs.supervised_runs import COMMON, results

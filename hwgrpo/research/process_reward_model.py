@@ -13,17 +13,11 @@ from hwgrpo.errors import ConfigError, quoted
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.padded_batches import batches, padded
 from hwgrpo.rewards.models.placement import PlacedModel, check_placement
-from hwgrpo.rewards.models.pretrained import Pretrained, longest_input
+from hwgrpo.rewards.models.pretrained import PROCESS_KINDS, Pretrained, longest_input
 from hwgrpo.rewards.models.scored_text import ScoredText, TooLong
 from hwgrpo.rewards.response_steps import StepFinder, separated
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
-KINDS = {
-    "token_classification": "AutoModelForTokenClassification",
-    "label_tokens": "AutoModelForCausalLM",
-    "custom": "AutoModel",
-}
-"""How a model gives a score: its auto class. The logits of custom code are its first output."""
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "product": math.prod,
@@ -86,7 +80,7 @@ class ProcessRewardModel:
     ) -> None:
         checks = Kwargs(key)
         check_placement(checks, place, offload, tokens_per_batch, max_length)
-        checks.choice("kind", kind, KINDS)
+        checks.choice("kind", kind, PROCESS_KINDS)
         if reduce is not None:
             checks.choice("reduce", reduce, REDUCTIONS)
         if step_format.count("{step}") != 1 or separator not in step_format:
@@ -105,7 +99,7 @@ class ProcessRewardModel:
         else:
             self._labels, self._keeps_logits = _labels(checks, config, kind, right, wrong), False
         self._pad = tokenizer.pad_token_id or 0
-        self._placed = PlacedModel(pretrained.model(KINDS[kind], dtype), device, place, offload)
+        self._placed = PlacedModel(pretrained.model(PROCESS_KINDS[kind], dtype), device, place, offload)
         self._tokens = tokens_per_batch
 
     def __call__(self, batch: PromptBatch, completions: Completions) -> list[Any]:

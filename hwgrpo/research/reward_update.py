@@ -10,11 +10,11 @@ import torch
 
 from hwgrpo.algorithms.coefficients import initial_coefficients
 from hwgrpo.config.derived import prompts_per_update
-from hwgrpo.rewards.models import reward_losses
+from hwgrpo.research import reward_losses
+from hwgrpo.research.score_model import ScoreModel
+from hwgrpo.research.scored_examples import ScoredExample
 from hwgrpo.rewards.models.padded_batches import batches, padded
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
-from hwgrpo.training.reward_modelling.score_model import ScoreModel
-from hwgrpo.training.reward_modelling.scored_examples import ScoredExample
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
 

@@ -7,9 +7,9 @@ from typing import cast
 
 import torch
 
-from hwgrpo.rewards.models.score_ranking import Ranking, rank_outcomes, rank_pairs
-from hwgrpo.training.reward_modelling.reward_update import RewardUpdate
-from hwgrpo.training.reward_modelling.scored_examples import ScoredExample
+from hwgrpo.research.reward_update import RewardUpdate
+from hwgrpo.research.score_ranking import Ranking, rank_outcomes, rank_pairs
+from hwgrpo.research.scored_examples import ScoredExample
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks

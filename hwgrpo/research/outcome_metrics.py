@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hwgrpo.rewards.models.score_ranking import rank_outcomes
+from hwgrpo.research.score_ranking import rank_outcomes
 
 
 def ranking_accuracy(scores: Sequence[float], outcomes: Sequence[float]) -> float | None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hwgrpo.errors import RunError
-from hwgrpo.rewards.models.outcomes import Outcome, pairs
+from hwgrpo.research.outcomes import Outcome, pairs
+from hwgrpo.research.reward_losses import bradley_terry, classification, mse
 from hwgrpo.rewards.models.padded_batches import batches
-from hwgrpo.rewards.models.reward_losses import bradley_terry, classification, mse
 
 LOSSES = ("classification", "mse", "bradley_terry")
 MAX_GRADIENT = 1.0

@@ -17,16 +17,16 @@ from hwgrpo.models.saving import check_saving
 from hwgrpo.models.sequence_classifier import classifier_config, load_classifier
 from hwgrpo.models.stored_quantization import dequantization_note
 from hwgrpo.models.to_device import move_to_device
+from hwgrpo.research.reward_steps import reward_step, validate_scores
+from hwgrpo.research.reward_update import RewardUpdate
+from hwgrpo.research.score_model import ScoreModel
+from hwgrpo.research.scored_examples import ScoredDataset, build_scored, longest_text
 from hwgrpo.rewards.models.score_head import is_classifier
 from hwgrpo.training.model_setup import Models
 from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype, choose_strategy
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.reward_modelling.reward_steps import reward_step, validate_scores
-from hwgrpo.training.reward_modelling.reward_update import RewardUpdate
-from hwgrpo.training.reward_modelling.score_model import ScoreModel
-from hwgrpo.training.reward_modelling.scored_examples import ScoredDataset, build_scored, longest_text
 from hwgrpo.training.shared_setup import choose_kernels
 from hwgrpo.training.startup_checks import Prompts, make_without_weights
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks

@@ -17,16 +17,17 @@ from typing import Any
 import torch
 
 from hwgrpo.errors import ConfigError, RewardError, quoted
+from hwgrpo.research.outcome_metrics import calibration_error, ranking_accuracy
+from hwgrpo.research.outcomes import Outcome, ReplayBuffer, from_tensors, to_tensors, verified
+from hwgrpo.research.reward_training import LOSSES, RewardTraining
 from hwgrpo.rewards.checked_kwargs import Kwargs
-from hwgrpo.rewards.models.outcome_metrics import calibration_error, ranking_accuracy
-from hwgrpo.rewards.models.outcomes import Outcome, ReplayBuffer, from_tensors, to_tensors, verified
 from hwgrpo.rewards.models.padded_batches import batches
 from hwgrpo.rewards.models.placement import PlacedModel, check_placement
 from hwgrpo.rewards.models.pretrained import Pretrained, longest_input
-from hwgrpo.rewards.models.reward_training import LOSSES, RewardTraining
 from hwgrpo.rewards.models.score_head import is_classifier
 from hwgrpo.rewards.models.scored_text import TOO_LONG, ScoredText, TooLong
 from hwgrpo.rewards.models.sequence_logits import padding_id, sequence_logits
+from hwgrpo.rewards.models.trained_reward import TrainedReward
 from hwgrpo.rewards.processes.messages import is_listed, number_of
 from hwgrpo.rewards.processes.reward_process import open_reward
 from hwgrpo.rewards.response_steps import StepFinder
@@ -37,7 +38,7 @@ DRIFT_ROWS = 64
 """Most outcomes whose scores before and after a training are compared."""
 
 
-class OnlineRewardModel:
+class OnlineRewardModel(TrainedReward):
     """The rule's outcome for verified responses, the trained model's score for the others.
 
     Each rank has the whole model. All train it on the outcomes of all ranks, in the same order.
