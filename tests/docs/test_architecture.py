@@ -3,9 +3,12 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from hwgrpo.training.stages.stage import Stages
 
 REPO = Path(__file__).parents[2]
 sys.path.insert(0, str(REPO / "scripts"))
@@ -21,7 +24,7 @@ def test_the_picture_is_current():
 
 
 def test_the_files_of_the_main_path_are_there():
-    files = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE, flags=re.MULTILINE)
+    files = re.findall(r"^\| \[`([\w/]+\.py)`\]\(\.\./\1\) \|", PAGE, flags=re.MULTILINE)
     assert [name for name in files if not (REPO / name).is_file()] == []
     assert len(files) == len(set(files)) > 0
 
@@ -40,16 +43,24 @@ def test_the_figures_of_a_step_are_what_a_trace_counts():
 def test_what_engineers_ask_first_is_a_file_and_a_name_in_it():
     rows = re.findall(r"^\| [^|]+\? \| .*?\]\(\.\./([\w/.]+)\), `(\w+)`", PAGE, flags=re.MULTILINE)
     asked = PAGE.partition("## What engineers ask first")[2].partition("\n## ")[0]
-    assert len(rows) == len(re.findall(r"^\| ", asked, flags=re.MULTILINE)) - 1 > 0
+    tables = len(re.findall(r"^\|---", asked, flags=re.MULTILINE))
+    assert len(rows) == len(re.findall(r"^\| ", asked, flags=re.MULTILINE)) - tables > 0
     for file, name in rows:
         text = (REPO / file).read_text(encoding="utf-8")
         assert re.search(rf"^ *(def|class) {name}\b|^{name}\b", text, flags=re.MULTILINE), (file, name)
 
 
-def test_what_the_page_points_at_is_there():
-    for name, file in (
-        ("_build", "training/setup.py"),
-        ("_saver", "training/setup.py"),
-        ("class Prefetcher", "training/feed/prefetcher.py"),
-    ):
-        assert name in (REPO / "hwgrpo" / file).read_text(encoding="utf-8")
+def test_the_slots_of_a_step_are_on_the_page_in_their_order():
+    assert re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE) == [field.name for field in fields(Stages)]
+
+
+def test_every_name_on_the_page_is_in_its_package():
+    """A name after a file that the page names without its folder, as in "`restore.py`, `verify`"."""
+    code = [path for root in ("hwgrpo", "backends", "kernels") for path in (REPO / root).rglob("*.py")]
+    pairs = re.findall(r"`((?:\w+/)*\w+\.py)`(?:\]\([^)]*\))?, `([\w.]+)`", PAGE)
+    named = [(file, name) for file, name in pairs if not name.endswith(".py")]
+    assert named
+    for file, name in named:
+        defined = re.compile(rf"^ *(def|class) {name.split('.')[-1]}\b|^{name}\b", flags=re.MULTILINE)
+        found = [path.read_text(encoding="utf-8") for path in code if f"/{path.relative_to(REPO)}".endswith(f"/{file}")]
+        assert any(map(defined.search, found)), (file, name)

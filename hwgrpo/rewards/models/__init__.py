@@ -1,4 +1,4 @@
-"""Rewards by models in the trainer's process; those of research/ stand on these parts.
+"""Rewards by models in the trainer's process, and the parts of further ones.
 
 reward_model.py           `reward_model`: a score per response from a sequence-classification model
 trained_reward.py         what a run needs of a reward whose model it trains

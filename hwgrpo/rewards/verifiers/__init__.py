@@ -13,5 +13,6 @@ cosine_length.py       length_cosine
 repetition.py          repetition of n-grams of tokens
 by_source.py           by_source: the rule of each row's source
 language.py            language: the share of letters of its scripts
+reasoning_gym_tasks.py  addresses of tasks of the package reasoning-gym
 reasoning_gym_score.py reasoning_gym: the score of the package reasoning-gym
 """
