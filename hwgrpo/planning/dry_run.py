@@ -99,7 +99,7 @@ def make_plan(
     settings, shipped = planned_settings(config.model)
     device = Device(backend) if no_device is None else None
     if device is not None:
-        in_the_way = reason_against_folder(Path(t.output_dir), final_folders(config))
+        in_the_way = reason_against_folder(Path(t.output_dir), final_folders(config.reward))
         problems += filter(None, (*missing_requirements(config, device), in_the_way))
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     dated = replace(config, data=replace(config.data, template_date=template_date(config, checkpoint)))

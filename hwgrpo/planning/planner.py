@@ -47,17 +47,17 @@ class Planner:
 
     def check(self, backend: Backend) -> None:
         """Check that the model supports the configured sequence or tensor parallelism."""
-        _, attention = assumed_selections(self.config, backend, self.settings)
+        _, attention = assumed_selections(self.config.model, backend, self.settings)
         check_sequence_parallel(self.config, self.settings, attention)
 
     def layout(self, backend: Backend) -> Layout:
         """Return the layout of micro-batches."""
-        _, attention = assumed_selections(self.config, backend, self.settings)
+        _, attention = assumed_selections(self.config.model, backend, self.settings)
         return choose_layout(self.config, self.settings, attention.loaded_as)
 
     def work(self, backend: Backend, devices: int, *, separate: bool) -> Work:
         """Return the work of one device."""
-        dtype, _ = assumed_selections(self.config, backend, self.settings)
+        dtype, _ = assumed_selections(self.config.model, backend, self.settings)
         longest = self.config.data.max_prompt_tokens
         layout, supervised = self.layout(backend), self.supervised
         work = planned_work(self.config, backend, devices, dtype, layout, prompt_tokens=longest, supervised=supervised)

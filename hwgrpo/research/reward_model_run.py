@@ -108,7 +108,7 @@ def build_score_model(config: Config, device: Device, strategy: Strategy, data: 
     Raises:
         ConfigError: the model cannot be read, or does not support these settings.
     """
-    choose_kernels(config, device.backend)
+    choose_kernels(config.kernels, device.backend)
     settings = classifier_config(config.model, data.tokenizer.pad_token_id)
     dtype = choose_dtype(config, device)
     attention = choose_attention(config, device.backend, dtype, settings, device.arch)

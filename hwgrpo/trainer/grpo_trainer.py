@@ -203,7 +203,7 @@ class Trainer:
             if self.is_open:
                 engine, rewards = run.engine, run.rewards
                 rewards.check_columns(dataset.columns)
-                require_ground_truths(run.config, dataset)
+                require_ground_truths(run.config.reward, dataset)
                 rewards.check_prompts(dataset.prompt(row, 0) for row in range(len(dataset)))
                 parts.enter_context(run.responses.exclusive_engine())
                 self._environment.resume()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
+from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.chat_template import apply_template
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import DataError, quoted
@@ -35,7 +36,7 @@ def end_of_turn_note(
         return None
     generation = load_generation_config(config.model, settings, ask_hub=ask_hub)
     ends = end_token_ids(tokenizer, generation, config.rollout.stop_token_ids)
-    tail = _after_message(config, tokenizer)
+    tail = _after_message(config.data, tokenizer)
     ids = tokenizer(tail, add_special_tokens=False)["input_ids"] if tail.strip() else []
     if not ids or set(ids) & set(ends) or any(stop in tail for stop in config.rollout.stop):
         return None
@@ -52,11 +53,11 @@ def end_of_turn_note(
     )
 
 
-def _after_message(config: Config, tokenizer: PreTrainedTokenizerBase) -> str:
+def _after_message(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what the template writes after the content of an assistant's message; "" where that cannot be seen."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
     try:
-        text = apply_template(messages, config.data, tokenizer, "a probe", add_generation_prompt=False)
+        text = apply_template(messages, data, tokenizer, "a probe", add_generation_prompt=False)
     except DataError:  # a template that wants other roles
         return ""
     _, found, tail = text.rpartition(PROBE)

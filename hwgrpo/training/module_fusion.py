@@ -10,6 +10,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_kernels import fused_modules
 
 from hwgrpo.config import Config
+from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training.policy.auto_settings import AttentionSelection
 from hwgrpo.training.policy.policy_model import PolicyModel
@@ -29,13 +30,13 @@ class Fused:
     """The same as a log line; empty if none was selected."""
 
 
-def choose_modules(config: Config, backend: Backend) -> tuple[str, ...]:
+def choose_modules(model: ModelConfig, backend: Backend) -> tuple[str, ...]:
     """Return the fused modules to insert: for `auto` all of the backend, else those configured that its device has.
 
     Raises:
         ConfigError: the device does not have one of the configured modules.
     """
-    wanted = tuple(config.model.fused_modules)
+    wanted = tuple(model.fused_modules)
     if wanted == ("auto",):
         return backend.modules
     if wanted == ("none",):
@@ -57,7 +58,7 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
     Raises:
         ConfigError: a module set by name replaces no module of the model.
     """
-    modules = choose_modules(config, backend)
+    modules = choose_modules(config.model, backend)
     if attention.is_fused:
         modules = (*modules, fused_modules.ATTENTION_MODULE)
     if not modules:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.config import Config
+from hwgrpo.config.schema import AlgorithmConfig, RewardConfig
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.models.final_dtype import cast_weights
 from hwgrpo.models.stored_dtype import cached_folder
@@ -69,10 +70,10 @@ def _copy_from_rank_0(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def further_files(
-    config: Config, rewards: RewardPipeline, reference: Reference | None, strategy: Strategy
+    algorithm: AlgorithmConfig, rewards: RewardPipeline, reference: Reference | None, strategy: Strategy
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Return this rank's checkpoint files with a moved reference and trained reward models, as copies."""
-    files = reference_files(reference, strategy, config.algorithm.kl)
+    files = reference_files(reference, strategy, algorithm.kl)
     if strategy.rank == 0:
         files |= {_file(name): model.state() for name, model in _models(rewards).items()}
     return files
@@ -116,15 +117,15 @@ def final_models(run: Any) -> dict[str, Callable[[Path], None]]:
     return {name: partial(_save, model, run.config.trainer.final_dtype) for name, model in models.items()}
 
 
-def final_folders(config: Config) -> list[str]:
+def final_folders(reward: RewardConfig) -> list[str]:
     """Return the names of the folders of a run's trained reward models."""
-    names = [entry.name for entry in config.reward.functions if entry.name in VERIFYING_REWARDS]
+    names = [entry.name for entry in reward.functions if entry.name in VERIFYING_REWARDS]
     return [f"final-{name}" if number == 1 else f"final-{name}_{number}" for number, name in enumerate(names, start=1)]
 
 
 def check_online_rewards(config: Config) -> None:
     """Raise `ConfigError` if the baseline is a greedy response, which the rule seldom verifies."""
-    if final_folders(config) and takes(config.algorithm.advantage, "greedy_S"):
+    if final_folders(config.reward) and takes(config.algorithm.advantage, "greedy_S"):
         raise ConfigError(
             f"algorithm.advantage.name={config.algorithm.advantage.name!r} with the reward online_reward_model: the "
             "baseline would be the model's score of a greedy response; use algorithm.advantage.name=rloo, which "

@@ -18,6 +18,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_tree
+from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.config.validate import check_resume
@@ -193,7 +194,7 @@ def already_finished(
     models = [output / "final"] if t.save_final_model else []
     if t.save_final_model and uses_lora(config.model.lora):
         models.append(output / "final-adapter")
-    models += [output / name for name in final_folders(config) if t.save_final_model]
+    models += [output / name for name in final_folders(config.reward) if t.save_final_model]
     if closing.get("status") != "completed" or not all(model.is_dir() for model in models):
         return None
     checkpoint, notes = _choose_checkpoint(config, output)
@@ -276,20 +277,20 @@ def restore_generators(
     if saved is None:  # a first start, or written by fewer ranks: a separate random stream, not another rank's
         seed_rank(device, config, rank, step)
         return []
-    note = rng_state.restore(saved, device, _rank_seed(config, rank, step))
+    note = rng_state.restore(saved, device, _rank_seed(config.trainer, rank, step))
     return [note] if note else []
 
 
 def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
     """Seed each rank differently, after the model is made the same on all of them."""
     if rank or step:
-        seed_everything(device, _rank_seed(config, rank, step))
+        seed_everything(device, _rank_seed(config.trainer, rank, step))
 
 
-def _rank_seed(config: Config, rank: int, step: int) -> int:
-    generator = torch.Generator().manual_seed(config.trainer.seed)
+def _rank_seed(trainer: TrainerConfig, rank: int, step: int) -> int:
+    generator = torch.Generator().manual_seed(trainer.seed)
     offsets = torch.randint(2**40, (2,), generator=generator).tolist()
-    return (config.trainer.seed + rank * offsets[0] + step * offsets[1]) % 2**63  # what generators accept
+    return (trainer.seed + rank * offsets[0] + step * offsets[1]) % 2**63  # what generators accept
 
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
@@ -422,10 +423,10 @@ def open_folder(
         ConfigError: the checkpoint is one of another command, or the final model would replace a symbolic link.
         RunFinished: nothing is left to do.
     """
-    lock = lock_folder_on_rank_0(path, strategy, final_folders(written))
+    lock = lock_folder_on_rank_0(path, strategy, final_folders(written.reward))
     if lock is not None:
         undo.callback(lock.close)
-    raise_on_all_ranks(strategy, lambda: None if strategy.rank else check_command(written, path, command))
+    raise_on_all_ranks(strategy, lambda: None if strategy.rank else check_command(written.trainer, path, command))
     _raise_if_finished(written, strategy, allow_finished, open_data)
     linked = strategy.gather_objects(reason_against_saving(written, path))[0]
     if linked is not None:
@@ -440,16 +441,16 @@ def open_folder(
 
 def reason_against_saving(config: Config, output: Path) -> str | None:
     """Return an error if a run that is not finished would replace a symbolic link at its end; None if not."""
-    return reason_against_links(output, final_folders(config)) if config.trainer.save_final_model else None
+    return reason_against_links(output, final_folders(config.reward)) if config.trainer.save_final_model else None
 
 
-def check_command(config: Config, output: Path, command: str) -> None:
+def check_command(trainer: TrainerConfig, output: Path, command: str) -> None:
     """Check that the checkpoint to resume from is one of this command.
 
     Raises:
         ConfigError: it is one of another command, whose optimizer states and data are others.
     """
-    resume = config.trainer.resume
+    resume = trainer.resume
     if resume == "never":
         return
     folders = [path for _, path in checkpoint_files.folders(output / "checkpoints")]

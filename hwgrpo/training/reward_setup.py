@@ -8,6 +8,7 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
+from hwgrpo.config.schema import RewardConfig
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.reward_check import COMPARING
 from hwgrpo.models.loading import resolve_model_path
@@ -40,7 +41,7 @@ def build_rewards(
             says that it can score no response to a prompt.
     """
     for data in filter(None, (dataset, validation)):
-        require_ground_truths(config, data)
+        require_ground_truths(config.reward, data)
     context = {
         "max_response_tokens": config.rollout.max_response_tokens,
         "sandbox_level": config.reward.sandbox.level,
@@ -71,9 +72,9 @@ def build_rewards(
     return rewards
 
 
-def require_ground_truths(config: Config, data: PromptDataset) -> None:
+def require_ground_truths(reward: RewardConfig, data: PromptDataset) -> None:
     """Raise `DataError` if a prompt has no ground truth, and a reward that compares with it would stop the run."""
-    for function in config.reward.functions:
+    for function in reward.functions:
         if function.name in COMPARING and function.on_error == "raise":
             data.require_ground_truth(f"reward {function.name}")
 

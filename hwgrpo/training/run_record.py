@@ -16,7 +16,7 @@ from hwgrpo_backends.environment import profile
 import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.schema import DataConfig
+from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
 from hwgrpo.data.prompts import dataset_notes, overlong_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
 from hwgrpo.support.run_files import write_whole
@@ -34,11 +34,11 @@ def prompt_notes(config: DataConfig, data: Prompts) -> Iterator[str]:
             yield from filter(None, (overlong_note(name, prompts, config.max_prompt_tokens),))
 
 
-def frozen_dtype_note(config: Config, models: Models) -> str | None:
+def frozen_dtype_note(model: ModelConfig, models: Models) -> str | None:
     """Return why frozen matrices take twice the memory, where `model.lora.base_dtype=auto` keeps them in fp32."""
     compute = models.policy.compute_dtype
-    quantized = config.model.quantize != "none"
-    if quantized or config.model.lora.base_dtype != "auto" or models.frozen_dtype in (None, compute):
+    quantized = model.quantize != "none"
+    if quantized or model.lora.base_dtype != "auto" or models.frozen_dtype in (None, compute):
         return None
     return (
         f"the frozen base model stays in float32 and is copied to sample with, since {_named(compute)} would round its "
@@ -56,9 +56,9 @@ def filters_note(config: Config, models: Models) -> str | None:
     )
 
 
-def partial_note(config: Config) -> str | None:
+def partial_note(rollout: RolloutConfig) -> str | None:
     """Return a line where the numbers depend on the speed of the machine."""
-    if not config.rollout.partial:
+    if not rollout.partial:
         return None
     return (
         "rollout.partial=true: at which token the weights change depends on the speed of the machine; neither a second "
@@ -66,9 +66,9 @@ def partial_note(config: Config) -> str | None:
     )
 
 
-def start_summary(config: Config, device: Device, models: Models, data: Prompts, start: int) -> str:
+def start_summary(model: ModelConfig, device: Device, models: Models, data: Prompts, start: int) -> str:
     """Return a line with device, trainable parameters, number of prompts, and first step."""
-    quantize = config.model.quantize
+    quantize = model.quantize
     held = _named(models.frozen_dtype) if models.frozen_dtype and quantize == "none" else quantize
     frozen = f"frozen matrices in {held}, " if models.frozen_dtype else ""
     return (

@@ -204,13 +204,15 @@ def _build(
             date = config.data.template_date
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
     observer.resume_from(start)
-    notes += filter(None, (frozen_dtype_note(config, models), filters_note(config, models), reference_note(config)))
-    notes += filter(None, (partial_note(config),))
+    notes += filter(
+        None, (frozen_dtype_note(config.model, models), filters_note(config, models), reference_note(config))
+    )
+    notes += filter(None, (partial_note(config.rollout),))
     if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
         notes += filter(None, (ratio_note(config.algorithm.loss),))
     notes += (*engine.notes, *prompt_notes(config.data, data), *text_notes(config, data.tokenizer, data.training.texts))
     notes += filter(None, (repeats_note(data.training, config.trainer.prompts_per_step),))
-    notes.append(start_summary(config, device, models, data, start))
+    notes.append(start_summary(config.model, device, models, data, start))
     for note in notes:
         observer.note(note)
 
@@ -347,7 +349,9 @@ def _saver(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=lambda: responses.files() | further_files(config, data.rewards, models.reference, strategy),
+        extra_files=lambda: (
+            responses.files() | further_files(config.algorithm, data.rewards, models.reference, strategy)
+        ),
         note=observer.note,
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,

@@ -15,6 +15,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
+from hwgrpo.config.schema import KernelsConfig, RolloutConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
@@ -52,7 +53,7 @@ def prepare_process(config: Config, backend: Backend, local_rank: int, local_wor
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local_world_size))
     seed_everything(device, config.trainer.seed)
     device.set_deterministic(config.trainer.deterministic)
-    choose_kernels(config, backend)
+    choose_kernels(config.kernels, backend)
     return device
 
 
@@ -63,17 +64,16 @@ def seed_everything(device: Device, seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def choose_kernels(config: Config, backend: Backend) -> None:
+def choose_kernels(kernels: KernelsConfig, backend: Backend) -> None:
     """Configure the kernels by the settings and the backend's preferences.
 
     Raises:
         ConfigError: `kernels.pins` names an op or an implementation that does not exist.
     """
-    k = config.kernels
     try:
-        hwgrpo_kernels.configure(pins=dict(k.pins), preference=backend.kernels, strict=k.strict)
+        hwgrpo_kernels.configure(pins=dict(kernels.pins), preference=backend.kernels, strict=kernels.strict)
     except ValueError as error:
-        raise ConfigError(f"kernels.pins={dict(k.pins)}: {error}") from error
+        raise ConfigError(f"kernels.pins={dict(kernels.pins)}: {error}") from error
 
 
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
@@ -184,7 +184,7 @@ def build_engine(
         weights=ModuleWeights(policy.model) if weights is None else weights,
         tokenizer=tokenizer,
         device=device,
-        compute_dtype=sampler_dtype(config, policy),
+        compute_dtype=sampler_dtype(config.rollout, policy),
         replica=replica,
         run_id=run_id,
         gate=gate,
@@ -201,7 +201,7 @@ def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | No
         weights: the copy's weights, if the policy is on the meta device.
     """
     pairs = None if weights is None else weights.broadcast_all(policy.model)
-    return copy_frozen(policy.model, sampler_dtype(config, policy), pairs)
+    return copy_frozen(policy.model, sampler_dtype(config.rollout, policy), pairs)
 
 
 def needs_replica(config: Config, shards: bool) -> bool:
@@ -214,7 +214,7 @@ def needs_replica(config: Config, shards: bool) -> bool:
     return engine_kind(config).samples_with_policy and (shards or config.rollout.max_staleness > 0)
 
 
-def sampler_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
+def sampler_dtype(rollout: RolloutConfig, policy: PolicyModel) -> torch.dtype:
     """Return the dtype that responses are sampled in."""
-    wanted = config.rollout.dtype
+    wanted = rollout.dtype
     return policy.compute_dtype if wanted == "auto" else getattr(torch, wanted)

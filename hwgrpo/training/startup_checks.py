@@ -22,7 +22,7 @@ from hwgrpo.algorithms.token_advantages import check_arguments, check_token_leve
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.algorithm_rules import check_declared
-from hwgrpo.config.schema import ModelConfig
+from hwgrpo.config.schema import AlgorithmConfig, ModelConfig
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
@@ -125,10 +125,10 @@ def check_start(
     if not resumes:
         check_trains_all_parts(config.model, settings)
     check_declared(config.algorithm)
-    check_estimator(config)
+    check_estimator(config.algorithm)
     build_loss(config.algorithm)  # a loss, KL or correction of the user's own may not take what is set
-    choose_kernels(config, backend)
-    choose_modules(config, backend)
+    choose_kernels(config.kernels, backend)
+    choose_modules(config.model, backend)
     check_router_loss(config.model.router_loss_coef, settings)
     check_stored(config.model.path, settings)
     folder = Path(resolve_model_path(config.model.path))
@@ -138,7 +138,7 @@ def check_start(
     if config.trainer.save_final_model:
         check_saving(model, config.model, data.tokenizer if data is not None else None)
     if device is None:
-        dtype, attention = assumed_selections(config, backend, settings)
+        dtype, attention = assumed_selections(config.model, backend, settings)
     else:
         dtype = choose_dtype(config, device)
         attention = choose_attention(config, backend, dtype, settings, device.arch)
@@ -188,14 +188,14 @@ def require_running_server(config: Config, strategy: Strategy) -> None:
         raise ConfigError(problem)
 
 
-def check_estimator(config: Config) -> None:
+def check_estimator(algorithm: AlgorithmConfig) -> None:
     """Check that the other settings fit what the advantage estimator returns and reads, also one of the user's own.
 
     Raises:
         ConfigError: as `check_token_level` and `check_arguments` do.
     """
-    check_token_level(config.algorithm)
-    check_arguments(config.algorithm.advantage)
+    check_token_level(algorithm)
+    check_arguments(algorithm.advantage)
 
 
 def make_without_weights(
@@ -222,9 +222,9 @@ def make_without_weights(
         return apply_lora(model, config.lora) if lora else model
 
 
-def assumed_selections(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionSelection]:
+def assumed_selections(model: ModelConfig, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionSelection]:
     """Return the expected compute dtype and attention of a device that is not here."""
-    wanted, attention = config.model.dtype, config.model.attention
+    wanted, attention = model.dtype, model.attention
     usual = torch.float32 if backend.is_host else torch.bfloat16
     dtype = usual if wanted == "auto" else getattr(torch, wanted)
     if attention == "auto":

@@ -276,7 +276,7 @@ def test_the_largest_seed_is_one_that_every_generator_accepts():
     config = load(f"trainer.seed={LARGEST_SEED}")
     rewards = Rewards(total=torch.zeros(2, dtype=torch.float64), valid=torch.ones(2, dtype=torch.bool), per_function={})
     shuffle_rewards(rewards, config.trainer.seed, step=2**31 - 1, rank=99_999)
-    torch.Generator().manual_seed(_rank_seed(config, rank=99_999, step=2**31 - 1))
+    torch.Generator().manual_seed(_rank_seed(config.trainer, rank=99_999, step=2**31 - 1))
     assert TinySpec(seed=LARGEST_SEED).seed == LARGEST_SEED
     with pytest.raises(ConfigError, match="at most 4294967295"):
         TinySpec(seed=LARGEST_SEED + 1)

@@ -31,7 +31,7 @@ from tests.support.runs import runs
     ],
 )
 def test_auto_is_what_the_backend_lists(backend: str, words: tuple[str, ...], modules: tuple[str, ...]):
-    assert choose_modules(settings(*words), hwgrpo_backends.get(backend)) == modules
+    assert choose_modules(settings(*words).model, hwgrpo_backends.get(backend)) == modules
 
 
 def test_a_module_named_on_a_backend_without_it_ends_the_run_before_the_model_is_loaded(tmp_path: Path):

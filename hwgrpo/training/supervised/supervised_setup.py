@@ -206,9 +206,9 @@ def _build(
             date = config.data.template_date
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
     observer.resume_from(start)
-    notes += filter(None, (frozen_dtype_note(config, models),))
+    notes += filter(None, (frozen_dtype_note(config.model, models),))
     notes += (*prompt_notes(config.data, data), *training.example_notes(config, data, total_steps))
-    for note in (*notes, start_summary(config, device, models, data, start)):
+    for note in (*notes, start_summary(config.model, device, models, data, start)):
         observer.note(note)
 
     secrets = strategy.gather_objects(digests(written_of(written)))[0]
