@@ -78,7 +78,7 @@ def choose_kernels(config: Config, backend: Backend) -> None:
 
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
-    dtype = choose_dtype(config, device)
+    dtype = choose_dtype(config.model.dtype, device)
     model = load_checked(config, attention_of(config, device).loaded_as, tokenizer, compute_dtype=dtype)
     move_to_device(model, device.torch_device)
     return policy_of(config, device, model)
@@ -109,7 +109,7 @@ def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None 
         chunk_rows=config.kernels.chunk_rows,
         logits_dtype=None if logits == "auto" else getattr(torch, logits),
     )
-    policy = PolicyModel(model, compute_dtype=choose_dtype(config, device), options=options, head=head)
+    policy = PolicyModel(model, compute_dtype=choose_dtype(config.model.dtype, device), options=options, head=head)
     if head is None:
         with policy.autocast(policy.base.get_input_embeddings().weight.device):
             check_router(config.model.router_loss_coef, policy.base)
