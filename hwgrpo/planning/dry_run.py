@@ -261,6 +261,7 @@ def planned_work(
         prompt_tokens: length of the longest prompt.
         supervised: responses are given.
     """
+    rollout = config.rollout
     return Work(
         dtype=dtype,
         device_type=backend.device_type,
@@ -270,10 +271,10 @@ def planned_work(
         micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
-        samples=not supervised and engine_kind(config).samples_with_policy,
-        beside=not supervised and shares_device(config),
-        sleeps=not supervised and sleeps(config, on_host=backend.is_host),
-        sent_copies=0 if supervised else count_host_copies(config, config.rollout.engine),
+        samples=not supervised and engine_kind(rollout).samples_with_policy,
+        beside=not supervised and shares_device(rollout),
+        sleeps=not supervised and sleeps(rollout, on_host=backend.is_host),
+        sent_copies=0 if supervised else count_host_copies(rollout.engine, rollout.server, config.model.lora),
         supervised=supervised,
     )
 
@@ -341,7 +342,7 @@ def _output_lines(
 def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
     """Return the fallbacks and their reasons, as far as the model's configuration shows them."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    reason = predict_fallback(settings, longest) if engine_kind(config).samples_with_policy else None
+    reason = predict_fallback(settings, longest) if engine_kind(config.rollout).samples_with_policy else None
     lines = (layout_note, describe_fallback(reason) if reason else None)
     return [line for line in lines if line]
 

@@ -14,6 +14,7 @@ from hwgrpo_backends.decide import AUTO
 from hwgrpo.config import Config
 from hwgrpo.config.load import is_given
 from hwgrpo.config.rollout_rules import check_rollout
+from hwgrpo.config.schema import RolloutConfig
 from hwgrpo.config.uses import default_of, unused_settings
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
@@ -128,7 +129,7 @@ def _choose(config: Config, backend: Backend, world_size: int, device: RunDevice
     parallel = f" with rollout.tensor_parallel_size={size}" if size != config.rollout.tensor_parallel_size else ""
     planned = isinstance(device, PlannedDevice) and r.engine != names[-1] and r.server.url is None
     auto = "auto; planned for this device, where vLLM must be installed" if planned else "auto"
-    first = f"rollout.engine={r.engine} ({auto}){parallel}{_place(chosen, backend, device)}"
+    first = f"rollout.engine={r.engine} ({auto}){parallel}{_place(r, backend, device)}"
     if r.server.env != config.rollout.server.env:
         first += f", which no rank uses; not shared: {not_shared}"
     notes = [
@@ -224,15 +225,16 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: RunDevic
     checks: tuple[Callable[[], object], ...] = (
         *_checks_of_settings(config, world_size),
         *(() if isinstance(device, PlannedDevice) else (lambda: check_engine(config),)),
-        lambda: check_head_size(config, settings, on_host=on_host),
-        lambda: check_sleep(config, settings, backend),
+        lambda: check_head_size(config.rollout, config.model.path, settings, on_host=on_host),
+        lambda: check_sleep(config.rollout, config.model.path, settings, backend),
     )
     for check in checks:
         try:
             check()
         except ConfigError as error:
             return str(error)
-    if engine_kind(config).on_server and shares_device(config) and world_size > ranks_of_host(world_size, device):
+    several_hosts = world_size > ranks_of_host(world_size, device)
+    if several_hosts and engine_kind(config.rollout).on_server and shares_device(config.rollout):
         return (
             "servers that the run starts share the training devices of the first host, and there are several: start "
             "servers of your own (rollout.server.url)"
@@ -254,7 +256,7 @@ def _ask(config: Config, backend: Backend, device: RunDevice | None) -> str:
 def _why_no_room(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> str | None:
     try:
         resolve_strategy(config, backend, world_size, device)
-        if device is not None and not shares_device(config) and config.rollout.server.url is None:
+        if device is not None and not shares_device(config.rollout) and config.rollout.server.url is None:
             return why_too_little_elsewhere(config, backend, world_size, device)
         room = engine_room(config, backend, world_size, device)
     except Exception:  # a model of unknown sizes may still be sampled from
@@ -262,17 +264,17 @@ def _why_no_room(config: Config, backend: Backend, world_size: int, device: RunD
     return None if room is None else room.why_too_little
 
 
-def _place(config: Config, backend: Backend, device: RunDevice | None) -> str:
+def _place(rollout: RolloutConfig, backend: Backend, device: RunDevice | None) -> str:
     """Return whether the engine shares the training devices, and why, as the end of a note."""
-    if engine_kind(config).samples_with_policy:
+    if engine_kind(rollout).samples_with_policy:
         return ""
-    server = config.rollout.server
-    if not shares_device(config):
+    server = rollout.server
+    if not shares_device(rollout):
         devices = "" if server.url else f" {server.env.get(backend.visible_env or '', '')}".rstrip()
         source = "rollout.server.url" if server.url else "rollout.server.env"
         return f", split: on devices{devices} of its own ({source})"
-    asleep = sleeps(config, on_host=backend.is_host)
-    is_planned = config.rollout.gpu_memory_utilization is None and device is not None and device.memory().total
+    asleep = sleeps(rollout, on_host=backend.is_host)
+    is_planned = rollout.gpu_memory_utilization is None and device is not None and device.memory().total
     reason = f"both fit {'in turn' if asleep else 'at once'}" if is_planned else "the default"
     return (
         f", shared: on the training devices, where it {'sleeps' if asleep else 'stays awake'} during updates ({reason})"

@@ -63,7 +63,7 @@ def engine_room(config: Config, backend: Backend, world_size: int, device: RunDe
         device: this process's device; None: it is not here.
     """
     total = device.memory().total if device is not None else None
-    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config):
+    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config.rollout):
         return None
     from hwgrpo.planning.memory import estimate
     from hwgrpo.planning.planned_sharding import config_sharding
@@ -102,7 +102,7 @@ def why_too_little_elsewhere(config: Config, backend: Backend, world_size: int, 
     planner = Planner(config)
     work = replace(planner.work(backend, world_size, separate=True), beside=True, sleeps=True)
     needed = sum(estimate(config, planner.shape, work, config_sharding(config, world_size)).rollout.values())
-    if needed <= memory_share(config) * total:
+    if needed <= memory_share(config.rollout) * total:
         return None
     size = config.rollout.tensor_parallel_size
     return f"each of {size} idle devices of {format_bytes(total)} would need {format_bytes(needed)}"

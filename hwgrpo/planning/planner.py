@@ -64,7 +64,8 @@ class Planner:
         if not separate or work.is_elsewhere or supervised:
             return work
         # rollout by a server with default settings
-        return replace(work, samples=False, beside=False, sent_copies=count_host_copies(self.config, "vllm_server"))
+        copies = count_host_copies("vllm_server", self.config.rollout.server, self.config.model.lora)
+        return replace(work, samples=False, beside=False, sent_copies=copies)
 
     def resolve(
         self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool

@@ -265,7 +265,7 @@ def nearest_alternative(
         device = here or PlannedDevice(int(room), min(count, most), usable=1.0)
         return with_engine(each, backend, count, device)[0]
 
-    divides = engine_kind(config).runs_vllm and shares_device(config) and not separate
+    divides = engine_kind(config.rollout).runs_vllm and shares_device(config.rollout) and not separate
     return planner.instead(
         config.trainer,
         backend,
@@ -304,7 +304,7 @@ def alternatives_with_engines(
             devices,
             ranks_of_host(devices, device),
             room,
-            separate=not (engine_kind(config).samples_with_policy or shares_device(config)),
+            separate=not (engine_kind(config.rollout).samples_with_policy or shares_device(config.rollout)),
             here=None if isinstance(device, PlannedDevice) else device,
             used=config.rollout.engine,
         )

@@ -126,7 +126,7 @@ def _by_plan(
     from hwgrpo.planning.planner import Planner
 
     planner = Planner(config, supervised=supervised)
-    separate = not (engine_kind(config).samples_with_policy or shares_device(config))
+    separate = not (engine_kind(config.rollout).samples_with_policy or shares_device(config.rollout))
 
     def peak(settings: TrainerConfig) -> int:
         return planner.memory(backend, devices, settings, separate=separate).peak

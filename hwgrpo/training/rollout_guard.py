@@ -67,7 +67,7 @@ class RolloutGuard:
         adjustable = r.max_staleness if isinstance(source, AdjustableSource) else 0
         self._measures = measures(config.algorithm.correction, adjustable)
         # The log-probs of a truncated distribution differ from those of the full one by design.
-        self._watches = r.guard != "off" and not unmatched_filters(config, update.policy.head.softcap)
+        self._watches = r.guard != "off" and not unmatched_filters(r, update.policy.head.softcap)
         self._acts = self._watches and r.guard == "act"
         self._state = GuardState()
         self._notes: list[str] = []

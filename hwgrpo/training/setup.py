@@ -222,7 +222,7 @@ def _build(
         prompts=source,
         responses=responses,
         engine=engine,
-        engine_sleeps=sleeps(config, on_host=device.backend.is_host),
+        engine_sleeps=sleeps(config.rollout, on_host=device.backend.is_host),
         sampling=sampling_of(config),
         rewards=data.rewards,
         update=update,

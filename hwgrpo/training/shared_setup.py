@@ -189,7 +189,8 @@ def build_engine(
         run_id=run_id,
         gate=gate,
     )
-    return with_workflow(engine_kind(config).make(parts), config, tokenizer)
+    engine = engine_kind(config.rollout).make(parts)
+    return with_workflow(engine, config.rollout.workflow, tokenizer, config.trainer.process_group_timeout)
 
 
 def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
@@ -211,7 +212,7 @@ def needs_replica(config: Config, shards: bool) -> bool:
         config: the run's settings.
         shards: whether the strategy shards the policy's weights.
     """
-    return engine_kind(config).samples_with_policy and (shards or config.rollout.max_staleness > 0)
+    return engine_kind(config.rollout).samples_with_policy and (shards or config.rollout.max_staleness > 0)
 
 
 def sampler_dtype(config: Config, policy: PolicyModel) -> torch.dtype:

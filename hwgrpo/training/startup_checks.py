@@ -143,8 +143,8 @@ def check_start(
         dtype = choose_dtype(config.model.dtype, device)
         attention = choose_attention(config, backend, dtype, settings, device.arch)
     check_sequence_parallel(config, settings, attention)
-    check_head_size(config, settings, on_host=backend.is_host)
-    check_sleep(config, settings, backend)
+    check_head_size(config.rollout, config.model.path, settings, on_host=backend.is_host)
+    check_sleep(config.rollout, config.model.path, settings, backend)
     layout = choose_layout(config, settings, attention.loaded_as)
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)
