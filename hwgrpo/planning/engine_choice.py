@@ -14,7 +14,7 @@ from hwgrpo_backends.decide import AUTO
 from hwgrpo.config import Config
 from hwgrpo.config.load import is_given
 from hwgrpo.config.rollout_rules import check_rollout
-from hwgrpo.config.schema import RolloutConfig
+from hwgrpo.config.schema import ModelConfig, RolloutConfig
 from hwgrpo.config.uses import default_of, unused_settings
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
@@ -52,7 +52,7 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: Ru
     if config.rollout.engine != AUTO:
         return []
     already_unused = unused_settings(config)  # a recipe's settings that are without effect beside its overrides
-    saved = saved_settings(config).get("rollout", {})
+    saved = saved_settings(config.trainer).get("rollout", {})
     if saved.get("engine", AUTO) != AUTO:
         r = config.rollout
         size = r.tensor_parallel_size if _has_size(config) else saved.get("tensor_parallel_size", 1)
@@ -149,7 +149,7 @@ def _options(config: Config, names: Sequence[str], ranks: int) -> Iterator[tuple
         if _has_size(config) or config.rollout.server.url is not None:
             yield name, config.rollout.tensor_parallel_size
         else:
-            yield from ((name, size) for size in rollout_sizes(config, ranks))
+            yield from ((name, size) for size in rollout_sizes(config.model, ranks))
 
 
 def _on_idle_devices(
@@ -179,7 +179,11 @@ def _on_idle_devices(
         return
     idle = visible_devices(variable, os.environ, device.count)[ranks_of_host(world_size, device) :]
     if sizes is None:
-        sizes = [config.rollout.tensor_parallel_size] if _has_size(config) else _head_divisors(config, len(idle))[::-1]
+        sizes = (
+            [config.rollout.tensor_parallel_size]
+            if _has_size(config)
+            else _head_divisors(config.model, len(idle))[::-1]
+        )
     for size in sizes:
         if size <= len(idle):
             option = _with_engine(config, "vllm_server", size)
@@ -188,14 +192,14 @@ def _on_idle_devices(
             yield option
 
 
-def rollout_sizes(config: Config, ranks: int) -> list[int]:
+def rollout_sizes(model: ModelConfig, ranks: int) -> list[int]:
     """Return the tensor-parallel sizes, in ascending order, of engines that share the devices of `ranks` on a host."""
-    return [size for size in _head_divisors(config, ranks) if ranks % size == 0]
+    return [size for size in _head_divisors(model, ranks) if ranks % size == 0]
 
 
-def _head_divisors(config: Config, most: int) -> list[int]:
+def _head_divisors(model: ModelConfig, most: int) -> list[int]:
     """Return the numbers of devices, in ascending order, over which vLLM can divide the model."""
-    text = planned_settings(config.model)[0].get_text_config()
+    text = planned_settings(model)[0].get_text_config()
     counts = zip(layer_values(text, "num_attention_heads"), layer_values(text, "num_key_value_heads"), strict=True)
     layers = {(heads or 1, kv_heads or heads or 1) for heads, kv_heads in counts}
     # vLLM divides key-value heads over devices, or replicates each on as many (models/qwen2.py)

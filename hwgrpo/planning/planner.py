@@ -91,7 +91,7 @@ class Planner:
         """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
         r = self.config.rollout
         sequences = min(work.prompts * devices * r.n, r.max_sequences)
-        size = rollout_dtype_of(self.config, work.dtype).itemsize
+        size = rollout_dtype_of(r, work.dtype).itemsize
         return size * self.shape.parameters + cache_bytes(
             self.shape,
             prompts=-(-sequences // r.n),

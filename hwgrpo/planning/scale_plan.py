@@ -213,7 +213,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         padding=first.sharding.padding_note(planner.shape.sharded_units),
         chips=results,
         rollout_bytes=planner.rollout_bytes(first.work, cluster.devices) if first.work.is_elsewhere else 0,
-        uncounted=tuple(uncounted_reward_models(config)),
+        uncounted=tuple(uncounted_reward_models(config.reward, config.model)),
     )
 
 
@@ -272,7 +272,7 @@ def nearest_alternative(
         devices,
         room,
         is_separate=separate,
-        sizes=rollout_sizes(config, of_a_host) if divides else (),
+        sizes=rollout_sizes(config.model, of_a_host) if divides else (),
         select=select,
         used=used,
     )
@@ -294,7 +294,7 @@ def alternatives_with_engines(
         planner of settings that do not fit, usable bytes of a device -> the nearest alternative, as text. None: the
         engine is that of a checkpoint, which a run keeps.
     """
-    if "engine" in saved_settings(config).get("rollout", {}):
+    if "engine" in saved_settings(config.trainer).get("rollout", {}):
         return None
 
     def find(planner: Planner, room: float) -> str:

@@ -87,7 +87,7 @@ def test_the_heads_of_every_layer_must_divide_over_ranks():
 def test_vllm_divides_a_model_over_devices_that_divide_the_heads_of_every_layer(monkeypatch):
     config = qwen3(num_attention_heads=6, per_layer_config={1: {"num_key_value_heads": 6}})
     monkeypatch.setattr(engine_choice, "planned_settings", lambda _: (config, None))
-    assert engine_choice.rollout_sizes(run_settings(Path("unused")), 6) == [1, 2, 6]
+    assert engine_choice.rollout_sizes(run_settings(Path("unused")).model, 6) == [1, 2, 6]
 
 
 def test_the_shortest_window_of_the_layers_counts():
