@@ -60,9 +60,9 @@ def sleeps(rollout: RolloutConfig, *, on_host: bool) -> bool:
         rollout: settings of the engine.
         on_host: whether the run trains on a CPU.
     """
-    r = rollout
-    on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
-    return r.sleep_mode == "always" or (r.sleep_mode == "auto" and shares_device(r) and not on_host and on_demand)
+    on_demand = rollout.source in ("auto", "on_demand") and not rollout.max_staleness
+    by_default = rollout.sleep_mode == "auto" and shares_device(rollout) and not on_host and on_demand
+    return rollout.sleep_mode == "always" or by_default
 
 
 def measured_sleep(free: int, awake: int, asleep: int) -> tuple[bool, str]:

@@ -49,10 +49,10 @@ class AttentionSelection:
         return f"attention {self.name}" + (f" ({notes})" if notes else "")
 
 
-def choose_strategy(wanted: str) -> str:
+def choose_strategy(setting: str) -> str:
     """Return the strategy: for `auto` ddp if a launcher started several processes, else single."""
-    if wanted != "auto":
-        return wanted
+    if setting != "auto":
+        return setting
     return "ddp" if launched_rank().world_size > 1 or dist.is_torchelastic_launched() else "single"
 
 

@@ -87,7 +87,7 @@ def _fall_back(
         can_pad: whether the fallback may be padded.
 
     Raises:
-        ConfigError: no layout is supported but padded, and it may not be padded.
+        ConfigError: only padded is supported, and not `can_pad`.
     """
     attention = policy.base.config._attn_implementation
     reasons = []
