@@ -49,7 +49,7 @@ def _row(name: str) -> tuple[str, ...]:
     text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
     [devices] = re.findall(r"on (\d+) devices", text) or ["1"]
     config = load_config(name, data_may_be_missing=True)
-    cluster = Cluster(devices=int(devices), separate=not engine_kind(config).samples_with_policy)
+    cluster = Cluster(devices=int(devices), separate=not engine_kind(config.rollout).samples_with_policy)
     chips = [chip for each in CHIPS for chip in chosen_chips([each], config)[:1]]
     plan = plan_at_scale(config, cluster, chips)
     first = plan.chips[0]

@@ -115,7 +115,8 @@ def _compare(run: Any, model: Any, setting: Setting, sample: Sample) -> dict[str
     sampled = Completions(index, tokens, offsets, torch.zeros(len(tokens)), finished, texts)
     total = torch.tensor(sample["rewards"], dtype=torch.float64)
     rewards = Rewards(total, finished, {"reward": total})
-    advantages, _ = advantages_over_ranks(run.config, sampled, rewards, run.strategy)
+    estimator, functions = run.config.algorithm.advantage, run.config.reward.functions
+    advantages, _ = advantages_over_ranks(estimator, functions, sampled, rewards, run.strategy)
     batch = assemble(prompts, sampled, advantages, rewards.valid)
     if setting.lora_rank:
         set_adapter(model, scale_b=COMPARED_SCALE)

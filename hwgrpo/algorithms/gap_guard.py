@@ -17,8 +17,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from hwgrpo.config import Config
-from hwgrpo.config.schema import CorrectionConfig
+from hwgrpo.config.schema import CorrectionConfig, OptimConfig, RolloutConfig
 
 RAISE_AFTER = 3
 """Measured steps in a row beyond a threshold before the next measure: one odd batch is no sign."""
@@ -297,13 +296,14 @@ class Cause:
         return f"{self.certainty} cause: {self.name} ({self.evidence}); {self.remedy}"
 
 
-def diagnose(first: Gap, recent: Sequence[Gap], config: Config) -> Cause:
+def diagnose(first: Gap, recent: Sequence[Gap], rollout: RolloutConfig, optim: OptimConfig) -> Cause:
     """Return the cause that the pattern of a gap suggests.
 
     Args:
         first: the gap of the first measured step of the run.
         recent: the gaps of the latest measured steps, oldest first; at least one.
-        config: the run's settings.
+        rollout: settings of the engine, which the remedies name.
+        optim: settings of the optimizer, likewise.
     """
     if not all(math.isfinite(value) for gap in (first, *recent[-LAST:]) for value in gap):
         return Cause(
@@ -314,33 +314,33 @@ def diagnose(first: Gap, recent: Sequence[Gap], config: Config) -> Cause:
         )
     now = median(gap.k3_kl for gap in recent[-LAST:])
     if now < GROWTH * first.k3_kl:
-        return _of_shape(recent, now, config, f"from step {first.step} on")
-    jump = _jump(recent, after=first.step + config.rollout.max_staleness)
+        return _of_shape(recent, now, rollout, f"from step {first.step} on")
+    jump = _jump(recent, after=first.step + rollout.max_staleness)
     if jump is not None:
-        return _of_shape(recent, now, config, f"since step {jump.step}, at once", jump)
-    return _stale(first, recent, now, config)
+        return _of_shape(recent, now, rollout, f"since step {jump.step}, at once", jump)
+    return _stale(first, recent, now, rollout, optim)
 
 
-def _stale(first: Gap, recent: Sequence[Gap], now: float, config: Config) -> Cause:
+def _stale(first: Gap, recent: Sequence[Gap], now: float, rollout: RolloutConfig, optim: OptimConfig) -> Cause:
     pairs = [earlier.k3_kl < later.k3_kl for earlier, later in combinations(recent, 2)]
     rising = len(pairs) > 0 and sum(pairs) >= RISING * len(pairs)
-    bound = config.rollout.max_staleness
+    bound = rollout.max_staleness
     trend = "and is rising with the updates" if rising else "and does not rise further"
     certainty = "likely" if rising or bound else "possible"
-    check = f"check that rollout.engine={config.rollout.engine} applies new weights"
+    check = f"check that rollout.engine={rollout.engine} applies new weights"
     return Cause(
         "stale weights",
         certainty,
         f"rollout_corr/k3_kl was {first.k3_kl:.2g} in step {first.step}, is {now:.2g} now {trend}",
-        f"lower rollout.max_staleness (now {bound}) or optim.lr (now {config.optim.lr}), or {check}"
+        f"lower rollout.max_staleness (now {bound}) or optim.lr (now {optim.lr}), or {check}"
         if bound
-        else f"{check}; if it does, lower optim.lr (now {config.optim.lr})",
+        else f"{check}; if it does, lower optim.lr (now {optim.lr})",
     )
 
 
-def _of_shape(recent: Sequence[Gap], now: float, config: Config, when: str, jump: Gap | None = None) -> Cause:
+def _of_shape(recent: Sequence[Gap], now: float, rollout: RolloutConfig, when: str, jump: Gap | None = None) -> Cause:
     """Return the cause of a gap that does not grow, by its size and by the tokens that it concerns."""
-    temperature, slope = config.rollout.temperature, _slope_of_line(recent[-LAST:])
+    temperature, slope = rollout.temperature, _slope_of_line(recent[-LAST:])
     r2 = median(gap.r2 for gap in recent[-LAST:])
     if slope is not None:
         return Cause(
@@ -356,7 +356,7 @@ def _of_shape(recent: Sequence[Gap], now: float, config: Config, when: str, jump
             "possible",
             f"{when} rollout_corr/k3_kl is about {now:.2g} without a trend, and the log-ratio hardly depends on the "
             f"log-prob (R^2 {r2:.2f}); slightly wrong weights look the same",
-            f"set rollout.dtype=float32 (now {config.rollout.dtype}), or have engine and trainer use the same kernels",
+            f"set rollout.dtype=float32 (now {rollout.dtype}), or have engine and trainer use the same kernels",
         )
     return Cause(
         "wrong or damaged weights in the engine",
@@ -364,7 +364,7 @@ def _of_shape(recent: Sequence[Gap], now: float, config: Config, when: str, jump
         f"{when} rollout_corr/k3_kl is about {now:.2g}, more than rounding explains, and the log-ratio does not depend "
         f"on the log-prob as under another temperature (slope {median(gap.slope for gap in recent[-LAST:]):.2g}, "
         f"R^2 {r2:.2f})",
-        f"check the weights that rollout.engine={config.rollout.engine} has: a layer that was not sent, was sent in "
+        f"check the weights that rollout.engine={rollout.engine} has: a layer that was not sent, was sent in "
         "another layout, or is of another model; start again, which sends all of them",
     )
 

@@ -173,7 +173,7 @@ def _config(args: argparse.Namespace) -> Config:
         config.rollout.tensor_parallel_size = 1
     unset = unset_variables(config)
     address = next((key for key in unset if key.startswith("rollout.server.url")), None)
-    if address is not None and engine_kind(config).on_server:
+    if address is not None and engine_kind(config.rollout).on_server:
         raise ConfigError(
             f"{address} needs the environment variable {unset[address]}, which is not set; export it, or use "
             "rollout.engine=local"

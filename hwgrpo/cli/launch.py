@@ -336,11 +336,11 @@ def _check_server_devices(config: Config, backend: Backend | None, devices: int)
     from hwgrpo.rollout.shared_devices import shares_device, sleeps, split_arguments
 
     r, name = config.rollout, backend.visible_env if backend else None
-    if devices < 2 or name is None or r.server.url is not None or not engine_kind(config).on_server:
+    if devices < 2 or name is None or r.server.url is not None or not engine_kind(r).on_server:
         return
     if name in r.server.env and os.environ.get(name):  # both have theirs
         return
-    if shares_device(config) and sleeps(config, on_host=False):  # one server per device
+    if shares_device(r) and sleeps(r, on_host=False):  # one server per device
         return
     raise ConfigError(
         f"rollout.engine={r.engine!r} starts a server on this host, and all {devices} devices would train: give each "

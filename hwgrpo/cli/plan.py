@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
 
     rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     rates |= {name: 1e9 * getattr(args, name) for name in ("link", "host_link") if getattr(args, name) is not None}
-    separate = args.rollout == "separate" or not (engine_kind(config).samples_with_policy or shares_device(config))
+    own = engine_kind(config.rollout).samples_with_policy or shares_device(config.rollout)
+    separate = args.rollout == "separate" or not own
     separate &= not supervised
     if args.rollout_devices and not separate:
         raise ConfigError(
@@ -152,7 +153,7 @@ def _place(chip: ChipPlan) -> str:
     if chip.work.is_elsewhere:
         return "split: on devices of its own"
     name = f"rollout.engine=auto, planned as {rollout.engine}" if chip.engine_notes else rollout.engine
-    if engine_kind(chip.config).samples_with_policy:
+    if engine_kind(rollout).samples_with_policy:
         reasons = [f" ({note})" for note in chip.engine_notes[1:] if note.startswith("not ")]
         return f"{name}, with the policy itself{''.join(reasons)}"
     parts = [name, "which must be installed"] if chip.engine_notes else [name]
@@ -160,7 +161,7 @@ def _place(chip: ChipPlan) -> str:
         parts.append(f"rollout.tensor_parallel_size={rollout.tensor_parallel_size}")
     if chip.engine_share is not None:
         parts.append(f"rollout.gpu_memory_utilization={chip.engine_share:g}")
-    awake = "sleeps" if sleeps(chip.config, on_host=False) else "stays awake"
+    awake = "sleeps" if sleeps(rollout, on_host=False) else "stays awake"
     return f"{', '.join(parts)}, shared: on the training devices, where it {awake} during updates"
 
 

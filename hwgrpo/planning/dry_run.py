@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
 from hwgrpo.config.paths import with_absolute_paths
+from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
 from hwgrpo.config.validate import missing_loggers
 from hwgrpo.data.missing_data import missing_data
 from hwgrpo.data.prompts import PromptDataset, dataset_notes, repeats_note
@@ -28,7 +29,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
-from hwgrpo.planning.planned_sharding import config_sharding, replicated_strategy
+from hwgrpo.planning.planned_sharding import replicated_strategy, sharding_of
 from hwgrpo.planning.reward_model_memory import uncounted_reward_models
 from hwgrpo.planning.reward_probe import try_rewards
 from hwgrpo.rollout.engine_kind import engine_kind
@@ -126,7 +127,7 @@ def make_plan(
         prompt_tokens=training.longest if training else config.data.max_prompt_tokens,
     )
     budget = work.micro_batch_tokens
-    sharding = config_sharding(config, world_size)
+    sharding = sharding_of(config.trainer, world_size)
     memory = estimate(config, shape, work, sharding)
     padding = sharding.padding_note(shape.sharded_units)
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
@@ -142,15 +143,20 @@ def make_plan(
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
         *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
         *_item("", start.notes),
-        *_item("data", [*_data_lines(config, training, validation), *filter(None, (end_of_turn,))]),
+        *_item("data", [*_data_lines(config.data, training, validation), *filter(None, (end_of_turn,))]),
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
         *_item(
             "memory",
-            [*_memory_lines(memory), *uncounted_reward_models(config), *filter(None, (padding,)), *rollout_notes],
+            [
+                *_memory_lines(memory),
+                *uncounted_reward_models(config.reward, config.model),
+                *filter(None, (padding,)),
+                *rollout_notes,
+            ],
         ),
-        *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
-        *_item("output", _output_lines(config, checkpoint, notes, finished)),
+        *_item("computes", (computes, *_fall_backs(config.data, config.rollout, settings, start.layout_note))),
+        *_item("output", _output_lines(t.output_dir, checkpoint, notes, finished)),
     ]
     return Plan(_text(lines), tuple(problems))
 
@@ -161,7 +167,7 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
     Returns:
         The data, its rewards closed; and the lines of the rewards' test.
     """
-    tokenizer = _data_tokenizer(config, problems, from_hub=from_hub)
+    tokenizer = _data_tokenizer(config.model, problems, from_hub=from_hub)
     if tokenizer is None:
         return None, ("not tried: that needs the tokenizer",)
     with chdir("."):  # a reward may change the directory, its file when it is loaded
@@ -171,10 +177,10 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
         return data, (*tried, *text_notes(config, tokenizer, data.training.texts))
 
 
-def _data_tokenizer(config: Config, problems: list[str], *, from_hub: bool) -> PreTrainedTokenizerBase | None:
+def _data_tokenizer(model: ModelConfig, problems: list[str], *, from_hub: bool) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer for the data; None where it is missing here, which is added to the problems."""
     try:
-        return load_tokenizer(config.model, ask_hub=not from_hub)
+        return load_tokenizer(model, ask_hub=not from_hub)
     except ConfigError as error:
         if not from_hub:
             raise
@@ -204,7 +210,7 @@ def make_supervised_plan(
     settings, shipped = planned_settings(config.model)
     missing = missing_data(config)
     problems += missing
-    tokenizer = None if missing else _data_tokenizer(config, problems, from_hub=shipped is not None)
+    tokenizer = None if missing else _data_tokenizer(config.model, problems, from_hub=shipped is not None)
     data = None if tokenizer is None else training.open_examples(config)
     memory = ["not estimated: the head is not that of a language model, which `hwgrpo plan --for sft` assumes"]
     if training.trains_head:
@@ -214,7 +220,7 @@ def make_supervised_plan(
         work = planned_work(
             config, backend, world_size, start.dtype, start.layout, prompt_tokens=longest, supervised=True
         )
-        shape, sharding = model_shape(config.model, settings), config_sharding(config, world_size)
+        shape, sharding = model_shape(config.model, settings), sharding_of(config.trainer, world_size)
         memory = _memory_lines(estimate(config, shape, work, sharding))
     lines = [
         ("backend", _backend_line(backend, world_size, no_device, chip)),
@@ -261,6 +267,7 @@ def planned_work(
         prompt_tokens: length of the longest prompt.
         supervised: responses are given.
     """
+    rollout = config.rollout
     return Work(
         dtype=dtype,
         device_type=backend.device_type,
@@ -270,21 +277,21 @@ def planned_work(
         micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
-        samples=not supervised and engine_kind(config).samples_with_policy,
-        beside=not supervised and shares_device(config),
-        sleeps=not supervised and sleeps(config, on_host=backend.is_host),
-        sent_copies=0 if supervised else count_host_copies(config, config.rollout.engine),
+        samples=not supervised and engine_kind(rollout).samples_with_policy,
+        beside=not supervised and shares_device(rollout),
+        sleeps=not supervised and sleeps(rollout, on_host=backend.is_host),
+        sent_copies=0 if supervised else count_host_copies(rollout.engine, rollout.server, config.model.lora),
         supervised=supervised,
     )
 
 
-def _data_lines(config: Config, training: PromptDataset | None, validation: PromptDataset | None) -> list[str]:
+def _data_lines(data: DataConfig, training: PromptDataset | None, validation: PromptDataset | None) -> list[str]:
     if training is None:
-        named = [", ".join(sources_of(each)) for each in (config.data.train, config.data.validation)]
+        named = [", ".join(sources_of(each)) for each in (data.train, data.validation)]
         return [f"{named[0]}: not opened; validation {named[1] or 'none'}"]
     return [
         f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
-        f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
+        f"{training.filtered} dropped and {training.truncated} cut at {data.max_prompt_tokens} tokens",
         *dataset_notes("training", training),
         f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
         *dataset_notes("validation", validation),
@@ -327,7 +334,7 @@ def _memory_lines(memory: Memory) -> list[str]:
 
 
 def _output_lines(
-    config: Config,
+    folder: str,
     checkpoint: Checkpoint | None,
     notes: Sequence[str],
     finished: str | None,
@@ -335,13 +342,15 @@ def _output_lines(
     if finished is not None:
         return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
-    return [f"{config.trainer.output_dir}, {start}", *notes]
+    return [f"{folder}, {start}", *notes]
 
 
-def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
+def _fall_backs(
+    data: DataConfig, rollout: RolloutConfig, settings: PreTrainedConfig, layout_note: str | None
+) -> list[str]:
     """Return the fallbacks and their reasons, as far as the model's configuration shows them."""
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    reason = predict_fallback(settings, longest) if engine_kind(config).samples_with_policy else None
+    longest = data.max_prompt_tokens + rollout.max_response_tokens
+    reason = predict_fallback(settings, longest) if engine_kind(rollout).samples_with_policy else None
     lines = (layout_note, describe_fallback(reason) if reason else None)
     return [line for line in lines if line]
 

@@ -14,6 +14,7 @@ from hwgrpo_backends.decide import AUTO
 from hwgrpo.config import Config
 from hwgrpo.config.load import is_given
 from hwgrpo.config.rollout_rules import check_rollout
+from hwgrpo.config.schema import ModelConfig, RolloutConfig
 from hwgrpo.config.uses import default_of, unused_settings
 from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
@@ -51,7 +52,7 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: Ru
     if config.rollout.engine != AUTO:
         return []
     already_unused = unused_settings(config)  # a recipe's settings that are without effect beside its overrides
-    saved = saved_settings(config).get("rollout", {})
+    saved = saved_settings(config.trainer).get("rollout", {})
     if saved.get("engine", AUTO) != AUTO:
         r = config.rollout
         size = r.tensor_parallel_size if _has_size(config) else saved.get("tensor_parallel_size", 1)
@@ -128,7 +129,7 @@ def _choose(config: Config, backend: Backend, world_size: int, device: RunDevice
     parallel = f" with rollout.tensor_parallel_size={size}" if size != config.rollout.tensor_parallel_size else ""
     planned = isinstance(device, PlannedDevice) and r.engine != names[-1] and r.server.url is None
     auto = "auto; planned for this device, where vLLM must be installed" if planned else "auto"
-    first = f"rollout.engine={r.engine} ({auto}){parallel}{_place(chosen, backend, device)}"
+    first = f"rollout.engine={r.engine} ({auto}){parallel}{_place(r, backend, device)}"
     if r.server.env != config.rollout.server.env:
         first += f", which no rank uses; not shared: {not_shared}"
     notes = [
@@ -148,7 +149,7 @@ def _options(config: Config, names: Sequence[str], ranks: int) -> Iterator[tuple
         if _has_size(config) or config.rollout.server.url is not None:
             yield name, config.rollout.tensor_parallel_size
         else:
-            yield from ((name, size) for size in rollout_sizes(config, ranks))
+            yield from ((name, size) for size in rollout_sizes(config.model, ranks))
 
 
 def _on_idle_devices(
@@ -178,7 +179,11 @@ def _on_idle_devices(
         return
     idle = visible_devices(variable, os.environ, device.count)[ranks_of_host(world_size, device) :]
     if sizes is None:
-        sizes = [config.rollout.tensor_parallel_size] if _has_size(config) else _head_divisors(config, len(idle))[::-1]
+        sizes = (
+            [config.rollout.tensor_parallel_size]
+            if _has_size(config)
+            else _head_divisors(config.model, len(idle))[::-1]
+        )
     for size in sizes:
         if size <= len(idle):
             option = _with_engine(config, "vllm_server", size)
@@ -187,14 +192,14 @@ def _on_idle_devices(
             yield option
 
 
-def rollout_sizes(config: Config, ranks: int) -> list[int]:
+def rollout_sizes(model: ModelConfig, ranks: int) -> list[int]:
     """Return the tensor-parallel sizes, in ascending order, of engines that share the devices of `ranks` on a host."""
-    return [size for size in _head_divisors(config, ranks) if ranks % size == 0]
+    return [size for size in _head_divisors(model, ranks) if ranks % size == 0]
 
 
-def _head_divisors(config: Config, most: int) -> list[int]:
+def _head_divisors(model: ModelConfig, most: int) -> list[int]:
     """Return the numbers of devices, in ascending order, over which vLLM can divide the model."""
-    text = planned_settings(config.model)[0].get_text_config()
+    text = planned_settings(model)[0].get_text_config()
     counts = zip(layer_values(text, "num_attention_heads"), layer_values(text, "num_key_value_heads"), strict=True)
     layers = {(heads or 1, kv_heads or heads or 1) for heads, kv_heads in counts}
     # vLLM divides key-value heads over devices, or replicates each on as many (models/qwen2.py)
@@ -224,15 +229,16 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: RunDevic
     checks: tuple[Callable[[], object], ...] = (
         *_checks_of_settings(config, world_size),
         *(() if isinstance(device, PlannedDevice) else (lambda: check_engine(config),)),
-        lambda: check_head_size(config, settings, on_host=on_host),
-        lambda: check_sleep(config, settings, backend),
+        lambda: check_head_size(config.rollout, config.model.path, settings, on_host=on_host),
+        lambda: check_sleep(config.rollout, config.model.path, settings, backend),
     )
     for check in checks:
         try:
             check()
         except ConfigError as error:
             return str(error)
-    if engine_kind(config).on_server and shares_device(config) and world_size > ranks_of_host(world_size, device):
+    several_hosts = world_size > ranks_of_host(world_size, device)
+    if several_hosts and engine_kind(config.rollout).on_server and shares_device(config.rollout):
         return (
             "servers that the run starts share the training devices of the first host, and there are several: start "
             "servers of your own (rollout.server.url)"
@@ -254,7 +260,7 @@ def _ask(config: Config, backend: Backend, device: RunDevice | None) -> str:
 def _why_no_room(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> str | None:
     try:
         resolve_strategy(config, backend, world_size, device)
-        if device is not None and not shares_device(config) and config.rollout.server.url is None:
+        if device is not None and not shares_device(config.rollout) and config.rollout.server.url is None:
             return why_too_little_elsewhere(config, backend, world_size, device)
         room = engine_room(config, backend, world_size, device)
     except Exception:  # a model of unknown sizes may still be sampled from
@@ -262,17 +268,17 @@ def _why_no_room(config: Config, backend: Backend, world_size: int, device: RunD
     return None if room is None else room.why_too_little
 
 
-def _place(config: Config, backend: Backend, device: RunDevice | None) -> str:
+def _place(rollout: RolloutConfig, backend: Backend, device: RunDevice | None) -> str:
     """Return whether the engine shares the training devices, and why, as the end of a note."""
-    if engine_kind(config).samples_with_policy:
+    if engine_kind(rollout).samples_with_policy:
         return ""
-    server = config.rollout.server
-    if not shares_device(config):
+    server = rollout.server
+    if not shares_device(rollout):
         devices = "" if server.url else f" {server.env.get(backend.visible_env or '', '')}".rstrip()
         source = "rollout.server.url" if server.url else "rollout.server.env"
         return f", split: on devices{devices} of its own ({source})"
-    asleep = sleeps(config, on_host=backend.is_host)
-    is_planned = config.rollout.gpu_memory_utilization is None and device is not None and device.memory().total
+    asleep = sleeps(rollout, on_host=backend.is_host)
+    is_planned = rollout.gpu_memory_utilization is None and device is not None and device.memory().total
     reason = f"both fit {'in turn' if asleep else 'at once'}" if is_planned else "the default"
     return (
         f", shared: on the training devices, where it {'sleeps' if asleep else 'stays awake'} during updates ({reason})"

@@ -63,15 +63,15 @@ def engine_room(config: Config, backend: Backend, world_size: int, device: RunDe
         device: this process's device; None: it is not here.
     """
     total = device.memory().total if device is not None else None
-    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config):
+    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config.rollout):
         return None
     from hwgrpo.planning.memory import estimate
-    from hwgrpo.planning.planned_sharding import config_sharding
+    from hwgrpo.planning.planned_sharding import sharding_of
     from hwgrpo.planning.planner import Planner
 
     planner = Planner(config)
     work = planner.work(backend, world_size, separate=False)
-    sharding = config_sharding(config, world_size)
+    sharding = sharding_of(config.trainer, world_size)
     together = estimate(config, planner.shape, work, sharding)
     alone = estimate(config, planner.shape, replace(work, beside=False), sharding)
     return EngineRoom(
@@ -96,13 +96,13 @@ def why_too_little_elsewhere(config: Config, backend: Backend, world_size: int, 
     if total is None:
         return None
     from hwgrpo.planning.memory import estimate
-    from hwgrpo.planning.planned_sharding import config_sharding
+    from hwgrpo.planning.planned_sharding import sharding_of
     from hwgrpo.planning.planner import Planner
 
     planner = Planner(config)
     work = replace(planner.work(backend, world_size, separate=True), beside=True, sleeps=True)
-    needed = sum(estimate(config, planner.shape, work, config_sharding(config, world_size)).rollout.values())
-    if needed <= memory_share(config) * total:
+    needed = sum(estimate(config, planner.shape, work, sharding_of(config.trainer, world_size)).rollout.values())
+    if needed <= memory_share(config.rollout) * total:
         return None
     size = config.rollout.tensor_parallel_size
     return f"each of {size} idle devices of {format_bytes(total)} would need {format_bytes(needed)}"

@@ -19,6 +19,7 @@ from hwgrpo_kernels.head import logits_buffers
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence
+from hwgrpo.config.schema import KernelsConfig, KlConfig, LoraConfig, RolloutConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
@@ -84,9 +85,9 @@ class Work:
         """Whether responses are sampled on other devices."""
         return not (self.samples or self.beside or self.supervised)
 
-    def responses(self, config: Config) -> int:
+    def responses(self, rollout: RolloutConfig) -> int:
         """Return the responses to each prompt."""
-        return 1 if self.supervised else config.rollout.n
+        return 1 if self.supervised else rollout.n
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         sharding: how state is sharded.
     """
     adapters = shape.trainable if uses_lora(config.model.lora) else 0
-    rollout_dtype = rollout_dtype_of(config, work.dtype)
+    rollout_dtype = rollout_dtype_of(config.rollout, work.dtype)
     size = work.dtype.itemsize
     stored = work.dtype if sharding.in_compute_dtype else torch.float32
     castable = [unit.where(lambda p: p.is_castable and not p.is_adapter) for unit in shape.units]
-    frozen = frozen_dtype(config, shape, work.dtype) if adapters and stored == torch.float32 else stored
+    frozen = frozen_dtype(config.model.lora, shape, work.dtype) if adapters and stored == torch.float32 else stored
     matrices = sharding.stored_elements(castable, sharding.parameters) if frozen != stored else 0
-    quantized = _Quantized.of(config, shape, work.dtype)
+    quantized = _Quantized.of(config.model.quantize, shape, work.dtype)
     others = sharding.stored_elements(shape.sharded_units, sharding.parameters) - matrices
     parameters = {f"parameters ({_named(stored)})": stored.itemsize * others}
     if matrices:
@@ -168,7 +169,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if config.algorithm.kl.coef and not adapters:
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
         if sharding.keeps_full_parameters and not config.algorithm.kl.sync_every:
-            saved = 4 - frozen_dtype(config, shape, work.dtype).itemsize
+            saved = 4 - frozen_dtype(config.model.lora, shape, work.dtype).itemsize
             reference["reference model"] -= saved * count_elements(castable)
         (host if sharding.offloads_parameters else always).update(reference)
     if adapters and (config.model.lora.adapter or config.algorithm.kl.sync_every):
@@ -190,16 +191,16 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             count,
             work.dtype,
             config.model.gradient_checkpointing,
-            copied_keys=_keys_per_token(config, work) if work.branched else None,
+            copied_keys=_keys_per_token(config.rollout, work) if work.branched else None,
             gathered_by=sharding.tensor,
         )
         return {f"activations of {count:,} tokens, about": size}
 
     activations = activations_of(tokens)
-    update |= activations | {LOGITS: _logits_bytes(config, shape, work, tokens)}
+    update |= activations | {LOGITS: _logits_bytes(config.kernels, shape, work, tokens, exact_kl=has_exact_kl(config))}
     if has_exact_kl(config):
         update["hidden states and head of the reference"] = _reference_bytes(
-            config, shape, sharding, size, tokens, adapters=bool(adapters)
+            config.algorithm.kl, shape, sharding, size, tokens, adapters=bool(adapters)
         )
     if not adapters:
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
@@ -272,10 +273,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         unit = 4 * max(unit.count for unit in shape.sharded_units)
         loading = {name: size for name, size in always.items() if name in (*parameters, *codes, COPY)}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
-    rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
+    rollout = _rollout(config.rollout, shape, work, rollout_dtype) | quantized.work if work.samples else {}
     frees = work.beside and work.sleeps and host is not always
     if work.beside:
-        (rollout if frees else always).update(_beside(config, shape, work, rollout_dtype))
+        (rollout if frees else always).update(_beside(config.rollout, shape, work, rollout_dtype))
     if frees and adapters:
         host["weights of the engine, asleep"] = rollout[ENGINE]
     rewards = add_reward_models(config, work.prompts, always, host)
@@ -287,9 +288,9 @@ def compiles_products() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) -> torch.dtype:
+def frozen_dtype(lora: LoraConfig, shape: ModelShape, compute_dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which frozen matrices are held, if the model's values are what its configuration says."""
-    wanted = config.model.lora.base_dtype
+    wanted = lora.base_dtype
     casts = wanted == "bfloat16" or (wanted == "auto" and shape.published == compute_dtype)
     return compute_dtype if casts else torch.float32
 
@@ -304,8 +305,7 @@ class _Quantized:
     """A dequantized matrix at a time."""
 
     @classmethod
-    def of(cls, config: Config, shape: ModelShape, dtype: torch.dtype) -> _Quantized:
-        method = config.model.quantize
+    def of(cls, method: str, shape: ModelShape, dtype: torch.dtype) -> _Quantized:
         found = [(unit.copies, p) for unit in shape.units for p in unit.parameters if p.is_quantized]
         if not found:
             return cls()
@@ -353,11 +353,10 @@ def _small(units: Sequence[ParameterUnit]) -> list[ParameterUnit]:
     return [replace(unit, parameters=tuple(p for p in unit.parameters if 4 * p.count < SMALL)) for unit in units]
 
 
-def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
+def _rollout(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
     """Return the memory of generating: that of prefill, or of the last decode step, whichever is more."""
-    r = config.rollout
-    sequences = min(work.prompts * r.n, r.max_sequences)
-    prompts = -(-sequences // r.n)
+    sequences = min(work.prompts * rollout.n, rollout.max_sequences)
+    prompts = -(-sequences // rollout.n)
 
     def cache(response_tokens: int) -> int:
         return cache_bytes(
@@ -370,10 +369,10 @@ def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) 
         )
 
     # Logits have the dtype of the weights, are cast to fp32, divided by the temperature, and become probabilities.
-    divided = r.temperature != 1.0 or r.final_temperature not in (None, 1.0)
+    divided = rollout.temperature != 1.0 or rollout.final_temperature not in (None, 1.0)
     copies = 4 * (1 + (dtype != torch.float32 or divided))
     decode = {
-        f"key-value cache of {sequences:,} sequences": cache(r.max_response_tokens),
+        f"key-value cache of {sequences:,} sequences": cache(rollout.max_response_tokens),
         "logits of a decode step": sequences * shape.vocab * (dtype.itemsize + copies),
     }
     # The gated feed-forward part has three vectors of its width, beside the residual and its update.
@@ -385,28 +384,27 @@ def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) 
     return max(decode, prefill, key=lambda parts: sum(parts.values()))
 
 
-def _beside(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
+def _beside(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
     """Return the memory that an engine with its own weights needs; with a larger cache fewer sequences wait."""
-    r = config.rollout
     cache = cache_bytes(
         shape,
         prompts=1,
-        sequences=r.n,
+        sequences=rollout.n,
         prompt_tokens=work.prompt_tokens,
-        response_tokens=r.max_response_tokens,
+        response_tokens=rollout.max_response_tokens,
         itemsize=dtype.itemsize,
         compressed=True,
     )
-    if r.kv_cache_gb is not None or work.device_type == "cpu":
-        cache = int((r.kv_cache_gb or HOST_CACHE_GB) * 2**30)
+    if rollout.kv_cache_gb is not None or work.device_type == "cpu":
+        cache = int((rollout.kv_cache_gb or HOST_CACHE_GB) * 2**30)
     weights = dtype.itemsize * shape.parameters
-    parts = {ENGINE: weights, f"cache of the engine, for {r.n} sequences or more": cache}
-    return {name: size // r.tensor_parallel_size for name, size in parts.items()}
+    parts = {ENGINE: weights, f"cache of the engine, for {rollout.n} sequences or more": cache}
+    return {name: size // rollout.tensor_parallel_size for name, size in parts.items()}
 
 
-def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
+def rollout_dtype_of(rollout: RolloutConfig, compute_dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the sampler's weights."""
-    return compute_dtype if config.rollout.dtype == "auto" else getattr(torch, config.rollout.dtype)
+    return compute_dtype if rollout.dtype == "auto" else getattr(torch, rollout.dtype)
 
 
 def micro_batches(config: Config, work: Work) -> tuple[int, int, int]:
@@ -416,7 +414,7 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int, int]:
 
     Devices that share sequences compute the micro-batches of all of them, each some of the tokens.
     """
-    n, prompt = work.responses(config), work.prompt_tokens
+    n, prompt = work.responses(config.rollout), work.prompt_tokens
     response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
     shared_by = ranks_per_sequence(config)
     prompts = max(1, work.prompts * shared_by * prompts_per_update(config) // config.trainer.prompts_per_step)
@@ -452,24 +450,24 @@ def cache_bytes(
     return itemsize * shape.layers * width * tokens
 
 
-def _keys_per_token(config: Config, work: Work) -> float:
+def _keys_per_token(rollout: RolloutConfig, work: Work) -> float:
     """Return the keys that branched attention reads per token of a row, with a copy of the prompt's per response."""
-    n, response = work.responses(config), config.rollout.max_response_tokens - 1
+    n, response = work.responses(rollout), rollout.max_response_tokens - 1
     return n * (work.prompt_tokens + response) / (work.prompt_tokens + n * response)
 
 
-def _logits_bytes(config: Config, shape: ModelShape, work: Work, tokens: int) -> int:
-    wanted = config.kernels.logits_dtype
+def _logits_bytes(kernels: KernelsConfig, shape: ModelShape, work: Work, tokens: int, *, exact_kl: bool) -> int:
+    wanted = kernels.logits_dtype
     dtype = work.dtype if wanted == "auto" else getattr(torch, wanted)
     if work.device_type == "cpu":
         dtype = torch.float32  # a CPU computes in fp32, whatever the buffer's dtype
-    buffers = logits_buffers(work.dtype, dtype, work.device_type) + has_exact_kl(config)
-    rows = config.kernels.chunk_rows or chunk_rows_for(shape.vocab, dtype, work.device_type, buffers)
+    buffers = logits_buffers(work.dtype, dtype, work.device_type) + exact_kl
+    rows = kernels.chunk_rows or chunk_rows_for(shape.vocab, dtype, work.device_type, buffers)
     return min(rows, tokens) * buffers * shape.vocab * dtype.itemsize
 
 
 def _reference_bytes(
-    config: Config, shape: ModelShape, sharding: Sharding, size: int, tokens: int, *, adapters: bool
+    kl: KlConfig, shape: ModelShape, sharding: Sharding, size: int, tokens: int, *, adapters: bool
 ) -> int:
     """Return the bytes that a pass has of the reference beside its stored weights: hidden states, and its own head."""
     hidden = size * tokens * shape.hidden
@@ -477,7 +475,7 @@ def _reference_bytes(
         return hidden
     if sharding.gathered_units is not None:
         return hidden + size * _gathered(shape, replace(sharding, gathered_units=0))
-    casts = bool(config.algorithm.kl.sync_every) and size != 4
+    casts = bool(kl.sync_every) and size != 4
     return hidden + casts * size * shape.vocab * shape.hidden
 
 

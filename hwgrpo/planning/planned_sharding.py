@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.config import Config
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.errors import choice_error
 from hwgrpo.training.strategies.sharding import Sharding
@@ -45,13 +44,8 @@ def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
     return sharding_of(variant_settings(name, TrainerConfig(tensor_parallel_size=tensor)), devices)
 
 
-def config_sharding(config: Config, world_size: int) -> Sharding:
-    """Return how the strategy of a configuration shards a run over its devices; `auto` is the one without shards."""
-    return sharding_of(config.trainer, world_size)
-
-
 def sharding_of(trainer: TrainerConfig, devices: int) -> Sharding:
-    """Return how a strategy with these settings shards a run."""
+    """Return how a strategy with these settings shards a run; `auto` is the one without shards."""
     return strategy_kind(trainer, devices).sharding(trainer, devices)
 
 

@@ -64,7 +64,8 @@ class Planner:
         if not separate or work.is_elsewhere or supervised:
             return work
         # rollout by a server with default settings
-        return replace(work, samples=False, beside=False, sent_copies=count_host_copies(self.config, "vllm_server"))
+        copies = count_host_copies("vllm_server", self.config.rollout.server, self.config.model.lora)
+        return replace(work, samples=False, beside=False, sent_copies=copies)
 
     def resolve(
         self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool
@@ -90,7 +91,7 @@ class Planner:
         """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
         r = self.config.rollout
         sequences = min(work.prompts * devices * r.n, r.max_sequences)
-        size = rollout_dtype_of(self.config, work.dtype).itemsize
+        size = rollout_dtype_of(r, work.dtype).itemsize
         return size * self.shape.parameters + cache_bytes(
             self.shape,
             prompts=-(-sequences // r.n),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hwgrpo.config import Config
+from hwgrpo.config.schema import ModelConfig, RewardConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.loading import resolve_model_path
@@ -69,7 +70,7 @@ def add_reward_models(config: Config, prompts: int, always: dict[str, int], host
         host: bytes in the host's memory; `always` itself where the device is the host.
     """
     scoring: dict[str, int] = {}
-    for name, kwargs, size in _models(config):
+    for name, kwargs, size in _models(config.reward, config.model):
         if isinstance(size, str):
             continue
         part = f"{name} ({str(size.dtype).removeprefix('torch.')})"
@@ -93,19 +94,19 @@ def add_reward_models(config: Config, prompts: int, always: dict[str, int], host
     return scoring
 
 
-def uncounted_reward_models(config: Config) -> list[str]:
+def uncounted_reward_models(reward: RewardConfig, model: ModelConfig) -> list[str]:
     """Return a line for each reward model whose sizes cannot be found, with the reason."""
-    return [f"not counted: {name}: {size}" for name, _, size in _models(config) if isinstance(size, str)]
+    return [f"not counted: {name}: {size}" for name, _, size in _models(reward, model) if isinstance(size, str)]
 
 
-def _models(config: Config) -> list[tuple[str, Mapping[str, Any], RewardModelSize | str]]:
+def _models(reward: RewardConfig, model: ModelConfig) -> list[tuple[str, Mapping[str, Any], RewardModelSize | str]]:
     """Return name, arguments and sizes of each reward model; the reason where the sizes cannot be found."""
     found = []
-    for number, entry in enumerate(config.reward.functions):
+    for number, entry in enumerate(reward.functions):
         if entry.name in AUTO_CLASSES:
             kwargs = dict(entry.kwargs)
             if entry.name == "online_reward_model":
-                kwargs |= {"path": kwargs.get("path") or resolve_model_path(config.model.path), "dtype": "float32"}
+                kwargs |= {"path": kwargs.get("path") or resolve_model_path(model.path), "dtype": "float32"}
             found.append((f"{entry.name} {number}", kwargs, _size(f"reward.functions[{number}]", entry.name, kwargs)))
     return found
 

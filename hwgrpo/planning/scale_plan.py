@@ -213,7 +213,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         padding=first.sharding.padding_note(planner.shape.sharded_units),
         chips=results,
         rollout_bytes=planner.rollout_bytes(first.work, cluster.devices) if first.work.is_elsewhere else 0,
-        uncounted=tuple(uncounted_reward_models(config)),
+        uncounted=tuple(uncounted_reward_models(config.reward, config.model)),
     )
 
 
@@ -265,14 +265,14 @@ def nearest_alternative(
         device = here or PlannedDevice(int(room), min(count, most), usable=1.0)
         return with_engine(each, backend, count, device)[0]
 
-    divides = engine_kind(config).runs_vllm and shares_device(config) and not separate
+    divides = engine_kind(config.rollout).runs_vllm and shares_device(config.rollout) and not separate
     return planner.instead(
         config.trainer,
         backend,
         devices,
         room,
         is_separate=separate,
-        sizes=rollout_sizes(config, of_a_host) if divides else (),
+        sizes=rollout_sizes(config.model, of_a_host) if divides else (),
         select=select,
         used=used,
     )
@@ -294,7 +294,7 @@ def alternatives_with_engines(
         planner of settings that do not fit, usable bytes of a device -> the nearest alternative, as text. None: the
         engine is that of a checkpoint, which a run keeps.
     """
-    if "engine" in saved_settings(config).get("rollout", {}):
+    if "engine" in saved_settings(config.trainer).get("rollout", {}):
         return None
 
     def find(planner: Planner, room: float) -> str:
@@ -304,7 +304,7 @@ def alternatives_with_engines(
             devices,
             ranks_of_host(devices, device),
             room,
-            separate=not (engine_kind(config).samples_with_policy or shares_device(config)),
+            separate=not (engine_kind(config.rollout).samples_with_policy or shares_device(config.rollout)),
             here=None if isinstance(device, PlannedDevice) else device,
             used=config.rollout.engine,
         )

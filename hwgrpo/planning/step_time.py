@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence
-from hwgrpo.config.schema import ModelConfig
+from hwgrpo.config.schema import ModelConfig, RolloutConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import CODE_BITS
 from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
@@ -91,10 +91,10 @@ def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, 
         work: the device's work.
         rescored: old log-probs need a separate pass.
     """
-    n, prompt, response = work.responses(config), work.prompt_tokens, config.rollout.max_response_tokens
+    n, prompt, response = work.responses(config.rollout), work.prompt_tokens, config.rollout.max_response_tokens
     forward_share = FORWARD / (FORWARD + BACKWARD)
     per_token, per_head = forward_share * frozen.per_token, forward_share * frozen.per_response_token
-    prompts, tokens = _computed(config, work)
+    prompts, tokens = _computed(config.rollout, work)
     of_prompt, of_sequence = _pairs(frozen, prompt), _pairs(frozen, prompt + response - 1)
     pairs = prompts * of_prompt + work.prompts * n * (of_sequence - of_prompt)
     layers, head = tokens * per_token + pairs, work.prompts * n * response * per_head
@@ -118,9 +118,9 @@ def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, 
     )
 
 
-def _computed(config: Config, work: Work) -> tuple[int, int]:
+def _computed(rollout: RolloutConfig, work: Work) -> tuple[int, int]:
     """Return the prompts and the tokens that a device computes in a pass over its batch."""
-    n, response = work.responses(config), config.rollout.max_response_tokens
+    n, response = work.responses(rollout), rollout.max_response_tokens
     prompts = work.prompts * (1 if work.shares_prompt else n)  # a prompt that a layout computes once counts once
     return prompts, prompts * work.prompt_tokens + work.prompts * n * (response - 1)
 
@@ -170,7 +170,7 @@ def step_seconds(
     # Rollout devices share the sampling for all training devices.
     shared = devices / samplers if samplers else 1.0
     together = samplers or (config.rollout.tensor_parallel_size if work.beside else 1)  # devices of an engine
-    size = rollout_dtype_of(config, work.dtype).itemsize
+    size = rollout_dtype_of(config.rollout, work.dtype).itemsize
     state = shape.parameters * size
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
     copied = not work.supervised and (samplers or size != 4 or not sharding.keeps_full_parameters)
@@ -189,20 +189,22 @@ def step_seconds(
         crossing = 2 * (2 if config.optim.name == "adamw_8bit" else 8)
         crossing += 8 * number + 4 if t.offload == "gradients" else 0
         optimizer += updates * crossing * stepped / rates.host_link
+    quantize = config.model.quantize
     # each pass over a micro-batch dequantizes every matrix, and checkpointing passes the layers again
-    moved = number * _dequantized_bytes(config, shape, work.dtype.itemsize)
+    moved = number * _dequantized_bytes(quantize, shape, work.dtype.itemsize)
     dequantized = _quotient(moved, memory) if moved else 0.0
     training = updates * (3 if config.model.gradient_checkpointing else 2)
     if has_exact_kl(config):
         training += updates
     references = bool(config.algorithm.kl.coef) and not has_exact_kl(config)
     scoring = t.prompts_per_step // prompts_per_update(config) * (references + rescored)
-    generations = [] if work.supervised else [config]
+    generations = [] if work.supervised else [config.rollout]
     if takes(config.algorithm.advantage, "greedy_S"):  # one greedy response to each prompt, after the others
-        generations.append(replace(config, rollout=replace(config.rollout, n=1)))
+        generations.append(replace(config.rollout, n=1))
     decode: float | None = 0.0
     for each in generations:
-        decode = _sum(decode, _decode(each, shape, of, work, matrix, memory, size, shared=shared, together=together))
+        given = each, quantize, shape, of, work, matrix, memory, size
+        decode = _sum(decode, _decode(*given, shared=shared, together=together))
     return {
         "prefill": _quotient(of and of.prefill * shared * len(generations), matrix),
         "decode": decode,
@@ -210,7 +212,7 @@ def step_seconds(
         "update": _sum(_quotient(of and of.update, matrix), dequantized and training * dequantized),
         "optimizer": optimizer,
         "exchange": (
-            _exchanged(config, shape, work, sharding, updates, devices)
+            _exchanged(shape, work, sharding, number, updates, devices)
             + _tokens_exchanged(config, shape, work, sharding, rescored=rescored)
         )
         / rates.link,
@@ -226,14 +228,15 @@ def _sum(seconds: float | None, more: float | None) -> float | None:
     return None if seconds is None or more is None else seconds + more
 
 
-def _dequantized_bytes(config: Config, shape: ModelShape, size: int) -> float:
+def _dequantized_bytes(method: str, shape: ModelShape, size: int) -> float:
     """Return the bytes read as codes, and written as values of `size` bytes, to dequantize all matrices once."""
     quantized = sum(unit.copies * p.count for unit in shape.units for p in unit.parameters if p.is_quantized)
-    return quantized * (size + CODE_BITS.get(config.model.quantize, 0) / 8)
+    return quantized * (size + CODE_BITS.get(method, 0) / 8)
 
 
 def _decode(
-    config: Config,
+    rollout: RolloutConfig,
+    quantize: str,
     shape: ModelShape,
     of: Passes | None,
     work: Work,
@@ -247,42 +250,42 @@ def _decode(
     """Return the seconds of all decode steps: each is bound by its memory reads or by its products."""
     if of is None or matrix is None or memory is None:
         return None
-    r = config.rollout
-    sequences = work.prompts * r.n * max(1, round(shared * together))
-    at_once = min(sequences, r.max_sequences)
+    sequences = work.prompts * rollout.n * max(1, round(shared * together))
+    at_once = min(sequences, rollout.max_sequences)
     waves = -(-sequences // at_once)
     cache = cache_bytes(
         shape,
-        prompts=-(-at_once // r.n),
+        prompts=-(-at_once // rollout.n),
         sequences=at_once,
         prompt_tokens=work.prompt_tokens,
-        response_tokens=r.max_response_tokens // 2,  # on average over the steps
+        response_tokens=rollout.max_response_tokens // 2,  # on average over the steps
         itemsize=size,
         compressed=not work.samples,
     )
     # a layer reads the experts that any of the tokens activates
     met = 1 - (1 - shape.expert_share) ** at_once
     weights = size * (shape.parameters - shape.expert_parameters * (1 - met))
-    weights += _dequantized_bytes(config, shape, size)
+    weights += _dequantized_bytes(quantize, shape, size)
     read = (weights + cache) / together / memory
     computed = at_once * of.decode_token / together / matrix
-    return waves * r.max_response_tokens * max(read, computed)
+    return waves * rollout.max_response_tokens * max(read, computed)
 
 
-def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, updates: int, devices: int) -> float:
-    """Return the bytes of state that a device sends in a step."""
-    _, number, _ = micro_batches(config, work)
+def _exchanged(
+    shape: ModelShape, work: Work, sharding: Sharding, micro_batch_count: int, updates: int, devices: int
+) -> float:
+    """Return the bytes of state that a device sends in a step of some updates with some micro-batches each."""
     if sharding.gathered_units is not None:
         gathers = 1 if sharding.gathered_units == "all" else 2  # for the forward and for the backward
         weights = gathers * work.dtype.itemsize * sharding.stored_elements(shape.sharded_units, sharding.parameters)
         scattered = 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)
         # in a ring each sends a shard, padding included, to all others
-        syncs = updates * (1 if sharding.syncs_once else number)
+        syncs = updates * (1 if sharding.syncs_once else micro_batch_count)
         return float(syncs * (sharding.gather_ranks - 1) * (weights + scattered))
     gradients = 4.0 * shape.trainable * (devices - 1) / devices
     # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 also all-reduce (DeepSpeed 0.19), after every
     # micro-batch if gradients are sharded by then, and then gather the new weights.
-    reductions = number if sharding.gradients > 1 and not sharding.syncs_once else 1
+    reductions = micro_batch_count if sharding.gradients > 1 and not sharding.syncs_once else 1
     gathered = gradients if sharding.optimizer_states > 1 else 0.0
     return updates * (2 * reductions * gradients + gathered)
 
@@ -299,7 +302,7 @@ def _tokens_exchanged(config: Config, shape: ModelShape, work: Work, sharding: S
     else:
         heads, keys = shape.heads, math.lcm(shape.kv_heads, size)
         sent = (heads + keys) * (shape.head_dim + shape.value_dim) * (size - 1) / size
-    _, tokens = _computed(config, work)
+    _, tokens = _computed(config.rollout, work)
     recomputed = 1 if config.model.gradient_checkpointing else 0
     references = config.trainer.epochs_per_batch if has_exact_kl(config) else bool(config.algorithm.kl.coef)
     passes = config.trainer.epochs_per_batch * (2 + recomputed) + rescored + references

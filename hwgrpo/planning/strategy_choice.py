@@ -52,7 +52,7 @@ def resolve_strategy(
     Raises:
         ConfigError: this number of processes cannot run the checkpoint's strategy.
     """
-    trainer = _as_saved(config, world_size)
+    trainer = _as_saved(config.trainer, world_size)
     total = device.memory().total if device is not None else None
     notes = []
     fastest = resolve_auto(trainer, world_size, lambda _: True)
@@ -73,10 +73,9 @@ def resolve_strategy(
     return notes
 
 
-def _as_saved(config: Config, world_size: int) -> TrainerConfig:
+def _as_saved(trainer: TrainerConfig, world_size: int) -> TrainerConfig:
     """Return the settings with the checkpoint's values for those at `auto`."""
-    saved = saved_settings(config).get("trainer", {})
-    trainer = config.trainer
+    saved = saved_settings(trainer).get("trainer", {})
     strategy = saved.get("strategy", "auto")
     if trainer.strategy == "auto" and strategy != "auto":
         if STRATEGIES.load(strategy).one_process != (world_size == 1):
@@ -94,15 +93,15 @@ def _as_saved(config: Config, world_size: int) -> TrainerConfig:
     return trainer
 
 
-def saved_settings(config: Config) -> Mapping[str, Any]:
+def saved_settings(trainer: TrainerConfig) -> Mapping[str, Any]:
     """Return the settings of the run whose checkpoint `trainer.resume` selects; empty without one.
 
     Reads manifests only, since no process group exists yet: the checkpoint's files are verified later.
     """
-    resume = config.trainer.resume
+    resume = trainer.resume
     if resume == "never":
         return {}
-    folder = Path(config.trainer.output_dir) / "checkpoints"
+    folder = Path(trainer.output_dir) / "checkpoints"
     folders = [path for _, path in checkpoint_files.folders(folder)] if resume == "auto" else [Path(resume)]
     for each in reversed(folders):
         try:
@@ -126,7 +125,7 @@ def _by_plan(
     from hwgrpo.planning.planner import Planner
 
     planner = Planner(config, supervised=supervised)
-    separate = not (engine_kind(config).samples_with_policy or shares_device(config))
+    separate = not (engine_kind(config.rollout).samples_with_policy or shares_device(config.rollout))
 
     def peak(settings: TrainerConfig) -> int:
         return planner.memory(backend, devices, settings, separate=separate).peak

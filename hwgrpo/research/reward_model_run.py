@@ -42,7 +42,7 @@ def check_settings(config: Config) -> None:
         ConfigError: one is not supported.
     """
     t, model = config.trainer, config.model
-    strategy = choose_strategy(config)
+    strategy = choose_strategy(t.strategy)
     rules = (
         (f"trainer.strategy={strategy!r}", strategy in STRATEGIES, f"use {', '.join(STRATEGIES)} or auto"),
         (f"trainer.sequence_parallel_size={t.sequence_parallel_size}", t.sequence_parallel_size == 1, "set it to 1"),
@@ -110,7 +110,7 @@ def build_score_model(config: Config, device: Device, strategy: Strategy, data: 
     """
     choose_kernels(config.kernels, device.backend)
     settings = classifier_config(config.model, data.tokenizer.pad_token_id)
-    dtype = choose_dtype(config, device)
+    dtype = choose_dtype(config.model.dtype, device)
     attention = choose_attention(config, device.backend, dtype, settings, device.arch)
     main = strategy.rank == 0 or not strategy.shards
 

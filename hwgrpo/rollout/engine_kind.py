@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hwgrpo.catalog import ENGINES
 from hwgrpo.config import Config
 from hwgrpo.config.bound_arguments import bind_arguments
+from hwgrpo.config.schema import RolloutConfig
 from hwgrpo.registry import import_target
 
 if TYPE_CHECKING:
@@ -73,23 +74,22 @@ class EngineKind:
         return self.check_server is not None
 
 
-def engine_kind(config: Config) -> EngineKind:
+def engine_kind(rollout: RolloutConfig) -> EngineKind:
     """Return the kind of engine that the settings name."""
-    return ENGINES.load(config.rollout.engine)
+    return ENGINES.load(rollout.engine)
 
 
-def unmatched_filters(config: Config, softcap: float | None = None) -> str | None:
+def unmatched_filters(rollout: RolloutConfig, softcap: float | None = None) -> str | None:
     """Return why the trainer's log-probs are over more tokens than top_k, top_p and min_p keep; None: they are not.
 
     Args:
-        config: the run's settings.
+        rollout: settings of engine and sampling.
         softcap: the model's, of its logits; None: it has none.
     """
-    r = config.rollout
-    if (r.top_k, r.top_p, r.min_p) == (0, 1.0, 0.0):
+    if (rollout.top_k, rollout.top_p, rollout.min_p) == (0, 1.0, 0.0):
         return None
-    if not engine_kind(config).reports_floors:
-        return f"rollout.engine={r.engine} does not report which tokens they drop"
+    if not engine_kind(rollout).reports_floors:
+        return f"rollout.engine={rollout.engine} does not report which tokens they drop"
     return None if softcap is None else "the model's logits have a softcap"
 
 
@@ -99,7 +99,7 @@ def check_engine(config: Config) -> None:
     Raises:
         ConfigError: a requirement is missing, or a setting of the engine's own is wrong; the message says what to do.
     """
-    kind = engine_kind(config)
+    kind = engine_kind(config.rollout)
     if kind.check_host is not None:
         import_target(kind.check_host)(config)
     kind.bound_maker(config)
@@ -111,7 +111,7 @@ def ask_environment(config: Config, backend: Backend) -> str:
     Raises:
         ConfigError: it cannot be used on these devices.
     """
-    kind = engine_kind(config)
+    kind = engine_kind(config.rollout)
     return import_target(kind.ask_environment)(config, backend) if kind.ask_environment is not None else ""
 
 
@@ -121,6 +121,6 @@ def check_running_server(config: Config) -> None:
     Raises:
         ConfigError: it does not.
     """
-    kind = engine_kind(config)
+    kind = engine_kind(config.rollout)
     if kind.check_server is not None and config.rollout.server.url is not None:
         import_target(kind.check_server)(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hwgrpo.config import Config
+from hwgrpo.config.schema import RolloutConfig
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.support.launched_ranks import local_world_size
 from hwgrpo.support.terminal_width import format_bytes
@@ -13,29 +13,29 @@ LEAST_FREED = 0.5
 """Share of vLLM's memory that its sleep must free: on some ROCm systems it frees none (vLLM issue 37533)."""
 
 
-def shares_device(config: Config) -> bool:
+def shares_device(rollout: RolloutConfig) -> bool:
     """Return whether vLLM computes on the training devices.
 
     That is in the training process, or in a server that the run starts without naming devices for it.
     """
-    kind, server = engine_kind(config), config.rollout.server
+    kind, server = engine_kind(rollout), rollout.server
     own_devices = server.url is not None or any(name.endswith("VISIBLE_DEVICES") for name in server.env)
     return kind.runs_vllm and not (kind.on_server and own_devices)
 
 
-def server_devices(config: Config, variable: str | None, environ: Mapping[str, str]) -> list[str]:
+def server_devices(rollout: RolloutConfig, variable: str | None, environ: Mapping[str, str]) -> list[str]:
     """Return the training devices of each server that the run starts on its first host.
 
     Args:
-        config: the run's settings.
+        rollout: settings of the engine.
         variable: the backend's variable of visible devices; None: it has none.
         environ: variables of the first rank.
 
     Returns:
         Values of the variable; none where there is one server only, which sees what the run sees.
     """
-    ranks, size = local_world_size(1, environ), config.rollout.tensor_parallel_size
-    if variable is None or variable in config.rollout.server.env or not shares_device(config):
+    ranks, size = local_world_size(1, environ), rollout.tensor_parallel_size
+    if variable is None or variable in rollout.server.env or not shares_device(rollout):
         return []
     visible = visible_devices(variable, environ, ranks)
     count = min(len(visible), ranks) // size
@@ -53,16 +53,16 @@ def split_arguments(variable: str, devices: int) -> str:
     return f"--visible {first} 'rollout.server.env={{{variable}: \"{rest}\"}}'"
 
 
-def sleeps(config: Config, *, on_host: bool) -> bool:
+def sleeps(rollout: RolloutConfig, *, on_host: bool) -> bool:
     """Return whether the engine frees its memory while the policy is trained.
 
     Args:
-        config: the run's settings.
+        rollout: settings of the engine.
         on_host: whether the run trains on a CPU.
     """
-    r = config.rollout
-    on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
-    return r.sleep_mode == "always" or (r.sleep_mode == "auto" and shares_device(config) and not on_host and on_demand)
+    on_demand = rollout.source in ("auto", "on_demand") and not rollout.max_staleness
+    by_default = rollout.sleep_mode == "auto" and shares_device(rollout) and not on_host and on_demand
+    return rollout.sleep_mode == "always" or by_default
 
 
 def measured_sleep(free: int, awake: int, asleep: int) -> tuple[bool, str]:
@@ -83,8 +83,8 @@ def measured_sleep(free: int, awake: int, asleep: int) -> tuple[bool, str]:
     )
 
 
-def memory_share(config: Config) -> float:
+def memory_share(rollout: RolloutConfig) -> float:
     """Return the share of a device's memory for the engine, where the plan has not chosen one."""
-    share = config.rollout.gpu_memory_utilization
-    own_devices = engine_kind(config).runs_vllm and not shares_device(config)
+    share = rollout.gpu_memory_utilization
+    own_devices = engine_kind(rollout).runs_vllm and not shares_device(rollout)
     return share if share is not None else 0.9 if own_devices else 0.5

@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from hwgrpo.catalog import WORKFLOWS
-from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError, shown
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.user_code import describe_error
@@ -440,19 +439,24 @@ class WorkflowEngine:
         return f"rollout.workflow={shown(self._name)} on the prompt {prompt.uid} {prompt.place}".rstrip()
 
 
-def with_workflow(engine: Engine, config: Config, tokenizer: Any) -> Engine:
+def with_workflow(engine: Engine, name: str, tokenizer: Any, timeout: float) -> Engine:
     """Return the engine of the run's workflow; single turns need none around the engine itself.
+
+    Args:
+        engine: samples for the workflow.
+        name: `rollout.workflow`.
+        tokenizer: the model's.
+        timeout: `trainer.process_group_timeout`, in seconds.
 
     Raises:
         ConfigError: the workflow is no coroutine.
     """
-    name = config.rollout.workflow
     if name == DEFAULT:
         return engine
     workflow = WORKFLOWS.load(name)
     if not inspect.iscoroutinefunction(workflow):
         raise ConfigError(f"rollout.workflow={shown(name)} is no coroutine; write `async def`")
-    return WorkflowEngine(engine, workflow, name, tokenizer, config.trainer.process_group_timeout)
+    return WorkflowEngine(engine, workflow, name, tokenizer, timeout)
 
 
 def _not_sampled(token_ids: Sequence[int], text: str) -> Completions:

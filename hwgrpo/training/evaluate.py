@@ -194,7 +194,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     rewards = build_rewards(config, dataset, tokenizer=tokenizer, device=device)
     check_length(config, dataset)
     settings = load_model_config(config.model)
-    check_head_size(config, settings, on_host=backend.is_host)
+    check_head_size(config.rollout, config.model.path, settings, on_host=backend.is_host)
     check_running_server(config)
     policy = load_policy(config, device, tokenizer)
     fuse(config, device.backend, policy, attention_of(config, device))

@@ -82,7 +82,7 @@ def build_models(
         policy = load_policy(config, device, tokenizer)
         checked = _check_model(config, device, policy, attention, layout)
         check_ranks_agree(checked.fused, strategy)
-    reference = build_reference(policy, config, on_meta_device=weights is not None)
+    reference = build_reference(policy, config.algorithm.kl, config.model.lora, on_meta_device=weights is not None)
     trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     dtypes = {p.dtype for p in policy.parameters() if not p.requires_grad}
     frozen = next((dtype for dtype in (policy.compute_dtype, torch.float32) if dtype in dtypes), None)
@@ -92,7 +92,7 @@ def build_models(
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
-    with shorten_windows(policy.base, windows_in_reach(config, policy.base.config)):
+    with shorten_windows(policy.base, windows_in_reach(config.data, config.rollout, policy.base.config)):
         verify_sequence_parallel(policy, checked.layout, strategy.sequence_group, checked.expected, device.torch_device)
     return Models(
         policy=policy,
@@ -123,7 +123,7 @@ def _check_model(
 ) -> _Checked:
     fused = fuse(config, device.backend, policy, attention)
     layout, layout_reason = select_supported_layout(config, policy, layout)
-    with shorten_windows(policy.base, windows_in_reach(config, policy.base.config)):
+    with shorten_windows(policy.base, windows_in_reach(config.data, config.rollout, policy.base.config)):
         expected = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
     return _Checked(policy.head, fused, layout, layout_reason, expected)
 
@@ -136,7 +136,7 @@ def _load_on_rank_0(
 
     def load() -> tuple[Any, PolicyModel | None, _Checked | None]:
         # the others follow rank 0's dtypes, which depend on the values
-        dtype = choose_dtype(config, device) if main else torch.float32
+        dtype = choose_dtype(config.model.dtype, device) if main else torch.float32
         model = load_checked(config, attention.loaded_as, tokenizer, compute_dtype=dtype, on_meta_device=not main)
         if not main:
             return model, None, None

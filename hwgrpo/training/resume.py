@@ -254,7 +254,9 @@ def restore(
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
     update.restore(state)
-    return raise_on_all_ranks(strategy, lambda: group_files.unused_note(checkpoint, update.config))
+    return raise_on_all_ranks(
+        strategy, lambda: group_files.unused_note(checkpoint, update.config.algorithm.filter_groups)
+    )
 
 
 def restore_generators(

@@ -67,7 +67,7 @@ class RolloutGuard:
         adjustable = r.max_staleness if isinstance(source, AdjustableSource) else 0
         self._measures = measures(config.algorithm.correction, adjustable)
         # The log-probs of a truncated distribution differ from those of the full one by design.
-        self._watches = r.guard != "off" and not unmatched_filters(config, update.policy.head.softcap)
+        self._watches = r.guard != "off" and not unmatched_filters(r, update.policy.head.softcap)
         self._acts = self._watches and r.guard == "act"
         self._state = GuardState()
         self._notes: list[str] = []
@@ -123,7 +123,7 @@ class RolloutGuard:
     def _raise(self, step: int, metrics: Mapping[str, float], measure: Measure) -> None:
         """Apply a measure, or end the run; state it if it is new."""
         assert self._state.first is not None
-        cause = diagnose(self._state.first, self._state.recent, self._config)
+        cause = diagnose(self._state.first, self._state.recent, self._config.rollout, self._config.optim)
         seen = (
             f"rollout.guard, step {step}: the rollout engine has another policy than the trainer: "
             f"{', '.join(signs(metrics, measure.severity))}; beyond a limit for {RAISE_AFTER} steps in a row"

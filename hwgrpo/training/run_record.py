@@ -48,7 +48,7 @@ def frozen_dtype_note(model: ModelConfig, models: Models) -> str | None:
 
 def filters_note(config: Config, models: Models) -> str | None:
     """Return a line where rollout and trainer normalize over different tokens."""
-    reason = unmatched_filters(config, models.policy.head.softcap)
+    reason = unmatched_filters(config.rollout, models.policy.head.softcap)
     return reason and (
         f"the trainer's log-probs are over all tokens, not only those that top_k, top_p and min_p keep: {reason}. "
         "The gap in rollout_corr/* is large and rollout.guard does not watch it; "

@@ -146,7 +146,7 @@ def _build(
     resolved = check_start(config, device.backend, settings, device=device, data=data, resumes=resumes)
     notes += filter(None, (end_of_turn_note(config, settings, data.tokenizer, data.training, data.validation),))
     require_running_server(config, strategy)
-    notes += (*resolved.notes, *filter(None, (dtype_note(config, device),)))
+    notes += (*resolved.notes, *filter(None, (dtype_note(config.model.dtype, device),)))
     planned = planned_steps(config, len(data.training))
     if start >= planned:
         notes.append(f"{folder.path} has all its {start} steps; its missing outputs (model, summary) are written now")
@@ -224,7 +224,7 @@ def _build(
         prompts=source,
         responses=responses,
         engine=engine,
-        engine_sleeps=sleeps(config, on_host=device.backend.is_host),
+        engine_sleeps=sleeps(config.rollout, on_host=device.backend.is_host),
         sampling=sampling_of(config),
         rewards=data.rewards,
         update=update,
@@ -257,7 +257,7 @@ def start_strategy(config: Config, device: Device) -> Strategy:
     resolve_model_path(config.model.path, weights=True)
     for reason in missing_requirements(config, device):
         raise ConfigError(reason)
-    kind: StrategyKind = STRATEGIES.load(choose_strategy(config))
+    kind: StrategyKind = STRATEGIES.load(choose_strategy(config.trainer.strategy))
     strategy = kind.make(device.torch_device, device.comm_backend, config.trainer.process_group_timeout)
     strategy.prepare(config)
     return strategy

@@ -78,7 +78,7 @@ def choose_kernels(kernels: KernelsConfig, backend: Backend) -> None:
 
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
-    dtype = choose_dtype(config, device)
+    dtype = choose_dtype(config.model.dtype, device)
     model = load_checked(config, attention_of(config, device).loaded_as, tokenizer, compute_dtype=dtype)
     move_to_device(model, device.torch_device)
     return policy_of(config, device, model)
@@ -109,7 +109,7 @@ def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None 
         chunk_rows=config.kernels.chunk_rows,
         logits_dtype=None if logits == "auto" else getattr(torch, logits),
     )
-    policy = PolicyModel(model, compute_dtype=choose_dtype(config, device), options=options, head=head)
+    policy = PolicyModel(model, compute_dtype=choose_dtype(config.model.dtype, device), options=options, head=head)
     if head is None:
         with policy.autocast(policy.base.get_input_embeddings().weight.device):
             check_router(config.model.router_loss_coef, policy.base)
@@ -189,7 +189,8 @@ def build_engine(
         run_id=run_id,
         gate=gate,
     )
-    return with_workflow(engine_kind(config).make(parts), config, tokenizer)
+    engine = engine_kind(config.rollout).make(parts)
+    return with_workflow(engine, config.rollout.workflow, tokenizer, config.trainer.process_group_timeout)
 
 
 def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
@@ -211,7 +212,7 @@ def needs_replica(config: Config, shards: bool) -> bool:
         config: the run's settings.
         shards: whether the strategy shards the policy's weights.
     """
-    return engine_kind(config).samples_with_policy and (shards or config.rollout.max_staleness > 0)
+    return engine_kind(config.rollout).samples_with_policy and (shards or config.rollout.max_staleness > 0)
 
 
 def sampler_dtype(rollout: RolloutConfig, policy: PolicyModel) -> torch.dtype:

@@ -140,11 +140,11 @@ def check_start(
     if device is None:
         dtype, attention = assumed_selections(config.model, backend, settings)
     else:
-        dtype = choose_dtype(config, device)
+        dtype = choose_dtype(config.model.dtype, device)
         attention = choose_attention(config, backend, dtype, settings, device.arch)
     check_sequence_parallel(config, settings, attention)
-    check_head_size(config, settings, on_host=backend.is_host)
-    check_sleep(config, settings, backend)
+    check_head_size(config.rollout, config.model.path, settings, on_host=backend.is_host)
+    check_sleep(config.rollout, config.model.path, settings, backend)
     layout = choose_layout(config, settings, attention.loaded_as)
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)
@@ -155,7 +155,7 @@ def check_start(
 
 def missing_requirements(config: Config, device: Device) -> list[str]:
     """Return the run's unmet requirements on this machine: packages, programs, variables, processes."""
-    strategy: StrategyKind = STRATEGIES.load(choose_strategy(config))
+    strategy: StrategyKind = STRATEGIES.load(choose_strategy(config.trainer.strategy))
     checks = (
         lambda: strategy.check_host(config, device.torch_device),
         lambda: check_engine(config),

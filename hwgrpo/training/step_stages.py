@@ -59,7 +59,7 @@ def build_stages(run: Run) -> Stages:
 
     log_probs: list[Stage] = [OldLogprobs(update), RefLogprobs(update, reference)]
     if algorithm.old_logprobs == "interpolated":
-        log_probs.insert(0, RolloutShares(config))
+        log_probs.insert(0, RolloutShares())
 
     # the guard may end the run before the reference moves and before weights are sent
     updates: list[Stage] = [Update(update, run.guard), Guard(run.guard)]

@@ -272,35 +272,35 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_cause_of_each_pattern_is_named(case):
     gaps, name, certainty = CASES[case]
-    cause = diagnose(gaps[0], gaps, CONFIG)
+    cause = diagnose(gaps[0], gaps, CONFIG.rollout, CONFIG.optim)
     assert (cause.name, cause.certainty) == (name, certainty), cause.text
 
 
 def test_configured_staleness_is_named_with_its_setting():
     config = settings("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
     gaps = gaps_of([1e-13, *noisy(0.2, 8)])
-    cause = diagnose(gaps[0], gaps, config)
+    cause = diagnose(gaps[0], gaps, config.rollout, config.optim)
     assert cause.name == "stale weights"
     assert "lower rollout.max_staleness (now 1)" in cause.remedy
-    later = diagnose(gaps[0], gaps_of([1e-13, *noisy(1e-3, 6), *noisy(2.0, 4)]), config)
+    later = diagnose(gaps[0], gaps_of([1e-13, *noisy(1e-3, 6), *noisy(2.0, 4)]), config.rollout, config.optim)
     assert later.name == "wrong or damaged weights in the engine", "not from the second step on"
 
 
 def test_a_temperature_is_estimated():
     gaps = gaps_of(noisy(0.1, 8), slope=-0.25, r2=0.97)
-    assert "a temperature of about 0.75;" in diagnose(gaps[0], gaps, CONFIG).evidence
+    assert "a temperature of about 0.75;" in diagnose(gaps[0], gaps, CONFIG.rollout, CONFIG.optim).evidence
 
 
 def test_slopes_that_change_are_no_temperature():
     gaps = [Gap(i, 0.05, slope, 0.9) for i, slope in enumerate((0.1, 0.3, -0.2, 0.4), 1)]
-    assert diagnose(gaps[0], gaps, CONFIG).name == "lower precision of the engine"
+    assert diagnose(gaps[0], gaps, CONFIG.rollout, CONFIG.optim).name == "lower precision of the engine"
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_remedies_name_settings_that_there_are(case):
     gaps, _, _ = CASES[case]
     for config in (CONFIG, settings("rollout.max_staleness=2", "algorithm.correction.name=token_mask")):
-        text = diagnose(gaps[0], gaps, config).text
+        text = diagnose(gaps[0], gaps, config.rollout, config.optim).text
         named = re.findall(r"\b(?:rollout|optim|kernels|algorithm|model)\.[a-z_.]*[a-z_]", text)
         assert named, text
         for key in named:

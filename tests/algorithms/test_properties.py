@@ -268,7 +268,8 @@ class Case:
         total = torch.tensor([each.reward for each in samples], dtype=torch.float64)
         rewards = Rewards(total, valid, {"exact_match": total})
         prompts = PromptBatch(tuple(Prompt(str(i), "", self.groups[i][0], None, {}) for i in groups))
-        advantages, of_tokens = advantages_over_ranks(self.config, completions, rewards, strategy)
+        estimator, functions = self.config.algorithm.advantage, self.config.reward.functions
+        advantages, of_tokens = advantages_over_ranks(estimator, functions, completions, rewards, strategy)
         batch = assemble(prompts, completions, advantages, valid, of_tokens)
         kept = [each for each in samples if each.valid]
         old = None if self.on_policy else joined("old", kept).float()

@@ -217,9 +217,9 @@ def test_the_random_state_is_that_of_rocm(host):
 
 def test_training_computes_in_bf16_with_the_first_attention_that_is_installed(host, monkeypatch):
     host(MI300X)
-    model = SimpleNamespace(dtype="auto", attention="auto", layout="auto")
+    model = SimpleNamespace(attention="auto", layout="auto")
     config = SimpleNamespace(model=model, trainer=SimpleNamespace(sequence_parallel_size=1, tensor_parallel_size=1))
-    assert choose_dtype(config, Device(ROCM)) is torch.bfloat16
+    assert choose_dtype("auto", Device(ROCM)) is torch.bfloat16
     assert ROCM.attention[-2:] == ("sdpa", "eager")
     assert choose_attention(config, ROCM, torch.bfloat16, Qwen3Config()).name == "sdpa"
     monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)

@@ -175,7 +175,7 @@ def run_case(
     strategy.prepare(config)
     assert strategy.has_collectives_in_passes == (size > 1 or isinstance(strategy, Fsdp2))
     assert strategy.sequence_group.size == size
-    reference = build_reference(policy, config)
+    reference = build_reference(policy, config.algorithm.kl, config.model.lora)
     assert reference is not None
     strategy.wrap(policy, config)
     if reference.policy is not policy:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.process_exit import ended_as_rank
-from hwgrpo.planning.planned_sharding import config_sharding
+from hwgrpo.planning.planned_sharding import sharding_of
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
@@ -109,7 +109,7 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
             )
             strategy.backward(strategy.module(micro, update.loss_fn, 0.0).loss)
         if isinstance(strategy, Deepspeed) and not strategy.shards and strategy.world_size > 1:
-            assert_held_as_planned(strategy, config_sharding(config, strategy.world_size))
+            assert_held_as_planned(strategy, sharding_of(config.trainer, strategy.world_size))
     strategy.discard_gradients()
     update.accumulate_gradients(batch, range(len(batch)))
     result |= {f"again.{name}": gradient for name, gradient in gradients(strategy).items()}

@@ -8,7 +8,7 @@ from hwgrpo_backends.peaks import NVIDIA
 
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import model_shape
-from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding
+from hwgrpo.planning.planned_sharding import planned_sharding, sharding_of
 from hwgrpo.planning.step_time import Rates, step_seconds
 from tests.support.models.tiny import settings, tiny_llama
 from tests.support.processes.deepspeed_package import with_deepspeed
@@ -61,7 +61,7 @@ def planned(way: str, micro_batches: int) -> float:
     """Return the bytes of an update, each response a micro-batch, as counted: a ring sends 1 / RANKS less of them."""
     config = settings(f"rollout.n={micro_batches}", "algorithm.advantage.singleton=raw")
     of_fsdp2 = settings("trainer.strategy=fsdp2", *filter(None, (OF_FSDP2.get(way),)))
-    sharding = config_sharding(of_fsdp2, RANKS) if way in OF_FSDP2 else planned_sharding(way, RANKS)
+    sharding = sharding_of(of_fsdp2.trainer, RANKS) if way in OF_FSDP2 else planned_sharding(way, RANKS)
     work = Work(dtype=torch.float32, device_type="cpu", prompts=1, prompt_tokens=16, micro_batch_tokens=16)
     seconds = step_seconds(
         config,

@@ -105,7 +105,7 @@ def test_the_reference_scores_as_with_a_base_in_fp32(path):
         config = settings(path, *LORA, "algorithm.kl.coef=0.1", *words)
         policy = policy_of(path, *LORA, *words)
         update = update_of(policy, config)
-        reference = build_reference(policy, config)
+        reference = build_reference(policy, config.algorithm.kl, config.model.lora)
         scores.append(update.with_ref_logprobs(batch, reference).ref_logprobs)
         assert not torch.equal(scores[-1], update.score(batch)), "the adapters change the log-probs"
     assert torch.equal(*scores)
@@ -115,7 +115,7 @@ def test_a_frozen_copy_of_a_fully_trained_policy_scores_as_in_fp32_from_matrices
     config = settings(path, "model.dtype=bfloat16", "algorithm.kl.coef=0.1")
     policy = policy_of(path, "model.dtype=bfloat16")
     assert set(dtypes(policy).values()) == {torch.float32}
-    reference = build_reference(policy, config)
+    reference = build_reference(policy, config.algorithm.kl, config.model.lora)
     assert reference is not None
     assert torch.bfloat16 in dtypes(reference.policy).values()
     update, batch = update_of(policy, config), ragged_batch()

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from hwgrpo.config.schema import RolloutConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layer_values import head_sizes, largest_value, layer_values, smallest_value
 from hwgrpo.models.windows import windows_below
@@ -65,16 +66,14 @@ def test_a_plan_reckons_with_the_largest_layer():
 
 
 def test_every_layer_must_have_heads_that_vllm_has_on_a_cpu():
-    config = run_settings(Path("unused"), "rollout.engine=vllm")
-    check_head_size(config, qwen3(per_layer_config={1: {"head_dim": 64}}, head_dim=32), on_host=True)
+    rollout = RolloutConfig(engine="vllm")
+    check_head_size(rollout, "unused", qwen3(per_layer_config={1: {"head_dim": 64}}, head_dim=32), on_host=True)
     with pytest.raises(ConfigError, match="no attention with heads of size 8, only of"):
-        check_head_size(config, qwen3(), on_host=True)
+        check_head_size(rollout, "unused", qwen3(), on_host=True)
 
 
 def test_a_model_without_attention_has_no_heads_to_check():
-    check_head_size(
-        run_settings(Path("unused"), "rollout.engine=vllm"), transformers.MambaConfig(hidden_size=32), on_host=True
-    )
+    check_head_size(RolloutConfig(engine="vllm"), "unused", transformers.MambaConfig(hidden_size=32), on_host=True)
 
 
 def test_the_heads_of_every_layer_must_divide_over_ranks():
@@ -88,7 +87,7 @@ def test_the_heads_of_every_layer_must_divide_over_ranks():
 def test_vllm_divides_a_model_over_devices_that_divide_the_heads_of_every_layer(monkeypatch):
     config = qwen3(num_attention_heads=6, per_layer_config={1: {"num_key_value_heads": 6}})
     monkeypatch.setattr(engine_choice, "planned_settings", lambda _: (config, None))
-    assert engine_choice.rollout_sizes(run_settings(Path("unused")), 6) == [1, 2, 6]
+    assert engine_choice.rollout_sizes(run_settings(Path("unused")).model, 6) == [1, 2, 6]
 
 
 def test_the_shortest_window_of_the_layers_counts():

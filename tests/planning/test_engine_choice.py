@@ -368,7 +368,7 @@ def test_without_room_a_server_gets_devices_that_no_rank_uses(little, monkeypatc
     assert config.rollout.server.env == {"CUDA_VISIBLE_DEVICES": idle}
     assert f", split: on devices {idle} of its own (rollout.server.env), which no rank uses; not shared: " in note
     assert "there is no room for" in note or words
-    assert not shares_device(config)
+    assert not shares_device(config.rollout)
 
 
 def test_devices_are_shared_where_both_fit_though_some_are_idle(tmp_path):

@@ -58,9 +58,9 @@ def planned(config: Config):
 )
 def test_vllm_sleeps_on_devices_that_it_shares(words, shares, asleep):
     config = recipe(*words)
-    assert (shares_device(config), sleeps(config, on_host=False)) == (shares, asleep)
-    assert sleeps(config, on_host=True) == (config.rollout.sleep_mode == "always")
-    assert memory_share(config) == (0.9 if OTHERS[0] in words and not shares else 0.5)
+    assert (shares_device(config.rollout), sleeps(config.rollout, on_host=False)) == (shares, asleep)
+    assert sleeps(config.rollout, on_host=True) == (config.rollout.sleep_mode == "always")
+    assert memory_share(config.rollout) == (0.9 if OTHERS[0] in words and not shares else 0.5)
 
 
 def test_an_engine_that_sleeps_gets_what_parameters_and_states_leave():
@@ -124,6 +124,6 @@ def test_mixtures_of_experts_do_not_sleep_where_they_would_wake_up_damaged():
     mixture = AutoConfig.for_model("qwen3_moe", num_experts=8)
     npu, dense = registry.get("npu"), AutoConfig.for_model("qwen3")  # hw: the one that damages them
     with pytest.raises(ConfigError, match=r"rollout\.sleep_mode='auto'.*transposes.*set rollout\.sleep_mode=never"):
-        check_sleep(config, mixture, npu)
+        check_sleep(config.rollout, config.model.path, mixture, npu)
     for settings, model, backend in ((other, mixture, npu), (config, dense, npu), (config, mixture, ACCELERATOR)):
-        check_sleep(settings, model, backend)
+        check_sleep(settings.rollout, settings.model.path, model, backend)

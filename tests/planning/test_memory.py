@@ -26,7 +26,7 @@ from hwgrpo.planning.memory import (
     micro_batches,
 )
 from hwgrpo.planning.model_shape import model_shape
-from hwgrpo.planning.planned_sharding import config_sharding
+from hwgrpo.planning.planned_sharding import sharding_of
 from hwgrpo.training.strategies.held_adamw import BLOCK, STATES, STREAMS, HeldAdamW, In8Bits
 from hwgrpo.training.strategies.optimizer import build_optimizer
 
@@ -211,7 +211,7 @@ def test_an_exact_kl_has_hidden_states_head_and_logits_of_the_reference_beside_t
     def parts(*words: str, strategy: str = "single", dtype: torch.dtype = torch.float32) -> tuple[int, int]:
         config = planned(*exact, *words)
         shape = model_shape(config.model, settings)
-        sharding = config_sharding(replace(config, trainer=replace(config.trainer, strategy=strategy)), 2)
+        sharding = sharding_of(replace(config.trainer, strategy=strategy), 2)
         update = estimate(config, shape, replace(WORK, dtype=dtype), sharding).update
         return update.get("a chunk of logits", 0), update["hidden states and head of the reference"]
 
@@ -239,14 +239,14 @@ def test_states_in_8_bits_or_in_host_memory_are_planned_as_they_are_held(tmp_pat
     assert coded.always["optimizer states (AdamW, 8 bits)"] == pytest.approx(held, rel=0.02), "norms stay in fp32"
     assert held < 0.27 * plain.always["optimizer states (AdamW)"]
     offloaded = planned("trainer.offload=optimizer")
-    there = estimate(offloaded, shape, work, config_sharding(offloaded, 1))
+    there = estimate(offloaded, shape, work, sharding_of(offloaded.trainer, 1))
     assert there.host["optimizer states (AdamW)"] == plain.always["optimizer states (AdamW)"]
     assert "optimizer states (AdamW)" not in there.always
     largest = 352 * 128  # each parameter is stepped by itself, and smaller than a chunk
     assert there.step["intermediate values of AdamW"] == 12 * STREAMS * largest
     assert coded.step["intermediate values of AdamW"] == 24 * largest
     gradients = planned("trainer.offload=gradients")
-    both = estimate(gradients, shape, work, config_sharding(gradients, 1))
+    both = estimate(gradients, shape, work, sharding_of(gradients.trainer, 1))
     assert both.host == there.host | {"gradients (fp32)": plain.update["gradients (fp32)"]}
     assert not {name for name in both.always | both.update | both.step if name.startswith("gradients")}
     assert both.update["gradient of a parameter (fp32)"] == 8 * 352 * 128
@@ -258,7 +258,7 @@ def test_what_a_cpu_offloads_is_in_the_memory_that_it_computes_in(tmp_path):
     plain = estimate(planned(), shape, WORK)
     for moved in ("optimizer", "gradients"):
         config = planned(f"trainer.offload={moved}")
-        memory = estimate(config, shape, WORK, config_sharding(config, 1))
+        memory = estimate(config, shape, WORK, sharding_of(config.trainer, 1))
         assert not memory.host
         assert memory.always["optimizer states (AdamW)"] == plain.always["optimizer states (AdamW)"]
         assert "intermediate values of AdamW" not in memory.step, "states and gradients are used where they are"
@@ -303,7 +303,7 @@ def test_quantized_matrices_are_planned_as_they_are_held(name, method, tmp_path)
 def test_every_device_holds_all_quantized_matrices_and_shards_the_rest(tmp_path):
     config = planned("model.lora.rank=4", "model.quantize=nf4", "trainer.strategy=fsdp2")
     shape = model_shape(config.model, small("Qwen3-8B", tmp_path))
-    alone, shared = (estimate(config, shape, WORK, config_sharding(config, n)) for n in (1, 4))
+    alone, shared = (estimate(config, shape, WORK, sharding_of(config.trainer, n)) for n in (1, 4))
     [plain] = [name for name in alone.always if name.startswith("parameters")]
     assert shared.always["frozen matrices (nf4)"] == alone.always["frozen matrices (nf4)"] > 0
     assert shared.always[plain] == pytest.approx(alone.always[plain] / 4, rel=0.01)
@@ -315,7 +315,7 @@ def test_every_device_holds_all_quantized_matrices_and_shards_the_rest(tmp_path)
         "model.lora.rank=4", "model.quantize=nf4", "trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"
     )
     device = replace(WORK, device_type="cuda")  # hw: any accelerator
-    there = estimate(offloaded, shape, device, config_sharding(offloaded, 4))
+    there = estimate(offloaded, shape, device, sharding_of(offloaded.trainer, 4))
     assert "frozen matrices (nf4)" in there.always
     assert plain in there.host
 

@@ -130,7 +130,7 @@ def test_a_model_that_cannot_be_read_is_named_and_the_rest_is_planned(tmp_path: 
 
     for path, reason in (("someone/unknown-model", "has no readable configuration"), ("/not/here", "is not a folder")):
         config = load_config("tiny_sort", [functions(path)])
-        [line] = uncounted_reward_models(config)
+        [line] = uncounted_reward_models(config.reward, config.model)
         assert line.startswith(f"not counted: reward_model 0: reward.functions[0].kwargs.path='{path}' {reason}")
         memory, _ = planned(path=path)
         assert not memory.rewards

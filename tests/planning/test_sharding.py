@@ -11,7 +11,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import SENT, Memory, Work, estimate, micro_batches
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding, strategy_variants
+from hwgrpo.planning.planned_sharding import planned_sharding, sharding_of, strategy_variants
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit
 from hwgrpo.training.strategies.sharding import Sharding
@@ -85,7 +85,7 @@ def test_gradients_are_freed_before_rollout_where_torchs_optimizer_steps():
 
 def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathered_in_part():
     config = planned("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2", "trainer.tokens_per_micro_batch=8192")
-    sharding = config_sharding(config, 8)
+    sharding = sharding_of(config.trainer, 8)
     cut, whole = (estimate(config, SHAPE, WORK, each) for each in (sharding, planned_sharding("fsdp2", 8)))
     assert cut.always["parameters (fp32)"] == 4 * (10 * LAYER // 8 + REST // 4)
     assert cut.always["optimizer states (AdamW)"] == 2 * 4 * (10 * LAYER // 8 + REST // 4)
@@ -98,9 +98,9 @@ def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathere
 
 def test_a_configuration_of_deepspeed_is_planned_in_its_stage():
     words = ("trainer.strategy=deepspeed", "trainer.deepspeed.stage=3", "trainer.deepspeed.offload_parameters=true")
-    assert config_sharding(planned(*words), 4) == planned_sharding("zero3+offload", 4)
-    assert config_sharding(planned(*words[:2]), 4) == planned_sharding("zero3", 4)
-    assert config_sharding(planned(words[0]), 4) == planned_sharding("zero2", 4)
+    assert sharding_of(planned(*words).trainer, 4) == planned_sharding("zero3+offload", 4)
+    assert sharding_of(planned(*words[:2]).trainer, 4) == planned_sharding("zero3", 4)
+    assert sharding_of(planned(words[0]).trainer, 4) == planned_sharding("zero2", 4)
 
 
 def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
@@ -108,7 +108,7 @@ def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
     assert held("fsdp2", 8).update["weights gathered"] == 2 * gathered
     assert held("zero3", 8).update["weights gathered"] == 2 * gathered
     assert held("fsdp2", 8, dtype=torch.float32).update["weights gathered"] == 4 * gathered
-    whole = config_sharding(planned("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false"), 8)
+    whole = sharding_of(planned("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false").trainer, 8)
     assert estimate(planned(), SHAPE, WORK, whole).update["weights gathered"] == 2 * SHAPE.parameters
     for strategy in ("ddp", "zero1", "zero2"):
         assert "weights gathered" not in held(strategy, 8).update
@@ -135,7 +135,7 @@ def test_a_plan_of_fsdp2_is_the_largest_of_three_moments():
 
 
 def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
-    once = config_sharding(planned("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"), 8)
+    once = sharding_of(planned("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update").trainer, 8)
     each, update = held("fsdp2", 8), estimate(planned(), SHAPE, WORK, once)
     more = {name: size - each.update.get(name, 0) for name, size in update.update.items()}
     gathered = 2 * (SHAPE.parameters - REST - 2 * LAYER)
@@ -145,7 +145,7 @@ def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
         "unsharded gradients of a unit": (2 + 4) * REST,
     }
     assert (update.always, update.rollout, update.step) == (each.always, each.rollout, each.step)
-    zero2 = config_sharding(planned("trainer.strategy=deepspeed", "trainer.deepspeed.sync_every=update"), 8)
+    zero2 = sharding_of(planned("trainer.strategy=deepspeed", "trainer.deepspeed.sync_every=update").trainer, 8)
     each, update = held("zero2", 8), estimate(planned(), SHAPE, WORK, zero2)
     assert update == replace(each, update=each.update | {"unsharded gradients (fp32)": 4 * SHAPE.parameters})
 
@@ -153,7 +153,7 @@ def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
 def test_the_only_pass_of_an_update_reduces_the_gradients_of_a_layer_at_once_and_frees_its_weights():
     """The plan kept all gradients until the end of the pass, and was 48 % too high."""
     settings = planned("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update", "rollout.n=2")
-    once, work = config_sharding(settings, 2), replace(WORK, prompts=1, micro_batch_tokens=10_000)
+    once, work = sharding_of(settings.trainer, 2), replace(WORK, prompts=1, micro_batch_tokens=10_000)
     update = estimate(settings, SHAPE, work, once).update
     assert "unsharded gradients (fp32)" not in update
     assert update["weights gathered"] == 2 * SHAPE.parameters, "when the backward pass begins"
@@ -241,13 +241,13 @@ def test_a_reference_model_is_cut_like_the_policy():
 
 
 def test_the_strategy_of_a_configuration_is_that_of_its_words():
-    assert config_sharding(planned(), 1) == planned_sharding("single", 1) == Sharding()
-    assert config_sharding(planned(), 4) == planned_sharding("ddp", 4)
-    assert config_sharding(planned("trainer.strategy=fsdp2"), 4) == planned_sharding("fsdp2", 4)
+    assert sharding_of(planned().trainer, 1) == planned_sharding("single", 1) == Sharding()
+    assert sharding_of(planned().trainer, 4) == planned_sharding("ddp", 4)
+    assert sharding_of(planned("trainer.strategy=fsdp2").trainer, 4) == planned_sharding("fsdp2", 4)
     words = ("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true")
-    assert config_sharding(planned(*words), 4) == planned_sharding("fsdp2+offload", 4)
+    assert sharding_of(planned(*words).trainer, 4) == planned_sharding("fsdp2+offload", 4)
     words = ("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false")
-    assert config_sharding(planned(*words), 4).gathered_units == "all"
+    assert sharding_of(planned(*words).trainer, 4).gathered_units == "all"
 
 
 @pytest.mark.parametrize(

@@ -167,8 +167,7 @@ def test_a_rank_gets_the_advantages_of_its_own_prompts():
     there = Rewards(torch.tensor([0.25]).double(), torch.ones(1).bool(), {}, greedy=torch.tensor([-8.75]).double())
     other = (there, torch.tensor([0]), torch.tensor([1]), None)
     strategy: Any = SimpleNamespace(rank=1, gather_objects=lambda value: [other, value])
-    config = load_config("tiny_sort", ["algorithm.preset=remax"])
-    config.reward.functions = []
+    estimator = load_config("tiny_sort", ["algorithm.preset=remax"]).algorithm.advantage
     reward, finished = torch.tensor([1.0, 0.0]).double(), torch.ones(2).bool()
     rewards = Rewards(reward, finished, {}, greedy=torch.tensor([0.75, 0.5]).double())
     completions = Completions(
@@ -179,5 +178,5 @@ def test_a_rank_gets_the_advantages_of_its_own_prompts():
         finished=finished,
         texts=("",) * 2,
     )
-    found, per_token = advantages_over_ranks(config, completions, rewards, strategy)
+    found, per_token = advantages_over_ranks(estimator, [], completions, rewards, strategy)
     assert (found.tolist(), per_token) == ([0.25, -0.5], None)

@@ -54,8 +54,7 @@ def interpolated(step: int, versions: list[int], trained: list[bool]) -> torch.T
         versions=torch.tensor(versions) if len(set(versions)) > 1 else None,
     )
     batch = TrainBatch(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
-    config = SimpleNamespace(algorithm=AlgorithmConfig(old_logprobs="interpolated"))
-    return with_rollout_shares(batch, config, completions, torch.tensor(trained), step).rollout_shares  # type: ignore[arg-type]
+    return with_rollout_shares(batch, completions, torch.tensor(trained), step).rollout_shares
 
 
 def test_the_old_policy_is_between_the_engines_and_the_current_one_by_the_age_of_a_token():

@@ -14,6 +14,7 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from hwgrpo.config.schema import AdvantageConfig, KlConfig, LoraConfig, RewardFunctionConfig
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.models.loading import load_model
@@ -41,6 +42,7 @@ from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
 from tests.support.numbers.rounding import assert_values_close
 
 NOTHING: dict[str, str] = {}
+FUNCTIONS = [RewardFunctionConfig(name="exact_match")]
 
 
 def policy_of(model) -> PolicyModel:
@@ -116,7 +118,7 @@ def test_shuffled_rewards_are_a_permutation_of_the_valid_ones_and_repeatable():
 
 def test_the_reference_keeps_the_first_weights_while_the_policy_moves():
     policy = policy_of(tiny_qwen3())
-    reference = build_reference(policy, settings("algorithm.kl.coef=0.1"))
+    reference = build_reference(policy, KlConfig(coef=0.1), LoraConfig())
     before = policy(build_micro_batch(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob.detach()
     with torch.no_grad():
         for p in policy.parameters():
@@ -125,7 +127,7 @@ def test_the_reference_keeps_the_first_weights_while_the_policy_moves():
         after = reference.policy(build_micro_batch(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob
     assert torch.equal(before, after)
     assert not any(p.requires_grad for p in reference.policy.parameters())
-    assert build_reference(policy, settings()) is None
+    assert build_reference(policy, KlConfig(), LoraConfig()) is None
 
 
 def lora_policy(config) -> PolicyModel:
@@ -138,7 +140,7 @@ def test_with_a_fresh_adapter_the_reference_is_the_model_with_adapters_off():
     policy, micro = lora_policy(config), build_micro_batch(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)
     base = policy(micro).logprob.detach()
     move(policy, 0.3)
-    reference = build_reference(policy, config)
+    reference = build_reference(policy, config.algorithm.kl, config.model.lora)
     assert reference.policy is policy
     with reference.active(), torch.no_grad():
         assert torch.equal(reference.policy(micro).logprob, base)
@@ -154,7 +156,7 @@ def test_with_an_adapter_trained_further_the_reference_is_its_frozen_copy(tmp_pa
 
     config = settings("algorithm.kl.coef=0.1", f"model.lora.adapter={tmp_path / 'adapter'}")
     policy = lora_policy(config)
-    reference = build_reference(policy, config)
+    reference = build_reference(policy, config.algorithm.kl, config.model.lora)
     trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trainable
     assert all(".default." in name for name in trainable)
@@ -245,11 +247,9 @@ def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
     completions = responses(group, lengths)
     strategy = _SecondOfTwo((Rewards(other, valid, {"exact_match": other}), group, lengths, None))
     rewards = Rewards(total=mine, valid=valid, per_function={"exact_match": mine})
-    by_group, _ = advantages_over_ranks(settings("algorithm.advantage.std=none"), completions, rewards, strategy)
+    by_group, _ = advantages_over_ranks(AdvantageConfig(std="none"), FUNCTIONS, completions, rewards, strategy)
     assert by_group.tolist() == [0.5, -0.5, 0.0, 0.0]
-    by_batch, _ = advantages_over_ranks(
-        settings("algorithm.advantage.eps=0", "algorithm.advantage.std=batch"), completions, rewards, strategy
-    )
+    by_batch, _ = advantages_over_ranks(AdvantageConfig(eps=0, std="batch"), FUNCTIONS, completions, rewards, strategy)
     whole_std = float(torch.cat([other, mine]).std())
     assert by_batch.tolist() == pytest.approx([0.5 / whole_std, -0.5 / whole_std, 0.0, 0.0])
 
@@ -263,9 +263,10 @@ def test_rewards_of_each_function_reach_an_estimator_by_parts_with_their_weights
 
     strategy = _SecondOfTwo((Rewards(torch.zeros(2).double(), valid, parts(0, 1, 0, 4)), group, lengths, None))
     rewards = Rewards(total=torch.zeros(2).double(), valid=valid, per_function=parts(1, 0, 3, 1))
-    functions = "reward.functions=[{name: exact_match, weight: 1}, {name: format, weight: 3}]"
-    words = (functions, "algorithm.advantage.name=gdpo", "algorithm.advantage.std=none")
-    found, _ = advantages_over_ranks(settings(*words), completions, rewards, strategy)
+    functions = [RewardFunctionConfig(name="exact_match", weight=1), RewardFunctionConfig(name="format", weight=3)]
+    found, _ = advantages_over_ranks(
+        AdvantageConfig(name="gdpo", std="none"), functions, completions, rewards, strategy
+    )
     # by weight and centred: -0.5 - 3 * 2 and its opposite there, 0.5 + 3 * 1 and its opposite here
     there_and_here = torch.tensor([-6.5, 6.5, 3.5, -3.5])
     torch.testing.assert_close(found, (there_and_here / there_and_here.std())[2:], rtol=1e-5, atol=0)
@@ -278,8 +279,8 @@ def test_the_kl_of_the_tokens_of_all_ranks_reaches_an_estimator_that_whitens_ove
     kl_there, kl_here = (torch.tensor(each).double() for each in ([0.5, 0.25, 0.0], [1.0, -0.5, 0.1]))
     strategy = _SecondOfTwo((Rewards(there, valid, {"exact_match": there}), group, lengths, kl_there))
     rewards = Rewards(total=here, valid=valid, per_function={"exact_match": here})
-    config = settings("algorithm.advantage.name=reinforce_plus_plus")
-    per_response, found = advantages_over_ranks(config, completions, rewards, strategy, kl_R=kl_here)
+    whitened = AdvantageConfig(name="reinforce_plus_plus")
+    per_response, found = advantages_over_ranks(whitened, FUNCTIONS, completions, rewards, strategy, kl_R=kl_here)
     to_go = torch.tensor([0, 0.5, 1, 3, 4, 2])  # of the sum less the KL: that plus the KL of earlier tokens
     whitened = ((to_go - to_go.mean()) / to_go.std())[3:]
     torch.testing.assert_close(found, whitened, rtol=1e-5, atol=0)
@@ -292,15 +293,15 @@ def test_estimators_see_the_tokens_that_carry_loss():
     mask = torch.tensor([True, False, True, True, False])
     total, kl = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.5, 7.0, 0.25, 0.1, 7.0]).double()
     rewards, strategy = Rewards(total, valid, {"exact_match": total}), Single(torch.device("cpu"), "gloo")
-    opo = settings("algorithm.advantage.name=opo")
-    masked, _ = advantages_over_ranks(opo, replace(completions, loss_mask=mask), rewards, strategy)
-    assert torch.equal(masked, advantages_over_ranks(opo, short, rewards, strategy)[0])
-    assert not torch.equal(masked, advantages_over_ranks(opo, completions, rewards, strategy)[0])
-    whitened = settings("algorithm.advantage.name=reinforce_plus_plus")
+    opo = AdvantageConfig(name="opo")
+    masked, _ = advantages_over_ranks(opo, FUNCTIONS, replace(completions, loss_mask=mask), rewards, strategy)
+    assert torch.equal(masked, advantages_over_ranks(opo, FUNCTIONS, short, rewards, strategy)[0])
+    assert not torch.equal(masked, advantages_over_ranks(opo, FUNCTIONS, completions, rewards, strategy)[0])
+    whitened = AdvantageConfig(name="reinforce_plus_plus")
     per_response, of_tokens = advantages_over_ranks(
-        whitened, replace(completions, loss_mask=mask), rewards, strategy, kl_R=kl
+        whitened, FUNCTIONS, replace(completions, loss_mask=mask), rewards, strategy, kl_R=kl
     )
-    expected, expected_tokens = advantages_over_ranks(whitened, short, rewards, strategy, kl_R=kl[mask])
+    expected, expected_tokens = advantages_over_ranks(whitened, FUNCTIONS, short, rewards, strategy, kl_R=kl[mask])
     assert of_tokens is not None
     assert expected_tokens is not None
     assert torch.equal(per_response, expected)

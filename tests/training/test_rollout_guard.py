@@ -254,7 +254,7 @@ def test_a_guard_of_truncated_sampling_is_refused(tmp_path, words, said):
 def test_the_gap_of_truncated_sampling_is_not_judged_where_the_engine_reports_no_floors(tmp_path, notes, monkeypatch):
     plain = LocalEngine.generate
     monkeypatch.setattr(LocalEngine, "generate", lambda *words: dataclasses.replace(plain(*words), floors=None))
-    monkeypatch.setattr(engine_kind, "engine_kind", lambda config: dataclasses.replace(LOCAL, reports_floors=False))
+    monkeypatch.setattr(engine_kind, "engine_kind", lambda rollout: dataclasses.replace(LOCAL, reports_floors=False))
     runs.run(tmp_path / "run", *ENOUGH, "rollout.top_k=2", "trainer.max_steps=5")
     assert notes == []
     assert max(gaps(tmp_path / "run")) > 0.01, "by design"

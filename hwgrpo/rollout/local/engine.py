@@ -288,7 +288,7 @@ def local_engine(parts: EngineParts) -> LocalEngine:
         device=parts.device.torch_device,
         compute_dtype=parts.compute_dtype,
         max_sequences=rollout.max_sequences,
-        recorder=graph_recorder(parts.config, parts.device),
+        recorder=graph_recorder(rollout.graphs, parts.device, deterministic=parts.config.trainer.deterministic),
         graphs_required=rollout.graphs is True,
         weights=None if parts.replica is None else parts.weights.trainable,
         gate=parts.gate,

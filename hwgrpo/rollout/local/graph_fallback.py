@@ -9,7 +9,6 @@ from hwgrpo_backends.device import Device
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel
 
-from hwgrpo.config import Config
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.lean_step import LeanRows
@@ -17,11 +16,16 @@ from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.support.text import terminal_line
 
 
-def graph_recorder(config: Config, device: Device) -> Recorder | None:
-    """Return the device's recorder if decode steps are to be recorded (`rollout.graphs`)."""
-    graphs = config.rollout.graphs
+def graph_recorder(graphs: bool | None, device: Device, *, deterministic: bool) -> Recorder | None:
+    """Return the device's recorder if decode steps are to be recorded.
+
+    Args:
+        graphs: `rollout.graphs`.
+        device: the training device.
+        deterministic: `trainer.deterministic`.
+    """
     if graphs is None:
-        graphs = device.backend.graphs_by_default and not config.trainer.deterministic
+        graphs = device.backend.graphs_by_default and not deterministic
     return device.recorder if graphs else None
 
 

@@ -69,7 +69,7 @@ class ServerEngine:
         take requests), and since the start rollout/server_retries (requests sent again) and
         rollout/server_restarts."""
         adapter = parts.weights.adapter()
-        self._sleep_level = sleep_level(parts.config, adapter is not None)
+        self._sleep_level = sleep_level(parts.config.rollout, adapter is not None)
         parts.device.empty_cache()  # a server on this device allocates from it, not from torch's cache
         if self._ranks > 1:
             dist.barrier()
@@ -104,7 +104,7 @@ class ServerEngine:
     def notes(self) -> tuple[str, ...]:
         """Lines about how this engine runs here."""
         on_host = self._parts.device.torch_device.type == "cpu"
-        asleep = sleeps(self._parts.config, on_host=on_host)
+        asleep = sleeps(self._parts.config.rollout, on_host=on_host)
         memory = f"it {'frees' if asleep else 'keeps'} its memory during updates"
         memory = "on a CPU its sleep frees nothing" if asleep and on_host else memory
         memory = self._sleep_note or memory
@@ -214,11 +214,11 @@ class ServerEngine:
         Args:
             free: bytes that were free on it before they started; None: it has no memory of its own.
         """
-        config, device = self._parts.config, self._parts.device
+        rollout, device = self._parts.config.rollout, self._parts.device
         awake = device.memory().free
-        if free is None or awake is None or not shares_device(config):
+        if free is None or awake is None or not shares_device(rollout):
             return
-        if sleeps(config, on_host=device.torch_device.type == "cpu"):
+        if sleeps(rollout, on_host=device.torch_device.type == "cpu"):
             self.sleep()
             self._sleeps, self._sleep_note = measured_sleep(free, awake, device.memory().free or 0)
 

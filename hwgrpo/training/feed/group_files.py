@@ -16,6 +16,7 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl
 from hwgrpo.config.load import to_tree
+from hwgrpo.config.schema import FilterGroupsConfig
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.data.difficulty import epoch_and_row
 from hwgrpo.data.prompts import PromptDataset
@@ -74,13 +75,13 @@ def left_out(count: int, reason: str) -> list[str]:
     return [f"{count} groups kept for later steps are left out: {reason}"] if count else []
 
 
-def unused_note(checkpoint: Checkpoint, config: Config) -> list[str]:
+def unused_note(checkpoint: Checkpoint, settings: FilterGroupsConfig) -> list[str]:
     """Return a note if a checkpoint has groups, and a run no filter that would use them.
 
     Raises:
         CheckpointError: a file cannot be read any more.
     """
-    if config.algorithm.filter_groups.enable:
+    if settings.enable:
         return []
     count = 0
     for path in _paths(checkpoint):

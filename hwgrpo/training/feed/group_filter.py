@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update, sampling_by_step
+from hwgrpo.config.schema import RolloutConfig
 from hwgrpo.data.difficulty import DifficultySampler, epoch_and_row
 from hwgrpo.observe.completions import dropped_records
 from hwgrpo.rewards.randomness import kept_generators
@@ -147,7 +147,7 @@ class FilteredGroups:
             if not own:
                 return []
             drawing = ("step", step, "round", totals.rounds)
-            with generators_of_thread(self._parts.config):
+            with generators_of_thread(self._parts.config.rollout):
                 rewards = self._parts.rewards.score(prompts, completions, step, drawing=drawing)
             totals.failures.update(rewards.failures)
             totals.first_failures = dict(rewards.first_failures) | totals.first_failures
@@ -223,9 +223,9 @@ class FilteredGroups:
         return others | metrics
 
 
-def generators_of_thread(config: Config) -> AbstractContextManager[Any]:
+def generators_of_thread(rollout: RolloutConfig) -> AbstractContextManager[Any]:
     """Return a context for scoring, which leaves random numbers alone where a thread scores beside the training."""
-    return kept_generators() if config.rollout.max_staleness else nullcontext()
+    return kept_generators() if rollout.max_staleness else nullcontext()
 
 
 def _version(group: ScoredGroup) -> int:

@@ -12,6 +12,7 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.catalog import RESPONSE_SOURCES
 from hwgrpo.config import Config
+from hwgrpo.config.schema import RolloutConfig
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
@@ -137,13 +138,13 @@ class SourceParts:
     """Checkpoint that the run resumes from."""
 
 
-def choose_source(config: Config) -> str:
+def choose_source(rollout: RolloutConfig) -> str:
     """Return the name of the response source: `auto` prefetches where the settings say so."""
-    if config.rollout.source != "auto":
-        return config.rollout.source
-    return "prefetch" if config.rollout.max_staleness else "on_demand"
+    if rollout.source != "auto":
+        return rollout.source
+    return "prefetch" if rollout.max_staleness else "on_demand"
 
 
 def make_source(parts: SourceParts) -> ResponseSource:
     """Return the source of responses for the steps after `parts.start`."""
-    return RESPONSE_SOURCES.load(choose_source(parts.config))(parts)
+    return RESPONSE_SOURCES.load(choose_source(parts.config.rollout))(parts)

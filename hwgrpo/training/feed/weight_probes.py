@@ -17,6 +17,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from hwgrpo.config import Config
+from hwgrpo.config.schema import LoraConfig, RolloutConfig
 from hwgrpo.errors import RunError
 from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.lora import uses_lora
@@ -154,7 +155,7 @@ class WeightProbes:
         self._adapted = uses_lora(config.model.lora)
         text = update.policy.base.config.get_text_config()
         self._precision = Precision(
-            _coarsest_dtype(config, update.policy),
+            _coarsest_dtype(update.policy, config.rollout, config.model.lora),
             layers=int(text.num_hidden_layers),
             width=max(text.hidden_size, text.vocab_size, largest_value(text, "intermediate_size") or 0),
             vocabulary=int(text.vocab_size),
@@ -312,10 +313,10 @@ def probe_weights(
         RunError: the engine has other weights.
     """
     every, quantized = config.rollout.probe_every, config.model.quantize != "none"
-    if not every or (quantized and not engine_kind(config).samples_with_policy):
+    if not every or (quantized and not engine_kind(config.rollout).samples_with_policy):
         return None
     mixture = has_experts(update.policy.base.config.get_text_config())
-    if mixture and _coarsest_dtype(config, update.policy).itemsize == 2:
+    if mixture and _coarsest_dtype(update.policy, config.rollout, config.model.lora).itemsize == 2:
         return None  # rounding sends tokens to other experts, by which log-probs differ without a bound
     probes = [WeightProbes(config, each, update, tokenizer) for each in getattr(engine, "replicas", (engine,))]
     with responses.exclusive_engine():
@@ -326,9 +327,9 @@ def probe_weights(
     return EngineProbes(responses, probes, every, {} if version % every else metrics)
 
 
-def _coarsest_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
+def _coarsest_dtype(policy: PolicyModel, rollout: RolloutConfig, lora: LoraConfig) -> torch.dtype:
     """Return the least exact dtype among those of the policy's products, the sampler's, and the frozen base's."""
-    named = [name for name in (config.rollout.dtype, config.model.lora.base_dtype) if name != "auto"]
+    named = [name for name in (rollout.dtype, lora.base_dtype) if name != "auto"]
     return max((policy.compute_dtype, *(getattr(torch, name) for name in named)), key=lambda d: torch.finfo(d).eps)
 
 

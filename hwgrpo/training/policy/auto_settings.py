@@ -14,6 +14,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.config.derived import longest_share, ranks_per_sequence
+from hwgrpo.config.schema import DataConfig, RolloutConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import ACCEPT_MASKS, is_fused, reason_against, reason_model_cannot_use
 from hwgrpo.models.loading import load_model_config
@@ -48,38 +49,40 @@ class AttentionSelection:
         return f"attention {self.name}" + (f" ({notes})" if notes else "")
 
 
-def choose_strategy(config: Config) -> str:
+def choose_strategy(setting: str) -> str:
     """Return the strategy: for `auto` ddp if a launcher started several processes, else single."""
-    if config.trainer.strategy != "auto":
-        return config.trainer.strategy
+    if setting != "auto":
+        return setting
     return "ddp" if launched_rank().world_size > 1 or dist.is_torchelastic_launched() else "single"
 
 
-def choose_dtype(config: Config, device: Device) -> torch.dtype:
+def choose_dtype(setting: str, device: Device) -> torch.dtype:
     """Return the compute dtype.
+
+    Args:
+        setting: `model.dtype`.
+        device: the training device.
 
     Raises:
         ConfigError: the device does not support training in the configured dtype.
     """
     # fp16 gradients underflow without loss scaling, which this trainer does not have
     supported = tuple(dtype for dtype in device.compute_dtypes if dtype != torch.float16)
-    if config.model.dtype == "auto":
+    if setting == "auto":
         return supported[0]
-    wanted: torch.dtype = getattr(torch, config.model.dtype)
+    wanted: torch.dtype = getattr(torch, setting)
     if wanted not in supported:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in supported)
-        raise ConfigError(
-            f"model.dtype={config.model.dtype!r}: {device.name} cannot train in it; choose auto or one of: {names}"
-        )
+        raise ConfigError(f"model.dtype={setting!r}: {device.name} cannot train in it; choose auto or one of: {names}")
     return wanted
 
 
-def dtype_note(config: Config, device: Device) -> str | None:
+def dtype_note(setting: str, device: Device) -> str | None:
     """Return a note if `auto` skipped float16, the fast dtype of chips without bfloat16; else None."""
     first = device.compute_dtypes[0]
-    if config.model.dtype != "auto" or first != torch.float16:
+    if setting != "auto" or first != torch.float16:
         return None
-    selected = str(choose_dtype(config, device)).removeprefix("torch.")
+    selected = str(choose_dtype(setting, device)).removeprefix("torch.")
     return (
         f"model.dtype=auto is {selected}: {device.name} has no bfloat16, and float16, its fast dtype, would need loss "
         "scaling, which is not built in"
@@ -137,7 +140,7 @@ def choose_attention(
 def attention_of(config: Config, device: Device) -> AttentionSelection:
     """Return the attention implementation for the run's model and compute dtype on this device."""
     return choose_attention(
-        config, device.backend, choose_dtype(config, device), load_model_config(config.model), device.arch
+        config, device.backend, choose_dtype(config.model.dtype, device), load_model_config(config.model), device.arch
     )
 
 
@@ -159,7 +162,7 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     """
     text = model_config.get_text_config()
     states = layers_beyond_attention(text)
-    window = windows_in_reach(config, model_config)
+    window = windows_in_reach(config.data, config.rollout, model_config)
     wanted = config.model.layout
     if wanted == "auto":
         wanted = "grouped" if why_padded(config, model_config, attention) is None else "padded"
@@ -190,7 +193,7 @@ def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
         return None
     text = model_config.get_text_config()
     states = layers_beyond_attention(text)
-    window = windows_in_reach(config, model_config)
+    window = windows_in_reach(config.data, config.rollout, model_config)
     if states:
         return f"a {text.model_type} model has layers in which no mask separates sequences ({', '.join(states)})"
     if ranks_per_sequence(config) > 1:
@@ -218,9 +221,9 @@ def micro_batch_tokens(config: Config, device: torch.device) -> int:
     return max(longest_share(config), CPU_MICRO_BATCH, min(group, CPU_LONGEST_ROW))
 
 
-def windows_in_reach(config: Config, model_config: Any) -> dict[str, int]:
+def windows_in_reach(data: DataConfig, rollout: RolloutConfig, model_config: Any) -> dict[str, int]:
     """Return setting -> tokens for the model's attention windows that are shorter than the longest sequence."""
-    return windows_below(model_config, config.data.max_prompt_tokens + config.rollout.max_response_tokens)
+    return windows_below(model_config, data.max_prompt_tokens + rollout.max_response_tokens)
 
 
 def _shorter(windows: Mapping[str, int]) -> str:

@@ -55,12 +55,13 @@ def select_supported_layout(config: Config, policy: PolicyModel, layout: Layout)
     Raises:
         ConfigError: the model does not support a layout set by name; or it does not even support padding.
     """
-    windows = windows_in_reach(config, policy.base.config)
+    windows = windows_in_reach(config.data, config.rollout, policy.base.config)
     with shorten_windows(policy.base, windows):
         expected = compute_unsharded_states(policy)
         excess = _excess(policy, PADDED, expected, PADDING_TOLERANCE)
         if excess is None:
-            return _fall_back(config, policy, layout, bool(windows), expected)
+            can_pad = config.model.layout == "auto"
+            return _fall_back(policy, layout, expected, exceeds_windows=bool(windows), can_pad=can_pad)
     beyond = ""
     if windows and _excess(policy, PADDED, compute_unsharded_states(policy), PADDING_TOLERANCE) is None:
         beyond = (
@@ -74,14 +75,25 @@ def select_supported_layout(config: Config, policy: PolicyModel, layout: Layout)
 
 
 def _fall_back(
-    config: Config, policy: PolicyModel, layout: Layout, windowed: bool, expected: ExpectedStates
+    policy: PolicyModel, layout: Layout, expected: ExpectedStates, *, exceeds_windows: bool, can_pad: bool
 ) -> tuple[Layout, str | None]:
-    """Return the first supported layout, and the reason for a fallback; `windowed`: a sequence can exceed a window."""
+    """Return the first supported layout, and the reason for a fallback.
+
+    Args:
+        policy: the model, on its device.
+        layout: the layout from the settings.
+        expected: the hidden states that it has to give.
+        exceeds_windows: whether a sequence can exceed a sliding window.
+        can_pad: whether the fallback may be padded.
+
+    Raises:
+        ConfigError: only padded is supported, and not `can_pad`.
+    """
     attention = policy.base.config._attn_implementation
     reasons = []
     candidates = [layout]
     if layout.attention == "branched":
-        mask_suffices = not windowed and reason_against_layout(policy, GROUPED_MASKED, expected) is None
+        mask_suffices = not exceeds_windows and reason_against_layout(policy, GROUPED_MASKED, expected) is None
         candidates = [layout if mask_suffices else BRANCHED, *([GROUPED_MASKED] if mask_suffices else [])]
     for candidate in candidates:
         tested = replace(candidate, dense_up_to=0)
@@ -90,7 +102,7 @@ def _fall_back(
             return candidate, f"layout {candidate.name}: {'; '.join(reasons)}" if reasons else None
         policy.base.set_attn_implementation(attention)
         reasons.append(f"{type(policy.base).__name__} does not support the {candidate.name} layout: {reason}")
-    if config.model.layout != "auto":
+    if not can_pad:
         raise ConfigError(f"model.layout={layout.name!r}: {'; '.join(reasons)}; use model.layout=padded")
     return PADDED, f"layout padded: {'; '.join(reasons)}"
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hwgrpo.config import Config
+from hwgrpo.config.schema import KlConfig, LoraConfig
 from hwgrpo.models.frozen_dtype import cast_frozen, prepare_base
 from hwgrpo.models.lora import REFERENCE_ADAPTER, reference_name, uses_lora
 from hwgrpo.models.meta_device import copy_to_meta
@@ -55,22 +55,25 @@ def _frozen_adapter(model: Any) -> Iterator[None]:
         model.set_adapter(trained)  # also makes this adapter alone trainable again
 
 
-def build_reference(policy: PolicyModel, config: Config, *, on_meta_device: bool = False) -> Reference | None:
+def build_reference(
+    policy: PolicyModel, kl: KlConfig, lora: LoraConfig, *, on_meta_device: bool = False
+) -> Reference | None:
     """Return the reference model, or None where no KL term needs one.
 
     Args:
         policy: the policy before its first update, not wrapped by a strategy.
-        config: its `algorithm.kl.coef` and `model.lora` decide.
+        kl: whether there is a KL term, and whether its reference follows the policy.
+        lora: the policy's adapters.
         on_meta_device: make a copy without weights; the strategy materializes it with the policy's initial ones.
     """
-    if config.algorithm.kl.coef == 0:
+    if kl.coef == 0:
         return None
     trained = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
-    if not uses_lora(config.model.lora):
+    if not uses_lora(lora):
         frozen = (copy_to_meta(policy) if on_meta_device else copy.deepcopy(policy)).eval().requires_grad_(False)
-        if not on_meta_device and not config.algorithm.kl.sync_every:  # small moves are lost in 16 bits
+        if not on_meta_device and not kl.sync_every:  # small moves are lost in 16 bits
             cast_frozen(prepare_base(frozen.base), frozen.compute_dtype, round_values=False)
         return Reference(frozen, "copy", {name: name for name in trained})
-    if config.model.lora.adapter or config.algorithm.kl.sync_every:
+    if lora.adapter or kl.sync_every:
         return Reference(policy, "frozen_adapter", {name: reference_name(name) for name in trained})
     return Reference(policy, "adapters_off")

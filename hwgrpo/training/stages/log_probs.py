@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwgrpo.config import Config
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -16,10 +15,9 @@ class RolloutShares:
     """Adds the rollout's share in each token's old log-prob (`algorithm.old_logprobs=interpolated`)."""
 
     timed = "old_log_prob"
-    config: Config
 
     def __call__(self, state: StepState) -> None:
-        state.batch = with_rollout_shares(state.batch, self.config, state.completions, state.trained, state.step)
+        state.batch = with_rollout_shares(state.batch, state.completions, state.trained, state.step)
 
 
 @dataclass

@@ -49,9 +49,10 @@ class Advantages:
 
     def __call__(self, state: StepState) -> None:
         inputs = state.inputs
-        given = self.config, state.completions, inputs.rewards, self.strategy, inputs.token_probs, inputs.kl_R
+        estimator, functions = self.config.algorithm.advantage, self.config.reward.functions
+        given = state.completions, inputs.rewards, self.strategy, inputs.token_probs, inputs.kl_R
         state.advantages, state.token_advantages = raise_on_all_ranks(
-            self.strategy, lambda: advantages_over_ranks(*given)
+            self.strategy, lambda: advantages_over_ranks(estimator, functions, *given)
         )
         state.trained = state.rewards.valid
 

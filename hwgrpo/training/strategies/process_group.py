@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
+from hwgrpo.config.schema import RolloutConfig, TrainerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup, join_sequence_group
 from hwgrpo.training.strategies import lost_ranks
@@ -75,20 +76,19 @@ class Processes:
 
     def prepare(self, config: Config) -> None:
         self.check(config, self.device)
-        self._check_same(config)
+        self._check_same(config.trainer, config.rollout)
         tensor = config.trainer.tensor_parallel_size > 1
         timeout = timedelta(seconds=config.trainer.process_group_timeout)
         self.sequence_group = join_sequence_group(
             ranks_per_sequence(config), self.comm_backend, tensor=tensor, timeout=timeout
         )
 
-    def _check_same(self, config: Config) -> None:
+    def _check_same(self, trainer: TrainerConfig, rollout: RolloutConfig) -> None:
         """Check that all ranks have this strategy and engine: each has resolved settings at `auto` by itself."""
-        t, r = config.trainer, config.rollout
-        sync = (t.deepspeed if t.strategy == "deepspeed" else t.fsdp2).sync_every
+        sync = (trainer.deepspeed if trainer.strategy == "deepspeed" else trainer.fsdp2).sync_every
         settings = self.gather_objects(
-            f"trainer.strategy={self.name}, sync_every={sync}, rollout.engine={r.engine}, "
-            f"rollout.tensor_parallel_size={r.tensor_parallel_size}"
+            f"trainer.strategy={self.name}, sync_every={sync}, rollout.engine={rollout.engine}, "
+            f"rollout.tensor_parallel_size={rollout.tensor_parallel_size}"
         )
         if len(set(settings)) > 1:
             chosen = "; ".join(f"rank {settings.index(each)}: {each}" for each in sorted(set(settings)))

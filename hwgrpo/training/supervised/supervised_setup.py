@@ -191,7 +191,7 @@ def _build(
     data = opened()
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
     models, model_notes = training.build_models(config, device, strategy, data)
-    notes += (*filter(None, (dtype_note(config, device),)), *model_notes)
+    notes += (*filter(None, (dtype_note(config.model.dtype, device),)), *model_notes)
     total_steps = max(start, planned_steps(config, len(data.training)))
     source = make_prompt_source(config, data.training, strategy)
     update = make_update(config, device, strategy, models, folder.path, total_steps, training.update)

@@ -10,7 +10,7 @@ import torch
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.token_advantages import TokenProbs, is_token_level, mean_over_tokens
-from hwgrpo.config import Config
+from hwgrpo.config.schema import AdvantageConfig, RewardFunctionConfig
 from hwgrpo.errors import DataError
 from hwgrpo.ragged import offsets_of
 from hwgrpo.training.strategies.strategy import Strategy
@@ -18,7 +18,8 @@ from hwgrpo.values import EXTRA, Completions, PromptBatch, Responses, Rewards, T
 
 
 def advantages_over_ranks(
-    config: Config,
+    estimator: AdvantageConfig,
+    functions: Sequence[RewardFunctionConfig],
     completions: Completions,
     rewards: Rewards,
     strategy: Strategy,
@@ -39,7 +40,7 @@ def advantages_over_ranks(
         DataError: rewards of steps, whose ends count all tokens, beside a loss mask.
     """
     rank, gather = (strategy.rank, strategy.gather_objects) if probs is None else (0, lambda value: [value])
-    per_token = is_token_level(config.algorithm.advantage, kl_R is not None)
+    per_token = is_token_level(estimator, kl_R is not None)
     own = replace(rewards, extras=(), failures={}, first_failures={})
     mask_R, lengths_S = completions.loss_mask, completions.loss_lengths
     if mask_R is not None:
@@ -57,11 +58,11 @@ def advantages_over_ranks(
         every.total,
         torch.cat(groups),
         every.valid,
-        config.algorithm.advantage,
+        estimator,
         torch.cat([lengths for *_, lengths, _ in ranks]),
         {
             name: (function.weight, values)
-            for (name, values), function in zip(every.per_function.items(), config.reward.functions, strict=True)
+            for (name, values), function in zip(every.per_function.items(), functions, strict=True)
         },
         every.steps,
         every.greedy,
@@ -175,23 +176,18 @@ def loss_signals(batch: TrainBatch, *, rollout: bool) -> dict[str, str]:
     return present | {name: name for name in further}
 
 
-def with_rollout_shares(
-    batch: TrainBatch, config: Config, completions: Completions, trained: torch.Tensor, step: int
-) -> TrainBatch:
-    """Return the batch with the rollout's share in each token's old log-prob, if the settings interpolate it.
+def with_rollout_shares(batch: TrainBatch, completions: Completions, trained: torch.Tensor, step: int) -> TrainBatch:
+    """Return the batch with the rollout's share in each token's old log-prob.
 
     The old policy is the one before the update, one version behind the policy in training: between the versions of the
     sampler and of that policy it has the place 1 - 1 / (their difference). Source: AReaL's `loglinear`.
 
     Args:
         batch: the step's sequences.
-        config: the run's settings.
         completions: S responses.
         trained: [S] bool: those in `batch`.
         step: the step, whose update makes weights of this version.
     """
-    if config.algorithm.old_logprobs != "interpolated":
-        return batch
     versions_R = completions.versions
     if versions_R is None:
         versions_R = torch.full_like(completions.tokens, completions.weight_version)

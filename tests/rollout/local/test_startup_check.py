@@ -29,7 +29,7 @@ def shape(head: int, **more: int) -> Qwen3Config:
 
 
 def check(engine: str, head: int, path: str = "builtin://tiny?task=sort", *, on_host: bool = True) -> None:
-    check_head_size(settings(engine, f"model.path={path}"), shape(head), on_host=on_host)
+    check_head_size(settings(engine).rollout, path, shape(head), on_host=on_host)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

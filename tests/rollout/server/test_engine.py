@@ -730,7 +730,7 @@ def test_servers_whose_first_sleep_frees_less_than_half_stay_awake(make, server,
     measuring: list[Any] = []
     connect = server_engine.connect_servers
     monkeypatch.setattr(server_engine, "connect_servers", lambda *args: measuring.append(0) or connect(*args))
-    monkeypatch.setattr(server_engine, "shares_device", lambda config: shares)
+    monkeypatch.setattr(server_engine, "shares_device", lambda rollout: shares)
     monkeypatch.setattr(Device, "memory", free)
     engine = make("rollout.sleep_mode=always")
     assert server.slept == [2] * shares

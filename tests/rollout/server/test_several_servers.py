@@ -603,9 +603,9 @@ def test_the_token_that_is_missing_is_one_for_all(pair, tmp_path, monkeypatch):
     ],
 )
 def test_servers_that_share_the_training_devices_have_some_each(tmp_path, words: list[str], environ, wanted):
-    config = parts_for(None, tmp_path, *words).config
-    assert server_devices(config, "SEEN", environ) == wanted
-    assert server_devices(config, None, environ) == [], "a CPU"
+    rollout = parts_for(None, tmp_path, *words).config.rollout
+    assert server_devices(rollout, "SEEN", environ) == wanted
+    assert server_devices(rollout, None, environ) == [], "a CPU"
 
 
 OWN = """#!{python}

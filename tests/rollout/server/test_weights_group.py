@@ -385,6 +385,6 @@ def planned_bytes(parts: EngineParts) -> int:
         16,
         64,
         samples=False,
-        sent_copies=count_host_copies(config, config.rollout.engine),
+        sent_copies=count_host_copies(config.rollout.engine, config.rollout.server, config.model.lora),
     )
     return estimate(config, model_shape(config.model, parts.model.config), work).host[SENT]

@@ -40,7 +40,7 @@ def exact_update(
     config = settings(*EXACT, *words)
     policy = policy_of(make(), config)
     strategy.prepare(config)
-    reference = build_reference(policy, config)
+    reference = build_reference(policy, config.algorithm.kl, config.model.lora)
     assert reference is not None
     if leaves:
         moved(policy)

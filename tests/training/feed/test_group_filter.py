@@ -584,11 +584,11 @@ def test_a_resume_without_the_filter_says_how_many_groups_it_leaves_out(tmp_path
     kept = sum(each.group is not None for rank in before for each in (*rank.source.surplus, *rank.source.replay))
     assert kept > 8
     checkpoint = saved(tmp_path / "saved", before, 1)
-    without = runs.small(tmp_path)
+    without = FilterGroupsConfig(enable=False)
     assert group_files.unused_note(checkpoint, without) == [
         f"{kept} groups kept for later steps are left out: algorithm.filter_groups.enable=false"
     ]
-    assert group_files.unused_note(checkpoint, settings(tmp_path)) == []
+    assert group_files.unused_note(checkpoint, FilterGroupsConfig(enable=True)) == []
     assert group_files.unused_note(Checkpoint(tmp_path, {"world_size": 1, "files": {}}), without) == []
 
 

@@ -10,7 +10,6 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.auto_settings import choose_dtype, dtype_note
-from tests.support.models.tiny import settings
 
 CHIPS = {
     "V100": ("cuda", "Tesla V100-SXM2-32GB", (7, 0)),
@@ -43,7 +42,7 @@ def device_of(monkeypatch):
 @pytest.mark.parametrize("chip", WITHOUT)
 def test_bf16_asked_for_where_there_is_none_is_refused_with_the_chips_name_and_what_it_has(device_of, chip):
     with pytest.raises(ConfigError) as caught:
-        choose_dtype(settings("model.dtype=bfloat16"), device_of(chip))
+        choose_dtype("bfloat16", device_of(chip))
     told = str(caught.value)
     assert told.startswith("model.dtype='bfloat16'")
     assert CHIPS[chip][1] in told
@@ -54,15 +53,15 @@ def test_bf16_asked_for_where_there_is_none_is_refused_with_the_chips_name_and_w
 def test_where_nothing_is_asked_for_such_a_chip_trains_in_fp32(device_of, chip):
     device = device_of(chip)
     assert torch.float16 in device.compute_dtypes, "which the trainer, without loss scaling, does not take"
-    assert choose_dtype(settings(), device) is torch.float32
-    told = dtype_note(settings(), device)
+    assert choose_dtype("auto", device) is torch.float32
+    told = dtype_note("auto", device)
     assert told is not None
     assert told.startswith(f"model.dtype=auto is float32: {CHIPS[chip][1]} has no bfloat16")
-    assert dtype_note(settings("model.dtype=float32"), device) is None
+    assert dtype_note("float32", device) is None
 
 
 @pytest.mark.parametrize("chip", WITH)
 def test_chips_that_have_it_train_in_bf16(device_of, chip):
-    assert dtype_note(settings(), device_of(chip)) is None
-    assert choose_dtype(settings(), device_of(chip)) is torch.bfloat16
-    assert choose_dtype(settings("model.dtype=bfloat16"), device_of(chip)) is torch.bfloat16
+    assert dtype_note("auto", device_of(chip)) is None
+    assert choose_dtype("auto", device_of(chip)) is torch.bfloat16
+    assert choose_dtype("bfloat16", device_of(chip)) is torch.bfloat16
