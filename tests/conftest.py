@@ -12,6 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+from tests.support.models import made_before
 from tests.support.processes.groups import (  # noqa: F401
     pytest_collection_modifyitems,
     pytest_configure,
@@ -28,6 +29,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
+    made_before.link_into(folder / "cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HWGRPO_CACHE", str(folder / "cache"))
         yield

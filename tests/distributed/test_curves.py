@@ -11,7 +11,7 @@ from tests.support.processes.deepspeed_package import with_deepspeed
 from tests.support.processes.launch import ROOT
 from tests.support.runs import runs
 
-STEPS = 16
+STEPS = 8
 WAYS = {
     "ddp": ["trainer.strategy=ddp"],
     "fsdp2": ["trainer.strategy=fsdp2"],

@@ -45,6 +45,13 @@ def zero(tmp_path_factory: pytest.TempPathFactory, cache: None) -> tuple[Path, l
     return output / "checkpoints" / "step-00000002", trained(output, *ZERO_3)
 
 
+@pytest.fixture(scope="module")
+def fsdp2(tmp_path_factory: pytest.TempPathFactory, cache: None) -> tuple[Path, list[dict[str, Any]]]:
+    """The same under FSDP2."""
+    output = tmp_path_factory.mktemp("fsdp2") / "run"
+    return output / "checkpoints" / "step-00000002", trained(output, *FSDP2)
+
+
 def assert_goes_on(resumed: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
     """Compare the steps after the checkpoint."""
     later = [line for line in whole if line["step"] > 2]
@@ -72,9 +79,8 @@ def test_what_zero_3_saved_goes_on_in_one_process(zero: tuple[Path, list[dict[st
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_what_fsdp2_saved_goes_on_under_zero(stage: int, tmp_path: Path):
-    whole = trained(tmp_path / "whole", *FSDP2)
-    checkpoint = tmp_path / "whole" / "checkpoints" / "step-00000002"
+def test_what_fsdp2_saved_goes_on_under_zero(stage: int, fsdp2: tuple[Path, list[dict[str, Any]]], tmp_path: Path):
+    checkpoint, whole = fsdp2
     words = ("trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}", f"trainer.resume={checkpoint}")
     assert_goes_on(trained(tmp_path / "run", *words), whole)
 

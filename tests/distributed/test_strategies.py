@@ -15,7 +15,7 @@ from hwgrpo.training.strategies.single import Single
 from tests.distributed.strategy_worker import CASES, run_update
 from tests.support.numbers.rounding import assert_updates_close
 from tests.support.processes.deepspeed_package import with_deepspeed
-from tests.support.processes.launch import ROOT, forked, torchrun
+from tests.support.processes.launch import ROOT, forked
 
 EACH_UPDATE = ["trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"]
 WAYS = {
@@ -141,7 +141,7 @@ assert not threads(), threads()
 def test_no_thread_of_the_group_outlives_close(tmp_path: Path):
     """One that did would abort the process now and then as the interpreter ends ("terminate called ...")."""
     (tmp_path / "close.py").write_text(CLOSE)
-    done = torchrun(2, str(tmp_path / "close.py"))
+    done = forked(2, str(tmp_path / "close.py"))
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -128,6 +128,6 @@ def test_where_ranks_meet_within_a_pass_the_run_ends_and_starts_again_with_what_
     assert done.returncode != 0
     assert "hwgrpo: error: out of memory while updating the policy" in done.stderr
     assert "Started again, the run uses 24 tokens per micro-batch" in done.stderr
-    done = torchrun(2, *command, HWGRPO_CACHE=cache)
+    done = forked(2, *command, HWGRPO_CACHE=cache)
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(runs.metrics(tmp_path / "run")) == 3

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from hwgrpo.config.yaml_text import read_yaml
+from hwgrpo.models.loading import resolve_model_path
 from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
 from tests.support.processes.deepspeed_package import with_deepspeed
 from tests.support.runs import runs
 
 FILE = {"zero_optimization": {"stage": 1}, "bf16": {"enabled": "auto"}, "gradient_clipping": "auto"}
 ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
-SETTINGS = """
-model_name_or_path: builtin://tiny?task=sort
+MODEL = "builtin://tiny?task=sort"
+SETTINGS = f"""
+model_name_or_path: {MODEL}
 dataset_name: task://sort
 num_generations: 4
 per_device_train_batch_size: 8
@@ -28,8 +30,8 @@ use_cpu: true
 
 
 @pytest.mark.slow
-def test_zero_1_of_a_file_and_zero_3_of_accelerate_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HWGRPO_CACHE", str(tmp_path / "cache"))
+def test_zero_1_of_a_file_and_zero_3_of_accelerate_train_alike(tmp_path: Path):
+    resolve_model_path(MODEL)  # two ranks that need it at once would each make it
     (tmp_path / "zero.json").write_text(json.dumps(FILE))
     (tmp_path / "grpo.yaml").write_text(SETTINGS)
     found = {}

@@ -74,9 +74,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory):
     pip = tools / "pip"
     pip.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pip "$@" --quiet --no-index --target "{site}"\n')
     pip.chmod(0o755)
-    # Kept between runs of the tests: the built-in model takes longer to make than to train; its name holds its code.
-    cache = REPO / "build" / "builtin_models"
-    environ = simulated_device.environment([site, acme.device()], HWGRPO_CACHE=str(cache), TERM="dumb")
+    environ = simulated_device.environment([site, acme.device()], TERM="dumb")
     environ["PATH"] = f"{tools}{os.pathsep}{environ['PATH']}"
 
     def run(block: str) -> str:

@@ -46,15 +46,14 @@ AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _token() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("HWGRPO_SERVER_TOKEN", TOKEN)
         yield
 
 
 @pytest.fixture(scope="module")
-def servers(_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def servers(_token, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Two servers for all tests; each run finds the weights of the one before and brings its own."""
     folder = tmp_path_factory.mktemp("server")
     python = f"rollout.server.python={vllm_environment.vllm_python()}"

@@ -9,6 +9,7 @@ from tests.lowering.ascend_environment import ascend_python
 from tests.peers.peers_figures import PACKAGES
 from tests.real import published, reasoning_gym_package
 from tests.support.devices import simulated_npu
+from tests.support.models import made_before
 from tests.support.processes import deepspeed_package
 from tests.support.processes.wheels import fetched
 from tests.torch_npu import torch_npu_wheel
@@ -33,6 +34,7 @@ def main() -> None:
     print(vllm_python())
     print(ascend_python())
     print(deepspeed_package.compiled())
+    print(made_before.make())
     fetch_published()
     print(fetched("peers", PACKAGES))
     for name in ("bitsandbytes", "torchao", "trl"):
