@@ -9,7 +9,12 @@ from hwgrpo.values import Completions, PromptBatch, Sampling
 
 
 class Engine(Protocol):
-    """A sampler of responses with some version of the policy's weights."""
+    """A sampler of responses with some version of the policy's weights.
+
+    A class of engines may have a further method, `generate_each(batch, samplings)`: `generate` with settings for each
+    prompt. The requests of a round of `rollout.workflow`, which differ in n, limit of tokens and stop strings, are then
+    sampled at once.
+    """
 
     @property
     def notes(self) -> Sequence[str]:

@@ -30,6 +30,7 @@ class Request:
     """Samples; 1 with greedy decoding."""
     seed: int
     """Seed of the first sample; sample i has seed + i."""
+    sampling: Sampling
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class Sample:
     """Whether the engine reports that a stop token or string ended it."""
 
 
-def check_batch(batch: PromptBatch, sampling: Sampling, config: Any) -> None:
+def check_batch(batch: PromptBatch, samplings: Sequence[Sampling], config: Any) -> None:
     """Check that prompts and responses fit the model.
 
     Args:
         batch: the prompts.
-        sampling: the length limit and the stop tokens.
+        samplings: the length limit and the stop tokens of each.
         config: the model's transformers configuration.
 
     Raises:
@@ -60,35 +61,47 @@ def check_batch(batch: PromptBatch, sampling: Sampling, config: Any) -> None:
     empty = next((prompt for prompt in batch.prompts if not prompt.token_ids), None)
     if empty is not None:
         raise DataError(f"prompt {empty.uid!r} has no tokens: a response needs a prompt")
-    longest = max(len(prompt.token_ids) for prompt in batch.prompts)
+    lengths = (
+        (len(prompt.token_ids), each.max_response_tokens) for prompt, each in zip(batch.prompts, samplings, strict=True)
+    )
+    longest, most = max(lengths, key=sum)
     limit = getattr(text, "max_position_embeddings", None)
-    if limit is not None and longest + sampling.max_response_tokens > limit:
+    if limit is not None and longest + most > limit:
         raise ConfigError(
-            f"rollout.max_response_tokens={sampling.max_response_tokens} and the longest prompt, {longest} tokens, "
-            f"exceed the model's {limit} positions (max_position_embeddings): lower it or data.max_prompt_tokens"
+            f"rollout.max_response_tokens={most} and the longest prompt, {longest} tokens, exceed the model's {limit} "
+            "positions (max_position_embeddings): lower it or data.max_prompt_tokens"
         )
-    unknown = [token for token in sampling.stop_token_ids if token >= text.vocab_size]
+    ends = dict.fromkeys(token for sampling in samplings for token in sampling.stop_token_ids)
+    unknown = [token for token in ends if token >= text.vocab_size]
     if unknown:
         raise ConfigError(
             f"rollout.stop_token_ids={unknown} are not in the model's vocabulary of {text.vocab_size} tokens"
         )
 
 
-def make_requests(batch: PromptBatch, sampling: Sampling) -> list[Request]:
-    """Return one request per prompt; its seed depends on the run's seed and the prompt's uid alone."""
-    keys = stream_keys(sampling.seed, [prompt.uid for prompt in batch.prompts], [0] * len(batch))
+def make_requests(batch: PromptBatch, samplings: Sequence[Sampling]) -> list[Request]:
+    """Return one request per prompt; its seed depends on the run's seed and the prompt's uid alone.
+
+    Args:
+        batch: the prompts.
+        samplings: of each; the seed of all is the run's.
+    """
+    keys = stream_keys(samplings[0].seed, [prompt.uid for prompt in batch.prompts], [0] * len(batch))
     seeds = (keys >> np.uint64(2)).tolist()  # int64, with room for the sample index
-    n = 1 if sampling.greedy else sampling.n
-    return [Request(prompt.token_ids, n, seed) for prompt, seed in zip(batch.prompts, seeds, strict=True)]
+    return [
+        Request(prompt.token_ids, 1 if sampling.greedy else sampling.n, seed, sampling)
+        for prompt, seed, sampling in zip(batch.prompts, seeds, samplings, strict=True)
+    ]
 
 
-def find_problem(samples: Sequence[Sample], request: Request, sampling: Sampling, vocabulary: int) -> str | None:
+def find_problem(samples: Sequence[Sample], request: Request, vocabulary: int) -> str | None:
     """Return why the samples of a request are invalid, or None."""
     if len(samples) != request.n:
         return f"{len(samples)} samples were returned, {request.n} were requested"
     for sample in samples:
-        if not 1 <= len(sample.tokens) <= sampling.max_response_tokens:
-            return f"a sample has {len(sample.tokens)} tokens; it may have 1 to {sampling.max_response_tokens}"
+        most = request.sampling.max_response_tokens
+        if not 1 <= len(sample.tokens) <= most:
+            return f"a sample has {len(sample.tokens)} tokens; it may have 1 to {most}"
         if len(sample.tokens) != len(sample.logprobs):
             return f"a sample of {len(sample.tokens)} tokens has {len(sample.logprobs)} log-probs"
         if not all(type(token) is int and 0 <= token < vocabulary for token in sample.tokens):
@@ -104,7 +117,7 @@ def find_problem(samples: Sequence[Sample], request: Request, sampling: Sampling
 
 def make_completions(
     samples: Sequence[Sequence[Sample] | None],
-    sampling: Sampling,
+    samplings: Sequence[Sampling],
     tokenizer: Any,
     end_ids: Sequence[int],
     version: int,
@@ -114,7 +127,7 @@ def make_completions(
     Args:
         samples: the valid samples of each prompt; with greedy decoding one, which is repeated n times. None: the prompt
             was dropped, and gets no responses.
-        sampling: the settings they were drawn with.
+        samplings: the settings that each prompt's were drawn with.
         tokenizer: decodes them.
         end_ids: token ids that end a response.
         version: version of the weights they were drawn with.
@@ -124,9 +137,10 @@ def make_completions(
     logprobs: list[float] = []
     finished: list[bool] = []
     texts: list[str] = []
-    skips = sampling.skip_special_tokens
     kept = [(prompt, group) for prompt, group in enumerate(samples) if group is not None]
-    for _, group in kept:
+    for prompt, group in kept:
+        sampling = samplings[prompt]
+        skips = sampling.skip_special_tokens
         repeated = [group[0]] * sampling.n if len(group) < sampling.n else group
         for sample in repeated:
             end = _end(sample, StopDetector(tokenizer, end_ids, sampling.stop, 1, skips))
@@ -138,7 +152,9 @@ def make_completions(
             finished.append(done)
             texts.append(StopDetector(tokenizer, end_ids, sampling.stop, 0, skips).text(response, done))
     return Completions(
-        prompt_index=torch.tensor([prompt for prompt, _ in kept], dtype=torch.int64).repeat_interleave(sampling.n),
+        prompt_index=torch.tensor(
+            [prompt for prompt, _ in kept for _ in range(samplings[prompt].n)], dtype=torch.int64
+        ),
         tokens=torch.tensor(tokens, dtype=torch.int64),
         offsets=offsets_of(torch.tensor(lengths, dtype=torch.int64)),
         logprobs=torch.tensor(logprobs, dtype=torch.float32),

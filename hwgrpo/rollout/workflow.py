@@ -402,17 +402,25 @@ class WorkflowEngine:
             ) from None
 
     def _answer(self, round_: _Round) -> None:
-        """Sample what was asked for, requests with the same parameters in one batch, and let the workflows go on."""
+        """Sample what was asked for, and let the workflows go on.
+
+        An engine with `generate_each` gets all of it at once; another one a batch for each kind of parameters.
+        """
         requests = [each for each in round_.requests if not each.done.done()]  # a strand may have been cancelled
         round_.requests = []
-        kinds: dict[Sampling, list[_Request]] = {}
+        # of the class: an engine that forwards other names to the one it wraps has a `generate` of its own
+        generate_each = getattr(type(self._engine), "generate_each", None)
+        kinds: dict[Sampling | None, list[_Request]] = {}
         for request in sorted(requests, key=lambda each: each.uid):
-            kinds.setdefault(request.sampling, []).append(request)
-        for sampling, alike in kinds.items():
-            prompts = PromptBatch(tuple(Prompt(each.uid, "", each.token_ids, None, {}) for each in alike))
-            done = self._engine.generate(prompts, sampling)
+            kinds.setdefault(request.sampling if generate_each is None else None, []).append(request)
+        for sampling, together in kinds.items():
+            prompts = PromptBatch(tuple(Prompt(each.uid, "", each.token_ids, None, {}) for each in together))
+            if sampling is None:
+                done = generate_each(self._engine, prompts, [each.sampling for each in together])
+            else:
+                done = self._engine.generate(prompts, sampling)
             self._versions.append(done.weight_version)
-            for i, (request, part) in enumerate(zip(alike, done.by_prompt(len(alike)), strict=True)):
+            for i, (request, part) in enumerate(zip(together, done.by_prompt(len(together)), strict=True)):
                 round_.changed(1)
                 if i in done.dropped:
                     request.done.set_exception(GroupDropped(done.dropped[i]))

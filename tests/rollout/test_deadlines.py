@@ -358,7 +358,7 @@ def test_vllm_in_this_process_is_asked_again_once_and_then_the_group_is_dropped(
     ]
     assert clock.now == began + 10
     group = [Sample([5], [-0.5], True)]
-    made = make_completions([group, group, None, group], Sampling(1, 4), TOKENIZER, [], 3)
+    made = make_completions([group, group, None, group], [Sampling(1, 4)] * 4, TOKENIZER, [], 3)
     kept = groups.apply(made)
     assert kept.prompt_index.tolist() == [0, 1, 3]
     assert (kept.late, [*kept.dropped]) == (2, [2])
@@ -367,7 +367,7 @@ def test_vllm_in_this_process_is_asked_again_once_and_then_the_group_is_dropped(
 def test_a_dropped_group_takes_the_versions_of_its_weights_with_it():
     groups = GroupDeadlines(2, 5)
     assert [groups.miss(0), groups.miss(0)] == [True, False]
-    made = make_completions([[Sample([5, 6], [-0.5, -0.5], True)]] * 2, Sampling(1, 4), TOKENIZER, [], 3)
+    made = make_completions([[Sample([5, 6], [-0.5, -0.5], True)]] * 2, [Sampling(1, 4)] * 2, TOKENIZER, [], 3)
     floors = torch.tensor([-1.0, -2.0, -3.0, -4.0])
     kept = groups.apply(replace(made, versions=torch.tensor([3, 4, 5, 6]), floors=floors))
     assert kept.versions is not None
@@ -377,7 +377,7 @@ def test_a_dropped_group_takes_the_versions_of_its_weights_with_it():
 
 
 def test_a_batch_of_dropped_groups_alone_has_no_responses():
-    found = make_completions([None, None], Sampling(2, 4), TOKENIZER, [], 3)
+    found = make_completions([None, None], [Sampling(2, 4)] * 2, TOKENIZER, [], 3)
     assert len(found) == 0
     assert found.weight_version == found.newest_version == 3
     assert [t.dtype for t in (found.prompt_index, found.tokens, found.offsets)] == [torch.int64] * 3

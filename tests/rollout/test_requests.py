@@ -25,7 +25,7 @@ def answer(text: str, *more: int, stopped: bool = False) -> Sample:
 
 def one(found: Sample, **settings):
     sampling = Sampling(n=1, max_response_tokens=20, **settings)
-    return make_completions([[found]], sampling, TOKENIZER, (EOS,), 3)
+    return make_completions([[found]], [sampling], TOKENIZER, (EOS,), 3)
 
 
 def test_a_stop_token_stays_among_the_tokens_and_out_of_the_text():
@@ -49,7 +49,7 @@ def test_a_text_is_cut_before_its_stop_string_and_its_tokens_behind_it():
 
 def test_one_answer_stands_for_all_samples_of_a_greedy_prompt():
     sampling = Sampling(n=3, max_response_tokens=4, greedy=True)
-    found = make_completions([[answer("a")], [answer("bc")]], sampling, TOKENIZER, (EOS,), 1)
+    found = make_completions([[answer("a")], [answer("bc")]], [sampling] * 2, TOKENIZER, (EOS,), 1)
     assert found.texts == ("a", "a", "a", "bc", "bc", "bc")
     assert found.prompt_index.tolist() == [0, 0, 0, 1, 1, 1]
 
@@ -57,9 +57,8 @@ def test_one_answer_stands_for_all_samples_of_a_greedy_prompt():
 def test_seeds_depend_on_run_and_prompt_and_leave_room_for_samples():
     def seeds(seed: int, *uids: str) -> list[int]:
         prompts = [Prompt(uid=uid, text="", token_ids=(1,), ground_truth=None, columns={}) for uid in uids]
-        return [
-            r.seed for r in make_requests(PromptBatch(tuple(prompts)), Sampling(n=8, max_response_tokens=1, seed=seed))
-        ]
+        sampling = Sampling(n=8, max_response_tokens=1, seed=seed)
+        return [r.seed for r in make_requests(PromptBatch(tuple(prompts)), [sampling] * len(prompts))]
 
     many = seeds(1, *map(str, range(2000)))
     assert len(set(many)) == 2000

@@ -132,7 +132,7 @@ def test_end_tokens_of_the_generation_config_have_no_text():
 def test_responses_of_an_engine_outside_are_decoded_as_the_settings_say(skips: bool, text: str):
     sample = Sample(marked("<think>", "a", "</think>"), [0.0] * 3, stopped=True)
     sampling = Sampling(n=1, max_response_tokens=9, stop=("</think>",), skip_special_tokens=skips)
-    completions = make_completions([[sample]], sampling, MARKED, marked("</s>"), 0)
+    completions = make_completions([[sample]], [sampling], MARKED, marked("</s>"), 0)
     assert completions.texts == (text,)
-    server_request = ServerRequest("m", 0, Request((1,), 1, 0), sampling, (1,))
+    server_request = ServerRequest("m", 0, Request((1,), 1, 0, sampling), (1,))
     assert completion_body(server_request)["skip_special_tokens"] is skips

@@ -131,6 +131,50 @@ def test_each_round_is_one_batch_and_every_request_has_random_numbers_of_its_own
     assert done.version == 3, "everything else is the engine's"
 
 
+class EachEngine(Engine):
+    """Takes settings for each prompt, and records the prompts of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[list[str]] = []
+
+    def generate_each(self, batch: PromptBatch, samplings: list[Sampling]) -> Completions:
+        self.rounds.append([prompt.uid for prompt in batch.prompts])
+        parts = [
+            self.generate(PromptBatch((prompt,)), sampling)
+            for prompt, sampling in zip(batch.prompts, samplings, strict=True)
+        ]
+        return Completions.concat(parts, prompts=[1] * len(parts))
+
+
+def test_an_engine_with_settings_for_each_prompt_gets_a_round_at_once():
+    alike, each = Engine(), EachEngine()
+    expected = engine_of(two_turns, alike).generate(batch_of(2, 3, 1), SAMPLING)
+    done = engine_of(two_turns, each).generate(batch_of(2, 3, 1), SAMPLING)
+    assert [len(uids) for uids in each.rounds] == [6, 6]
+    assert {s.max_response_tokens for _, s in each.batches[6:]} == {3, 4, 5}, "the tokens that are left"
+    assert done.token_lists() == expected.token_lists()
+    assert done.prompt_index.tolist() == expected.prompt_index.tolist()
+    torch.testing.assert_close(done.logprobs, expected.logprobs, rtol=0, atol=0)
+
+
+def test_an_engine_around_another_one_keeps_its_own_way_to_generate():
+    class Around:
+        def __init__(self, engine: EachEngine) -> None:
+            self.engine, self.calls = engine, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.engine, name)
+
+        def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+            self.calls += 1
+            return self.engine.generate(batch, sampling)
+
+    around = Around(EachEngine())
+    engine_of(two_turns, around).generate(batch_of(2, 3, 1), SAMPLING)
+    assert (around.calls, around.engine.rounds) == (4, [])
+
+
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_a_slow_workflow_changes_neither_batches_nor_order(slow):
     async def waiting(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:

@@ -220,7 +220,7 @@ def test_a_measurement_says_how_many_groups_it_dropped(tmp_path: Path, monkeypat
 
 def test_late_groups_are_counted_where_some_ranks_had_no_deadline_yet():
     """A resumed run may set a deadline; a rank whose prefetched batch it cannot use samples that batch with it."""
-    completions = make_completions([[Sample([5], [-0.5], True)], None], Sampling(1, 4), TOKENIZER, [], 0)
+    completions = make_completions([[Sample([5], [-0.5], True)], None], [Sampling(1, 4)] * 2, TOKENIZER, [], 0)
     prompts = PromptBatch(tuple(Prompt(str(i), "p", (1,), None, {}) for i in range(2)))
     rewards = Rewards(total=torch.ones(1).double(), valid=torch.ones(1).bool(), per_function={})
     batches = [completions, replace(completions, late=2, dropped={1: REASON})]

@@ -151,7 +151,7 @@ class LocalEngine:
         if not self._usable:
             raise RuntimeError("the local engine is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
-        check_batch(batch, sampling, self._model.config)
+        check_batch(batch, [sampling] * len(batch), self._model.config)
         start = time.perf_counter()
         model = self._sampler
         longest = max(len(prompt.token_ids) for prompt in batch.prompts) + sampling.max_response_tokens

@@ -123,7 +123,11 @@ class ServerEngine:
         return [self] if len(self._servers) == 1 else self._servers
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
-        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
+        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample; it raises as `generate_each`."""
+        return self.generate_each(batch, [sampling] * len(batch))
+
+    def generate_each(self, batch: PromptBatch, samplings: Sequence[Sampling]) -> Completions:
+        """Return the responses to each prompt with its own settings, ordered by prompt, then by sample.
 
         Raises:
             ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
@@ -134,18 +138,19 @@ class ServerEngine:
         if not self._state.usable:
             raise RuntimeError("the rollout server is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
-        check_batch(batch, sampling, self._parts.model.config)
+        check_batch(batch, samplings, self._parts.model.config)
         self._router.try_again()
         start = time.perf_counter()
-        requests = make_requests(batch, sampling)
-        end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
-        deadlines = GroupDeadlines(len(requests), sampling.group_timeout)
+        requests = make_requests(batch, samplings)
+        first = samplings[0]  # stop tokens and deadline are the run's
+        end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, first.stop_token_ids)
+        deadlines = GroupDeadlines(len(requests), first.group_timeout)
         with ThreadPoolExecutor(min(THREADS, len(requests))) as pool:
-            sample = partial(self._sample, sampling=sampling, end_ids=end_ids, deadlines=deadlines)
+            sample = partial(self._sample, end_ids=end_ids, deadlines=deadlines)
             with deadlines.reported():
                 samples = list(pool.map(sample, count(), requests))
         version = self._state.version
-        result = deadlines.apply(make_completions(samples, sampling, self._parts.tokenizer, end_ids, version))
+        result = deadlines.apply(make_completions(samples, samplings, self._parts.tokenizer, end_ids, version))
         seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {
             "perf/rollout_tokens_per_second": len(result.tokens) / seconds,
@@ -322,14 +327,15 @@ class ServerEngine:
             wait.pause(PAUSE / 10)
 
     def _sample(
-        self, group: int, request: Request, *, sampling: Sampling, end_ids: tuple[int, ...], deadlines: GroupDeadlines
+        self, group: int, request: Request, *, end_ids: tuple[int, ...], deadlines: GroupDeadlines
     ) -> list[Sample] | None:
         """Return the samples of a prompt; None where both dispatches missed the deadline."""
         vocabulary = self._parts.model.config.get_text_config().vocab_size
-        timeout = sampling.group_timeout or self._settings.request_timeout
+        group_timeout = request.sampling.group_timeout
+        timeout = group_timeout or self._settings.request_timeout
 
         def sample(server: RolloutServer) -> tuple[list[Sample], str | None]:
-            server_request = ServerRequest(server.model, self._state.version, request, sampling, end_ids)
+            server_request = ServerRequest(server.model, self._state.version, request, end_ids)
             return self._api.sample(server.client, server_request, timeout)
 
         failed: list[RolloutServer] = []
@@ -339,9 +345,9 @@ class ServerEngine:
             try:
                 samples = self._router.request(
                     sample,
-                    lambda samples: find_problem(samples, request, sampling, vocabulary),
+                    lambda samples: find_problem(samples, request, vocabulary),
                     failed,
-                    group_timeout=sampling.group_timeout,
+                    group_timeout=group_timeout,
                 )
                 deadlines.finish(group)
                 return samples

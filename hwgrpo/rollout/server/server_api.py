@@ -18,7 +18,6 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse
 from hwgrpo.rollout.server.server_owner import Owner
-from hwgrpo.values import Sampling
 
 MODEL = "hwgrpo"
 """Name under which a server started here serves the base model."""
@@ -51,7 +50,6 @@ class ServerRequest:
     version: int
     """Version of the weights."""
     request: Request
-    sampling: Sampling
     end_ids: tuple[int, ...]
     """Tokens that end a response."""
 

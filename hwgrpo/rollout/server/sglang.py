@@ -166,7 +166,8 @@ class SglangServer:
 
 def generate_body(server_request: ServerRequest) -> dict[str, Any]:
     """Return the body for /generate: one request per sample, since samples of one request would share its seed."""
-    sampling, request = server_request.sampling, server_request.request
+    request = server_request.request
+    sampling = request.sampling
     shared = {
         "max_new_tokens": sampling.max_response_tokens,
         "temperature": 0.0 if sampling.greedy else sampling.temperature,

@@ -163,7 +163,7 @@ class VllmServer:
 
 def completion_body(server_request: ServerRequest) -> dict[str, Any]:
     """Return the body for /v1/completions."""
-    sampling = server_request.sampling
+    sampling = server_request.request.sampling
     return {
         "model": server_request.model,
         "prompt": list(server_request.request.tokens),

@@ -100,7 +100,11 @@ class VllmEngine:
         return (f"rollout by vLLM {self._vllm.__version__} in this process; {self._sleep_note}{unproven}",)
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
-        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
+        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample; it raises as `generate_each`."""
+        return self.generate_each(batch, [sampling] * len(batch))
+
+    def generate_each(self, batch: PromptBatch, samplings: Sequence[Sampling]) -> Completions:
+        """Return the responses to each prompt with its own settings, ordered by prompt, then by sample.
 
         A prompt is computed once for all its samples. Seeds are derived from the run's seed and the prompt's uid.
 
@@ -113,16 +117,17 @@ class VllmEngine:
             raise RuntimeError("the vLLM engine is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
         config = self._parts.model.config
-        check_batch(batch, sampling, config)
+        check_batch(batch, samplings, config)
         start = time.perf_counter()
-        requests, own = self._of_group(make_requests(batch, sampling))
-        end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
+        requests, own = self._of_group(make_requests(batch, samplings))
+        first = samplings[0]  # stop tokens and deadline are the run's
+        end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, first.stop_token_ids)
         # The salt keeps the prefix cache of older weights from being used.
         prompts = [{"prompt_token_ids": [*r.tokens], "cache_salt": f"weights {self._version}"} for r in requests]
-        settings = [self._sampling_params(sampling, request.n, request.seed, end_ids) for request in requests]
-        deadlines = GroupDeadlines(len(requests), sampling.group_timeout)
+        settings = [self._sampling_params(request, end_ids) for request in requests]
+        deadlines = GroupDeadlines(len(requests), first.group_timeout)
         with deadlines.reported():
-            if sampling.group_timeout is None:
+            if first.group_timeout is None:
                 outputs = self._llm.generate(prompts, settings, use_tqdm=False, lora_request=self._adapter)
             else:
                 outputs = generate_in_time(self._llm.llm_engine, prompts, settings, self._adapter, deadlines)
@@ -133,7 +138,7 @@ class VllmEngine:
                 continue
             samples = sorted(output.outputs, key=lambda sample: sample.index)
             group = [_read_sample(sample) for sample in samples]
-            problem = find_problem(group, request, sampling, config.get_text_config().vocab_size)
+            problem = find_problem(group, request, config.get_text_config().vocab_size)
             if problem is not None:
                 raise RunError(
                     f"vLLM's output cannot be used: {problem}. Log-probs that are not finite mean weights that hold "
@@ -142,7 +147,7 @@ class VllmEngine:
             sampled_with = {span.version for sample in samples for span in sample.weight_versions or ()}
             assert sampled_with == {str(self._version)}, f"weights {sampled_with}, expected {self._version}"
             responses.append(group)
-        result = make_completions(responses, sampling, self._parts.tokenizer, end_ids, self._version)
+        result = make_completions(responses, samplings, self._parts.tokenizer, end_ids, self._version)
         result = deadlines.apply(result)
         seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {"perf/rollout_tokens_per_second": len(result.tokens) / seconds}
@@ -238,11 +243,12 @@ class VllmEngine:
         self._sleeps, note = measured_sleep(free, awake, self._parts.device.memory().free or 0)
         return note
 
-    def _sampling_params(self, sampling: Sampling, n: int, seed: int, end_ids: tuple[int, ...]) -> Any:
+    def _sampling_params(self, request: Request, end_ids: tuple[int, ...]) -> Any:
+        sampling = request.sampling
         filters = {"temperature": 0.0} if sampling.greedy else _filters(sampling)
         return self._vllm.SamplingParams(
-            n=n,
-            seed=seed,
+            n=request.n,
+            seed=request.seed,
             max_tokens=sampling.max_response_tokens,
             stop=[*sampling.stop],
             stop_token_ids=[*end_ids],

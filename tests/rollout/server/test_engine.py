@@ -80,6 +80,27 @@ def test_every_prompt_is_asked_for_once_with_its_own_seed_and_the_settings_of_sa
     assert first["model"] == "fake"
 
 
+def test_prompts_with_settings_of_their_own_are_asked_for_at_once(make, server):
+    engine = make()
+    samplings = [Sampling(n=2, max_response_tokens=2, stop=("x",)), Sampling(n=1, max_response_tokens=1)]
+    found = engine.generate_each(batch("ab", "c"), samplings)
+    first, second = sorted(server.asked, key=lambda asked: -len(asked["prompt"]))
+    assert [(asked["n"], asked["max_tokens"], asked["stop"]) for asked in (first, second)] == [
+        (2, 2, ["x"]),
+        (1, 1, []),
+    ]
+    assert found.prompt_index.tolist() == [0, 0, 1]
+    assert found.tokens.tolist() == [5, 6, 7, 5]
+    assert found.dropped == {}
+
+
+def test_a_response_above_the_limit_of_its_own_prompt_is_an_error(make, server):
+    engine = make("rollout.server.retries=0")
+    server.faults = [lambda answer: answer["choices"][0].update(token_ids=[5, 6]) or answer] * 2
+    with pytest.raises(RunError, match="a sample has 2 tokens; it may have 1 to 1"):
+        engine.generate_each(batch("ab", "c"), [Sampling(1, 1), Sampling(1, 1)])
+
+
 def test_one_greedy_sample_stands_for_all(make, server):
     engine = make()
     found = engine.generate(batch("ab"), Sampling(n=3, max_response_tokens=2, greedy=True))

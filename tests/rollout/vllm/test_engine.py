@@ -10,6 +10,7 @@ import pytest
 from hwgrpo.rollout import deadlines
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm.engine import VllmEngine
+from hwgrpo.values import Sampling
 from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
 from tests.support.models.tiny import settings
 
@@ -34,7 +35,7 @@ class Llm:
         self.told.append("reset")
 
     def generate(self, prompts: list[dict], settings: list[Any], **more: Any) -> list[Any]:
-        self.prompts = prompts
+        self.prompts, self.settings = prompts, settings
         token = {5: SimpleNamespace(logprob=-0.5)}
         span = SimpleNamespace(version=self.version)
         sample = SimpleNamespace(token_ids=[5], logprobs=[token], finish_reason="length", weight_versions=[span])
@@ -54,6 +55,14 @@ def engine(tmp_path, monkeypatch):
     engine = VllmEngine(parts)
     yield engine
     engine.close()
+
+
+def test_prompts_with_settings_of_their_own_are_sampled_in_one_call(engine):
+    samplings = [Sampling(n=2, max_response_tokens=3, stop=("x",)), Sampling(n=1, max_response_tokens=1)]
+    found = engine.generate_each(batch("ab", "c"), samplings)
+    asked = [(each.n, each.max_tokens, each.stop) for each in engine._llm.settings]
+    assert asked == [(2, 3, ["x"]), (1, 1, [])]
+    assert found.prompt_index.tolist() == [0, 0, 1]
 
 
 def test_what_older_weights_computed_is_forgotten_before_anything_is_sampled_with_new_ones(engine):
