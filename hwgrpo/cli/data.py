@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwgrpo.config.paths import check_path
 from hwgrpo.data.published import PUBLISHED, REFUSED, Published
 from hwgrpo.errors import ConfigError
+from hwgrpo.support.paths import check_path
 
 if TYPE_CHECKING:
     from hwgrpo.data.inspection import Settings
@@ -194,7 +194,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     from hwgrpo.config.load import load_config
-    from hwgrpo.config.paths import with_absolute_file
+    from hwgrpo.config.named_files import with_absolute_file
     from hwgrpo.config.schema import DataConfig, ModelConfig, RewardFunctionConfig, RolloutConfig
     from hwgrpo.data.inspection import Settings
     from hwgrpo.rewards.processes.reward_process import open_reward

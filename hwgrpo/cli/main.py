@@ -17,8 +17,8 @@ from typing import NoReturn, TextIO
 from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
-from hwgrpo.config.paths import with_home
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError, nearest
+from hwgrpo.support.paths import with_home
 from hwgrpo.support.text import terminal_lines
 
 COMMANDS = (

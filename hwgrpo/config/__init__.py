@@ -6,7 +6,8 @@ fields.py          how a field states its limits and its uses; conditions.py the
 backend_choices.py choices that the device backends declare
 load.py            recipe + overrides -> `Config`
 recipe_files.py    where recipes are looked up, and their content; the settings of published methods
-paths.py           files and folders in settings: whether they exist, and the nearest existing ones
+adapter_settings.py the settings of an existing adapter
+named_files.py     files that settings name: functions of the user's own, absolute paths
 shipped_files.py   recipes and presets that ship with hwgrpo
 shipped_recipes.py the recipes that ship, for display
 keys.py            the type of each key; errors for unknown ones; `section.key=value` arguments

@@ -1,4 +1,4 @@
-"""Keys of settings: the type of each, and errors for those that the schema does not have."""
+"""Keys of settings: the type of each, errors for those that the schema does not have, and `section.key=value`."""
 
 from __future__ import annotations
 

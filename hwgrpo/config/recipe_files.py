@@ -1,4 +1,4 @@
-"""Recipe files: where they are looked up, and their content."""
+"""Recipe files: where they are looked up, and their content; the presets of published methods."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.keys import apply_override, expand_names, leaf_keys, merge
-from hwgrpo.config.paths import check_path, with_home
 from hwgrpo.config.schema import Settings
 from hwgrpo.config.shipped_files import preset_files, recipe_files
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
+from hwgrpo.support.paths import check_path, with_home
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -97,20 +97,22 @@ def with_presets(recipe: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -
     A recipe's own settings win over its preset. The last preset of the overrides, also null, takes the place of the
     recipe's, and wins over the recipe.
     """
-    given = [value[0] for each in overrides if (value := _named(*each))]
-    preset = _settings_of(given[-1] if given else next(iter(_named("algorithm", recipe.get("algorithm"))), None))
+    given = [value[0] for each in overrides if (value := _preset_named(*each))]
+    preset = _preset_settings(
+        given[-1] if given else next(iter(_preset_named("algorithm", recipe.get("algorithm"))), None)
+    )
     merged = merge(recipe, preset) if given else merge(preset, recipe)
     return merged, {leaf for name, value in preset.items() for leaf in leaf_keys(value, name)}
 
 
-def _named(key: str, value: Any) -> tuple[Any, ...]:
+def _preset_named(key: str, value: Any) -> tuple[Any, ...]:
     """Return the preset that a setting names, in a tuple; an empty one if it names none."""
     if key == "algorithm" and isinstance(value, Mapping) and "preset" in value:
         return (value["preset"],)
     return (value,) if key == "algorithm.preset" else ()
 
 
-def _settings_of(name: Any) -> dict[str, Any]:
+def _preset_settings(name: Any) -> dict[str, Any]:
     """Return the settings of a preset; none where there is none of that name, which is an error of the setting."""
     file = preset_files().get(name) if isinstance(name, str) else None
     return {} if file is None else read_recipe(file)
@@ -130,17 +132,18 @@ class Preset:
 def presets() -> list[Preset]:
     """Return all presets."""
     return [
-        Preset(name, _comment_of(file), tuple(_overrides(read_recipe(file)))) for name, file in preset_files().items()
+        Preset(name, _preset_comment(file), tuple(_preset_overrides(read_recipe(file))))
+        for name, file in preset_files().items()
     ]
 
 
-def _comment_of(file: Path) -> str:
+def _preset_comment(file: Path) -> str:
     return " ".join(line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#"))
 
 
-def _overrides(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _preset_overrides(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _overrides(value, f"{prefix}{name}.")
+            yield from _preset_overrides(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}={'null' if value is None else value}"

@@ -19,8 +19,8 @@ import yaml
 from omegaconf import MISSING
 
 from hwgrpo.config.fields import Limits
-from hwgrpo.config.paths import with_home
 from hwgrpo.errors import ConfigError, shown
+from hwgrpo.support.paths import with_home
 from hwgrpo.user_code import names_a_file
 
 _TEXT = "tag:yaml.org,2002:str"

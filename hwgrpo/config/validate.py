@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,11 @@ from hwgrpo.catalog import (
     STAGES,
     STRATEGIES,
 )
+from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.config.algorithm_rules import check_algorithm
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
-from hwgrpo.config.paths import check_path, did_you_mean, find_model, verifier_of
+from hwgrpo.config.named_files import verifier_of
 from hwgrpo.config.rollout_rules import check_prefetching_ranks, check_rollout
 from hwgrpo.config.schema import LARGEST_ERROR, ObserveConfig, Settings
 from hwgrpo.config.shipped_files import preset_names
@@ -35,11 +35,12 @@ from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, choice_error, nearest, quoted, shown
 from hwgrpo.registry import import_target
 from hwgrpo.support.given_objects import find_object, is_object
+from hwgrpo.support.paths import check_path, did_you_mean, find_model
 from hwgrpo.support.template_clock import read_date
 from hwgrpo.user_code import FORM, names_a_file, split_name
 
 if TYPE_CHECKING:
-    from hwgrpo.config.schema import LoraConfig
+    pass
 
 
 def check_config(
@@ -488,42 +489,3 @@ def _check_quantized(config: Settings, strategy: Any) -> None:
             f"{quantize} with rollout.engine={config.rollout.engine!r}, which samples with the unquantized base model: "
             "set algorithm.correction.name, e.g. token_truncate, or use rollout.engine=local"
         )
-
-
-def adapter_settings(folder: str) -> Mapping[str, Any] | None:
-    """Return the contents of an adapter's adapter_config.json; None if the folder has none.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    file = Path(folder).expanduser() / "adapter_config.json"
-    if not file.is_file():
-        return None
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.lora.adapter={folder!r}: {file.name} cannot be read: {error}") from error
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"model.lora.adapter={folder!r}: {file.name} is no JSON object")
-    return settings
-
-
-def uses_dora(config: LoraConfig) -> bool:
-    """Return whether new adapters are DoRA's, or an existing one is."""
-    if config.adapter is None:
-        return config.rank > 0 and config.dora
-    return bool((adapter_settings(config.adapter) or {}).get("use_dora"))
-
-
-def refuse_dora(config: LoraConfig, other: str, reason: str) -> None:
-    """Raise ConfigError if adapters are DoRA's.
-
-    Args:
-        config: the adapters.
-        other: the setting that has no support, as `key=value`.
-        reason: why.
-    """
-    if uses_dora(config):
-        existing = f"the DoRA adapter model.lora.adapter={config.adapter!r}"
-        own = "model.lora.dora=true" if config.adapter is None else existing
-        raise ConfigError(f"{own} with {other}: {reason}; use rollout.engine=local without quantization, or plain LoRA")

@@ -1,4 +1,4 @@
-"""YAML of recipes and overrides: plain values, decimal numbers, bounded size.
+"""YAML of recipes and overrides: plain values, decimal numbers, bounded size, dotted keys.
 
 YAML 1.1, which PyYAML implements, reads `1:30` as 90 and `010` as 8. Here only decimal numbers are numbers.
 """
@@ -46,7 +46,7 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        node = nest_dotted_keys(node, hint, MAX_DEPTH)
+        node = _nest_dotted_keys(node, hint, MAX_DEPTH)
         read_text_as_written(node, hint)
         return loader.construct_document(node)
     except ReaderError as error:
@@ -92,7 +92,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
+_PREFIX = "tag:yaml.org,2002:"
+_TAGS = {_PREFIX + name for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
+_MAPPING, _MERGE, _TEXT = (_PREFIX + name for name in ("map", "merge", "str"))
 
 
 class _Loader(yaml.SafeLoader):
@@ -185,12 +187,7 @@ for _tag in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
 
 
-_MAPPING = "tag:yaml.org,2002:map"
-_MERGE = "tag:yaml.org,2002:merge"
-_TEXT = "tag:yaml.org,2002:str"
-
-
-def nest_dotted_keys(node: yaml.Node, hint: Any, longest: int) -> yaml.Node:
+def _nest_dotted_keys(node: yaml.Node, hint: Any, longest: int) -> yaml.Node:
     """Return a node in which the dotted keys of sections are nested mappings.
 
     Keys of free-form mappings, such as keyword arguments, stay as they are written.
@@ -204,7 +201,7 @@ def nest_dotted_keys(node: yaml.Node, hint: Any, longest: int) -> yaml.Node:
         yaml.MarkedYAMLError: a setting is there twice, as a dotted key and in a section.
     """
     if isinstance(node, yaml.SequenceNode) and is_list(hint):
-        elements = [nest_dotted_keys(value, hint_below(hint, ""), longest) for value in node.value]
+        elements = [_nest_dotted_keys(value, hint_below(hint, ""), longest) for value in node.value]
         return yaml.SequenceNode(node.tag, elements, node.start_mark, node.end_mark)
     if not isinstance(node, yaml.MappingNode):
         return node
@@ -219,7 +216,7 @@ def nest_dotted_keys(node: yaml.Node, hint: Any, longest: int) -> yaml.Node:
             value = _joined(pairs[name.value][1], value, name)
         pairs[name.value] = name, value
     nested = [
-        (name, nest_dotted_keys(value, hint if name.tag == _MERGE else hint_below(hint, key), longest))
+        (name, _nest_dotted_keys(value, hint if name.tag == _MERGE else hint_below(hint, key), longest))
         for key, (name, value) in pairs.items()
     ]
     return yaml.MappingNode(node.tag, nested, node.start_mark, node.end_mark)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.catalog import TASK_SCHEMES
-from hwgrpo.config.paths import check_path, did_you_mean, same_spelling
 from hwgrpo.data import reasoning_gym_rows
 from hwgrpo.data.formats import READERS, TABLES, Part, Row, read_file
 from hwgrpo.data.given_rows import rows_of_object
@@ -19,6 +18,7 @@ from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import DataError, choice_error, error_text, escaped, nearest, shown
 from hwgrpo.rewards.verifiers.reasoning_gym_tasks import check_address
 from hwgrpo.support.given_objects import is_object
+from hwgrpo.support.paths import check_path, did_you_mean, same_spelling
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 OTHER_FORMATS = (".txt", ".arrow", ".xlsx")

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from hwgrpo.config.paths import find_gguf
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.model_cache import cache_root, prepare_root, publish, unfinished_folder
 from hwgrpo.support.file_systems import lock
+from hwgrpo.support.paths import find_gguf
 from hwgrpo.support.permissions import follow_umask
 from hwgrpo.support.waits import STUCK_AFTER, Wait
 

@@ -18,7 +18,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hwgrpo.config.paths import did_you_mean, find_model
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin, gguf
 from hwgrpo.models.experts import set_experts_forward
@@ -31,6 +30,7 @@ from hwgrpo.models.stored_quantization import (
     record_difference,
 )
 from hwgrpo.models.time_steps import lift_time_step_limits
+from hwgrpo.support.paths import did_you_mean, find_model
 from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 
 if TYPE_CHECKING:

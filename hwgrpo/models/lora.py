@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
-from hwgrpo.config.validate import adapter_settings
+from hwgrpo.config.adapter_settings import adapter_settings
 from hwgrpo.errors import ConfigError, nearest
 from hwgrpo.models.meta_device import META
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
-from hwgrpo.config.paths import with_absolute_paths
+from hwgrpo.config.named_files import with_absolute_paths
 from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
 from hwgrpo.config.validate import missing_loggers
 from hwgrpo.data.missing_data import missing_data

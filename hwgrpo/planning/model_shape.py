@@ -13,7 +13,6 @@ from warnings import catch_warnings
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from hwgrpo.config.paths import find_model
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.config.shipped_files import recipe_folders
 from hwgrpo.models import builtin
@@ -24,6 +23,7 @@ from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
 from hwgrpo.models.quantization import quantizable_weights
 from hwgrpo.models.tensor_parallel import shard_dims
+from hwgrpo.support.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
 from hwgrpo.training.update.flops import ACTIVATED_EXPERTS, EXPERTS, first_of
 

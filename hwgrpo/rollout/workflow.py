@@ -412,13 +412,13 @@ class WorkflowEngine:
         generate_each = getattr(type(self._engine), "generate_each", None)
         kinds: dict[Sampling | None, list[_Request]] = {}
         for request in sorted(requests, key=lambda each: each.uid):
-            kinds.setdefault(request.sampling if generate_each is None else None, []).append(request)
-        for sampling, together in kinds.items():
+            kinds.setdefault(None if generate_each else request.sampling, []).append(request)
+        for together in kinds.values():
             prompts = PromptBatch(tuple(Prompt(each.uid, "", each.token_ids, None, {}) for each in together))
-            if sampling is None:
+            if generate_each:
                 done = generate_each(self._engine, prompts, [each.sampling for each in together])
             else:
-                done = self._engine.generate(prompts, sampling)
+                done = self._engine.generate(prompts, together[0].sampling)
             self._versions.append(done.weight_version)
             for i, (request, part) in enumerate(zip(together, done.by_prompt(len(together)), strict=True)):
                 round_.changed(1)

@@ -1,6 +1,6 @@
 """What every part needs and no part owns: files, processes, texts, waits. It imports nothing of the core but `errors`.
 
-child_processes.py       the hash seed they share, and the end of all descendants, in any process group or session
+child_processes.py       the hash seed that child processes share, and their end, in any process group or session
 closing.py               close several things, each whatever the others do
 file_systems.py          locks, durable writes and copies, also where Lustre, NFS, CIFS or FUSE refuse them
 framed_messages.py       messages in a pipe: the length in 8 bytes, then the body
@@ -8,6 +8,7 @@ given_objects.py         Python objects that settings name: `object://NAME`
 http_exchange.py         one HTTP request with limits on time and size, and an exception per kind of failure
 jsonlines.py             files of JSON lines that survive a kill
 launched_ranks.py        ranks that a launcher such as torchrun has started
+paths.py                 files and folders in settings: whether they exist, and the nearest existing ones
 permissions.py           permissions of files and folders
 pretrained_tokenizer.py  a tokenizer as its `tokenizer.json` defines it
 run_files.py             files of a run's folder, which a stranger may have made

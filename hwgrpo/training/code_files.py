@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config import Config
-from hwgrpo.config.paths import verifier_of
+from hwgrpo.config.named_files import function_settings
 from hwgrpo.support.given_objects import find_object, is_object, name_of
 from hwgrpo.user_code import split_name
 
@@ -19,26 +19,7 @@ FOLDER = "code"
 
 def code_files(config: Config) -> dict[str, Path]:
     """Return setting -> file, for the settings that name a function in a file."""
-    algorithm = config.algorithm
-    names = {
-        **{f"reward.functions.{i}.name": function.name for i, function in enumerate(config.reward.functions)},
-        **{
-            f"reward.functions.{i}.kwargs.verifier": verifier_of(function) or ""
-            for i, function in enumerate(config.reward.functions)
-        },
-        "algorithm.advantage.name": algorithm.advantage.name,
-        "algorithm.loss.name": algorithm.loss.name,
-        "algorithm.kl.estimator": algorithm.kl.estimator,
-        "algorithm.correction.name": algorithm.correction.name,
-        "algorithm.process.function": algorithm.process.function or "",
-        "rollout.source": config.rollout.source,
-        "rollout.workflow": config.rollout.workflow,
-        **{f"observe.loggers.{i}": name for i, name in enumerate(config.observe.loggers)},
-        **{f"observe.metrics.{i}": name for i, name in enumerate(config.observe.metrics)},
-        **{f"trainer.stages.{i}": name for i, name in enumerate(config.trainer.stages)},
-        **{f"plugins.{i}": name for i, name in enumerate(config.plugins)},
-    }
-    files = {key: split_name(name)[0] for key, name in names.items()}
+    files = {setting.key: split_name(setting.name)[0] for setting in function_settings(config)}
     return {key: Path(file).expanduser() for key, file in files.items() if file is not None}
 
 

@@ -12,7 +12,7 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import validation_sampling_of
-from hwgrpo.config.paths import with_absolute_paths
+from hwgrpo.config.named_files import with_absolute_paths
 from hwgrpo.data.prompts import PromptDataset, build_dataset, dataset_notes, overlong_note
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer

@@ -22,7 +22,7 @@ from hwgrpo.config.derived import (
     sampling_of,
 )
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.paths import with_absolute_paths
+from hwgrpo.config.named_files import with_absolute_paths
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.difficulty import make_sampler
 from hwgrpo.data.prompts import PromptDataset, repeats_note

@@ -1,4 +1,4 @@
-"""The parts that training and evaluation share: process, model, engine, rewards."""
+"""The parts that training and evaluation share: process, model, engine, and the copy of the policy that samples."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def build_engine(
         weights=ModuleWeights(policy.model) if weights is None else weights,
         tokenizer=tokenizer,
         device=device,
-        compute_dtype=sampler_dtype(config.rollout, policy),
+        compute_dtype=_sampler_dtype(config.rollout, policy),
         replica=replica,
         run_id=run_id,
         gate=gate,
@@ -202,7 +202,7 @@ def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | No
         weights: the copy's weights, if the policy is on the meta device.
     """
     pairs = None if weights is None else weights.broadcast_all(policy.model)
-    return copy_frozen(policy.model, sampler_dtype(config.rollout, policy), pairs)
+    return copy_frozen(policy.model, _sampler_dtype(config.rollout, policy), pairs)
 
 
 def needs_replica(config: Config, shards: bool) -> bool:
@@ -215,7 +215,7 @@ def needs_replica(config: Config, shards: bool) -> bool:
     return engine_kind(config.rollout).samples_with_policy and (shards or config.rollout.max_staleness > 0)
 
 
-def sampler_dtype(rollout: RolloutConfig, policy: PolicyModel) -> torch.dtype:
+def _sampler_dtype(rollout: RolloutConfig, policy: PolicyModel) -> torch.dtype:
     """Return the dtype that responses are sampled in."""
     wanted = rollout.dtype
     return policy.compute_dtype if wanted == "auto" else getattr(torch, wanted)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
@@ -125,7 +124,7 @@ def check_start(
     if not resumes:
         check_trains_all_parts(config.model, settings)
     check_declared(config.algorithm)
-    check_estimator(config.algorithm)
+    _check_estimator(config.algorithm)
     build_loss(config.algorithm)  # a loss, KL or correction of the user's own may not take what is set
     choose_kernels(config.kernels, backend)
     choose_modules(config.model, backend)
@@ -188,7 +187,7 @@ def require_running_server(config: Config, strategy: Strategy) -> None:
         raise ConfigError(problem)
 
 
-def check_estimator(algorithm: AlgorithmConfig) -> None:
+def _check_estimator(algorithm: AlgorithmConfig) -> None:
     """Check that the other settings fit what the advantage estimator returns and reads, also one of the user's own.
 
     Raises:
@@ -232,9 +231,7 @@ def assumed_selections(model: ModelConfig, backend: Backend, settings: Any) -> t
     return dtype, AttentionSelection(attention, is_fused(attention, backend))
 
 
-def check_length(
-    config: Config, *datasets: PromptDataset | None, settings: transformers.PreTrainedConfig | None = None
-) -> None:
+def check_length(config: Config, *datasets: PromptDataset | None, settings: PreTrainedConfig | None = None) -> None:
     """Check that the longest prompt and response fit the model's positions, and do not change its rotary embeddings.
 
     Args:

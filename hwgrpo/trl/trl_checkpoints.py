@@ -13,8 +13,8 @@ from pathlib import Path
 
 from transformers import TrainerState
 
-from hwgrpo.config.paths import with_home
 from hwgrpo.errors import ConfigError
+from hwgrpo.support.paths import with_home
 from hwgrpo.trl.grpo_config import note
 
 STATE = "trainer_state.json"

@@ -19,7 +19,7 @@ def test_help_loads_neither_torch_nor_transformers():
         "import sys; sys.argv = ['hwgrpo', '--help']\n"
         "from hwgrpo.cli.main import main\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "assert not {'torch', 'transformers', 'omegaconf'} & sys.modules.keys(), 'imported'\n"
+        "assert not {'torch', 'transformers', 'omegaconf', 'yaml'} & sys.modules.keys(), 'imported'\n"
     )
     root = Path(__file__).resolve().parents[2]
     path = ":".join(str(root / folder) for folder in (".", "backends", "kernels"))

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.config import load_config
-from hwgrpo.config.paths import did_you_mean
+from hwgrpo.config.document import entries
+from hwgrpo.config.named_files import function_settings, with_absolute_paths
+from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.config.validate import check_resume
 from hwgrpo.errors import ConfigError
+from hwgrpo.support.paths import did_you_mean
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort", "reward.functions=[exact_match]")
 REPO = Path(__file__).resolve().parents[2]
@@ -108,3 +111,25 @@ def test_going_below_a_single_setting_is_refused_with_that_setting():
         load_config(None, [*BASE, "reward.functions.0.name.file=x"])
     words = ["kernels.pins.row_stats=torch", "data.chat_template_kwargs.a.b=1", "reward.functions.0.kwargs.x=1"]
     assert load_config(None, [*BASE, *words]).data.chat_template_kwargs == {"a": {"b": 1}}
+
+
+def test_files_of_all_functions_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own.py").touch()
+    monkeypatch.chdir(tmp_path)
+    config = load_config(None, [*BASE])
+    config.reward.functions.append(RewardFunctionConfig("online_reward_model", kwargs={"verifier": "math"}))
+    config.observe.metrics = config.trainer.stages = config.plugins = ["a"]
+    for setting in [*function_settings(config)]:
+        setting.set("own.py:f")
+    config.reward.functions[1].name = "online_reward_model"
+    found = {setting.key: setting.name for setting in function_settings(with_absolute_paths(config))}
+    assert found.pop("reward.functions.1.name") == "online_reward_model"
+    assert {"plugins.0", "reward.functions.1.kwargs.verifier", "rollout.workflow"} <= found.keys()
+    assert set(found.values()) == {f"{tmp_path}/own.py:f"}
+    assert config.rollout.workflow == "own.py:f", "a copy is changed"
+
+
+def test_every_setting_that_takes_a_function_of_a_file_is_among_them():
+    keys = {entry.key for entry in entries() if "file.py:function" in entry.allowed}
+    assert {"algorithm.loss.name", "rollout.workflow"} <= keys
+    assert keys <= {setting.key for setting in function_settings(load_config(None, [*BASE]))}

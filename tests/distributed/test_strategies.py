@@ -139,7 +139,7 @@ assert not threads(), threads()
 
 @pytest.mark.slow
 def test_no_thread_of_the_group_outlives_close(tmp_path: Path):
-    """One that did would abort the process now and then as the interpreter ends ("terminate called ...")."""
+    """One that did would abort a process now and then, when its interpreter ends ("terminate called ...")."""
     (tmp_path / "close.py").write_text(CLOSE)
     done = forked(2, str(tmp_path / "close.py"))
     assert done.returncode == 0, done.stderr[-3000:]

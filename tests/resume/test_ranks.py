@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.training import loop, setup
+from hwgrpo.training import loop, resume
 from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.run_folder import lock_folder
 from hwgrpo.training.strategies.process_group import Processes
@@ -276,7 +276,7 @@ def test_all_ranks_agree_that_a_run_is_finished_though_only_the_first_looks(tmp_
 
     def looks(rank: int) -> None:
         if rank == 1:
-            setup.already_finished = lambda *_: pytest.fail("ranks that look at different times may differ")
+            resume.already_finished = lambda *_, **__: pytest.fail("ranks that look at different times may differ")
         assert runs.run(output, "trainer.strategy=ddp", "trainer.max_steps=1") == "finished"
 
     assert ranks.forked(2, looks, limit_s=60) == [0, 0]

@@ -23,6 +23,8 @@ CHARS = 64_000
 AT_ONCE = 0.5
 """CPU seconds: linear readers take a few hundredths for a text of these lengths, quadratic ones some or many. A reader
 that takes longer is compared with itself on a quarter of the text, since machines differ."""
+AT_MOST = 20.0
+"""CPU seconds for any text."""
 GROWTH = 8
 """Four times the text takes a linear reader 4 times as long, a quadratic one 16 times: between the two."""
 BATCH = {
@@ -112,7 +114,7 @@ def grows_with_the_text(read: Callable[[str], Any], text: Callable[[int], str], 
     if cpu_seconds(read, text(chars)) < AT_ONCE:
         return True
     whole, quarter = (min(cpu_seconds(read, text(length)) for _ in range(3)) for length in (chars, chars // 4))
-    return whole < max(AT_ONCE, GROWTH * quarter)
+    return whole < min(max(AT_ONCE, GROWTH * quarter), AT_MOST)
 
 
 def adversarial(unit: str, chars: int = CHARS) -> str:

@@ -50,5 +50,5 @@ def test_checked_settings_load_no_room_until_one_is_named():
         "import sys\nfrom hwgrpo.config import load_config\nload_config('tiny_sort')\nprint(*sys.modules)",
     )
     assert result.returncode == 0, result.stderr
-    rooms = ("hwgrpo.migrate", "hwgrpo.trl", "hwgrpo.sandbox")
+    rooms = ("hwgrpo.migrate", "hwgrpo.trl", "hwgrpo.sandbox", "hwgrpo.research")
     assert [name for name in result.stdout.split() if name.startswith(rooms)] == []

@@ -279,8 +279,8 @@ def test_the_kl_of_the_tokens_of_all_ranks_reaches_an_estimator_that_whitens_ove
     kl_there, kl_here = (torch.tensor(each).double() for each in ([0.5, 0.25, 0.0], [1.0, -0.5, 0.1]))
     strategy = _SecondOfTwo((Rewards(there, valid, {"exact_match": there}), group, lengths, kl_there))
     rewards = Rewards(total=here, valid=valid, per_function={"exact_match": here})
-    whitened = AdvantageConfig(name="reinforce_plus_plus")
-    per_response, found = advantages_over_ranks(whitened, FUNCTIONS, completions, rewards, strategy, kl_R=kl_here)
+    estimator = AdvantageConfig(name="reinforce_plus_plus")
+    per_response, found = advantages_over_ranks(estimator, FUNCTIONS, completions, rewards, strategy, kl_R=kl_here)
     to_go = torch.tensor([0, 0.5, 1, 3, 4, 2])  # of the sum less the KL: that plus the KL of earlier tokens
     whitened = ((to_go - to_go.mean()) / to_go.std())[3:]
     torch.testing.assert_close(found, whitened, rtol=1e-5, atol=0)

@@ -85,6 +85,13 @@ def stages_of(tmp_path: Path, *overrides: str) -> list[str]:
         ),
         (("algorithm.kl.coef=0.1", "algorithm.kl.sync_every=2"), {"MoveReference": "Guard"}),
         (("observe.metrics=[code]",), {"MeasureCustom": "SampleMetrics"}),
+        (
+            (
+                *("rollout.max_staleness=1", "rollout.probe_every=0", "trainer.prompts_per_update=2"),
+                *("algorithm.old_logprobs=interpolated", "algorithm.correction.name=token_truncate"),
+            ),
+            {"RolloutShares": "MakeBatch"},
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

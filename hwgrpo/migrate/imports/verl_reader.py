@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.config.paths import did_you_mean
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.migrate.imports.hydra_values import Override, flattened, parse_override, read_resolved, resolve
 from hwgrpo.migrate.imports.input_text import read_text, text_of
@@ -17,6 +16,7 @@ from hwgrpo.migrate.imports.verl_settings import DEVICES, VerlSettings, verl_set
 from hwgrpo.migrate.tables.peer_row import UNSET
 from hwgrpo.migrate.tables.verl_names import ROWS, current_name, row_of
 from hwgrpo.migrate.tables.verl_refused import WRITTEN_BY_HYDRA
+from hwgrpo.support.paths import did_you_mean
 
 _VALUE = re.compile(rf"(?:^|[\[{{,:])\s*{KEPT.pattern}")
 """A variable of the environment where a value begins."""

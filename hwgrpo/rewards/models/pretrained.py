@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hwgrpo.config.paths import did_you_mean
 from hwgrpo.rewards.checked_kwargs import Kwargs
 from hwgrpo.rewards.models.score_head import draw_head, is_classifier, missing_weights, without_load_report
+from hwgrpo.support.paths import did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PROCESS_KINDS = {

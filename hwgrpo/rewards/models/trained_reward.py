@@ -13,6 +13,8 @@ import torch
 class TrainedReward(ABC):
     """A reward with a model that each rank holds in full, equal on all.
 
+    Its name is in `VERIFYING_REWARDS` of the catalogue: the settings alone then say which folders a run writes.
+
     Attributes:
         source: folder or hub name that the model was read from.
         revision: its revision on the hub.

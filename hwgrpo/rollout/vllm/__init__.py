@@ -7,7 +7,7 @@ vllm_settings.py     the run's settings -> vLLM's arguments, for an engine here 
 """
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import refuse_dora
+from hwgrpo.config.adapter_settings import refuse_dora
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
 from hwgrpo.rollout.vllm.installed_vllm import DISTRIBUTIONS

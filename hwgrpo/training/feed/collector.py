@@ -11,7 +11,8 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config.derived import sampling_by_step, sampling_of
 from hwgrpo.config.rollout_rules import scores_ahead
 from hwgrpo.rewards.randomness import kept_generators
-from hwgrpo.training.feed.group_filter import FilteredGroups, generators_of_thread, report_batch
+from hwgrpo.training.feed.difficulty_report import report_batch
+from hwgrpo.training.feed.group_filter import FilteredGroups, generators_of_thread
 from hwgrpo.training.feed.response_source import Batch, Collector, SourceParts
 from hwgrpo.training.feed.scored_groups import NO_GROUPS, KeptGroups
 from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks

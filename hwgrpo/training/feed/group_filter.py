@@ -18,11 +18,10 @@ import torch
 
 from hwgrpo.config.derived import prompts_per_update, sampling_by_step
 from hwgrpo.config.schema import RolloutConfig
-from hwgrpo.data.difficulty import DifficultySampler, epoch_and_row
 from hwgrpo.observe.completions import dropped_records
 from hwgrpo.rewards.randomness import kept_generators
+from hwgrpo.training.feed.difficulty_report import report_groups
 from hwgrpo.training.feed.group_files import newest
-from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Batch, SourceParts
 from hwgrpo.training.feed.scored_groups import (
     KeptGroups,
@@ -36,7 +35,6 @@ from hwgrpo.training.feed.scored_groups import (
 )
 from hwgrpo.training.strategies.strategy import Ranks, raise_on_all_ranks
 from hwgrpo.training.update.advantage_inputs import shuffle_group
-from hwgrpo.values import Completions, PromptBatch, Rewards
 
 T = TypeVar("T")
 
@@ -230,23 +228,3 @@ def generators_of_thread(rollout: RolloutConfig) -> AbstractContextManager[Any]:
 
 def _version(group: ScoredGroup) -> int:
     return group.completions.weight_version
-
-
-def report_batch(
-    source: PromptSource, ranks: Ranks, prompts: PromptBatch, completions: Completions, rewards: Rewards
-) -> None:
-    """Report this rank's scored batch; all ranks call it together."""
-    if isinstance(source.sampler, DifficultySampler):
-        report_groups(source, ranks, split(prompts, completions, rewards))
-
-
-def report_groups(source: PromptSource, ranks: Ranks, groups: Sequence[ScoredGroup]) -> None:
-    """Report this rank's groups; all ranks call it together. Groups without a valid reward say nothing."""
-    if isinstance(source.sampler, DifficultySampler):
-        own = {
-            epoch_and_row(group.prompt.uid): float(group.rewards.total[group.rewards.valid].mean())
-            for group in groups
-            if group.rewards.valid.any()
-        }
-        over_ranks = {key: mean for of_rank in ranks.gather_objects(own) for key, mean in of_rank.items()}
-        source.sampler.report({row: over_ranks[epoch, row] for epoch, row in sorted(over_ranks)})

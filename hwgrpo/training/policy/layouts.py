@@ -80,7 +80,7 @@ def _group_rows(
         groups.setdefault(prompt_of[s], []).append(s)
     rows: Rows = []
     for prompt, members in groups.items():
-        # responses that begin alike become neighbours, whose first tokens may be fed once (`row_members`)
+        # responses that begin alike become neighbours, whose first tokens may be fed once (`_row_members`)
         members.sort(key=lambda s: tokens[offsets[s] : offsets[s + 1]].tobytes())
         length = prompts[prompt]
         most = at_most(length, members)

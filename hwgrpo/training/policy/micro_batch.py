@@ -146,7 +146,7 @@ def build_micro_batch(
         layout: layout of the rows; if it shares prompts, the sequences of a row must have the same prompt.
         multiple: divisor of the width L, padding included.
     """
-    sequence_S, row_S, first_S, own_prompt_S, input_S, shared_S = members = row_members(batch, rows, layout)
+    sequence_S, row_S, first_S, own_prompt_S, input_S, shared_S = members = _row_members(batch, rows, layout)
     prompt_S = batch.prompt_index[sequence_S]
     prompt_length_S = batch.prompt_offsets.diff()[prompt_S]
     length_S = batch.lengths[sequence_S]
@@ -172,19 +172,19 @@ def build_micro_batch(
     owner = torch.full_like(input_ids, -1)
     last = torch.full_like(input_ids, -1)
     number_S = torch.arange(1, len(sequence_S) + 1)
-    place, within, of = spread(row_S * width + column_S, own_prompt_S)
+    place, within, of = _spread(row_S * width + column_S, own_prompt_S)
     input_ids.view(-1)[place] = batch.prompt_tokens[batch.prompt_offsets[prompt_S][of] + within]
     positions.view(-1)[place] = within
     owner.view(-1)[place] = 0 if layout.shares_prompt else number_S[of]
     last.view(-1)[place] = len(sequence_S) if layout.shares_prompt else number_S[of]
-    place, within, of = spread(row_S * width + response_S + shared_S, fed_S)
+    place, within, of = _spread(row_S * width + response_S + shared_S, fed_S)
     within += shared_S[of]
     input_ids.view(-1)[place] = batch.tokens[batch.offsets[sequence_S][of] + within]
     positions.view(-1)[place] = prompt_length_S[of] + within
     owner.view(-1)[place] = number_S[of]
-    token_index, within, of = spread(batch.offsets[sequence_S], length_S)
+    token_index, within, of = _spread(batch.offsets[sequence_S], length_S)
     before = (within - 1).clamp_min(0)
-    feeder = feeders(shared_S, of, before) if shared_S.any() else of
+    feeder = _feeders(shared_S, of, before) if shared_S.any() else of
     place = row_S[of] * width + response_S[feeder] + before
     last.view(-1).scatter_reduce_(0, place[within > 0], number_S[of[within > 0]], "amax")
     if batch.loss_mask is not None:
@@ -203,8 +203,8 @@ def build_micro_batch(
         input_ids=input_ids,
         position_ids=positions,
         is_token=owner >= 0,
-        attention_mask=row_mask(positions, owner, last) if masked and dense else None,
-        branches=row_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
+        attention_mask=_row_mask(positions, owner, last) if masked and dense else None,
+        branches=_row_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
         if masked and not dense
         else None,
         hidden_rows=torch.where(within > 0, place, row_S[of] * width + prompt_end_S[of] - 1),
@@ -216,7 +216,7 @@ def build_micro_batch(
     )
 
 
-class Members(NamedTuple):
+class _Members(NamedTuple):
     """The S sequences of B rows, row by row."""
 
     sequence_S: torch.Tensor
@@ -238,7 +238,7 @@ class Members(NamedTuple):
         return widths.index_add(0, self.row_S, self.prompt_S + fed_S).tolist()
 
 
-def row_members(batch: TrainBatch, rows: Rows, layout: Layout) -> Members:
+def _row_members(batch: TrainBatch, rows: Rows, layout: Layout) -> _Members:
     """Return the sequences of rows of a layout, in any order within a row; sorted ones share most tokens."""
     sequence_S = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
     row_S = torch.repeat_interleave(torch.tensor([len(row) for row in rows], dtype=torch.int64))
@@ -248,9 +248,9 @@ def row_members(batch: TrainBatch, rows: Rows, layout: Layout) -> Members:
     input_S = (batch.lengths[sequence_S] - 1).clamp_min(0)
     if not (layout.shares_prompt and layout.is_dense(1)):
         own_S = torch.where(first_S | (not layout.shares_prompt), prompt_S, 0)
-        return Members(sequence_S, row_S, first_S, own_S, input_S, torch.zeros_like(input_S))
+        return _Members(sequence_S, row_S, first_S, own_S, input_S, torch.zeros_like(input_S))
     shared_S = _shared_tokens(batch, sequence_S, row_S)
-    return Members(sequence_S, row_S, first_S, torch.where(first_S, prompt_S, 0), input_S, shared_S)
+    return _Members(sequence_S, row_S, first_S, torch.where(first_S, prompt_S, 0), input_S, shared_S)
 
 
 def _shared_tokens(batch: TrainBatch, sequence_S: torch.Tensor, row_S: torch.Tensor) -> torch.Tensor:
@@ -265,19 +265,19 @@ def _shared_tokens(batch: TrainBatch, sequence_S: torch.Tensor, row_S: torch.Ten
     shared_S = torch.zeros_like(input_S)
     shared_S[1:] = torch.where(row_S.diff() == 0, torch.minimum(input_S[1:], input_S[:-1]), 0)
     begin_S = batch.offsets[sequence_S]
-    place, within, of = spread(begin_S, shared_S)
+    place, within, of = _spread(begin_S, shared_S)
     differs = batch.tokens[place] != batch.tokens[begin_S[of - 1] + within]
     return shared_S.scatter_reduce(0, of[differs], within[differs], "amin")
 
 
-def spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return each element of the ranges of `length_S` from `start_S` on, its index in its range, and its range."""
     of = torch.repeat_interleave(length_S)
     within = torch.arange(len(of)) - (length_S.cumsum(0) - length_S)[of]
     return start_S[of] + within, within, of
 
 
-def feeders(shared_S: torch.Tensor, of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def _feeders(shared_S: torch.Tensor, of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return [N] int64: the sequence that feeds the input token `at` [N] of the response of sequence `of` [N]."""
     longest = int(shared_S.max())
     owns = shared_S[:, None] <= torch.arange(longest + 1)
@@ -285,13 +285,13 @@ def feeders(shared_S: torch.Tensor, of: torch.Tensor, at: torch.Tensor) -> torch
     return feeder[of, at.clamp_max(longest)]
 
 
-def row_mask(positions: torch.Tensor, owner: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+def _row_mask(positions: torch.Tensor, owner: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     """Return [B, 1, L, L] bool: a token sees the tokens that its own sequence has, up to its own position."""
     visible = (owner[:, None, :] <= owner[:, :, None]) & (owner[:, :, None] <= last[:, None, :])
     return (visible & (positions[:, None, :] <= positions[:, :, None]))[:, None]
 
 
-def row_branches(
+def _row_branches(
     row_S: torch.Tensor,
     first_S: torch.Tensor,
     prompt_length_S: torch.Tensor,
@@ -303,7 +303,7 @@ def row_branches(
     numbers = torch.arange(len(row_S))
     branch_S = numbers - numbers[first_S][row_S]
     B, K, P, R = int(row_S[-1]) + 1, int(branch_S.max()) + 1, int(prompt_length_S.max()), int(input_S.max())
-    place, within, of = spread(row_S * width + response_S, input_S)
+    place, within, of = _spread(row_S * width + response_S, input_S)
     responses = torch.zeros(B, K, R, dtype=torch.int64)
     responses[row_S[of], branch_S[of], within] = place
     # The prompt's tokens are in a row's first P columns; the others there are a response's, or padding.

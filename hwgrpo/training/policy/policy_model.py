@@ -225,7 +225,9 @@ def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidd
 
 
 class HeadOperand:
-    """Holds the cast weight from the first pass after an update to the end of the next update's last pass.
+    """The LM head's weight in the dtype of its products, cast once for all passes of an update.
+
+    It is held from the first pass after an update to the end of the next update's last pass.
 
     A weight that has that dtype already is returned itself and costs no memory. Whoever writes into the weight calls
     `release`: torch's fused optimizers do not count their writes as a new version of it (2.13).

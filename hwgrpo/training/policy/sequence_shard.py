@@ -1,4 +1,4 @@
-"""One rank's shard of a micro-batch that a group of ranks shares: columns of its rows, and some of its losses."""
+"""Ranks that share the tokens of their sequences, and one rank's shard of such a micro-batch: columns, some losses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,12 @@ def _loss_ranks(cu_seqlens: torch.Tensor, size: int, full_sequences: bool) -> to
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The ranks that share sequences, this rank included."""
+    """`ranks_per_sequence` consecutive ranks that share the tokens of their sequences, this rank included.
+
+    They exchange heads for tokens in attention (`trainer.sequence_parallel_size`, Ulysses), or each has a shard of
+    every layer's weights (`trainer.tensor_parallel_size`). Outside the model's passes each is a data-parallel rank with
+    its own prompts. For passes they gather their sequences and compute the same micro-batches, each some of the tokens.
+    """
 
     size: int = 1
     rank: int = 0

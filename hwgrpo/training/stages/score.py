@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.training.feed.group_filter import report_batch
+from hwgrpo.training.feed.difficulty_report import report_batch
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks

@@ -1,4 +1,4 @@
-"""AdamW over the trainable parameters, and the learning rate of each update."""
+"""AdamW over the trainable parameters, the learning rate of each update, the clipping of gradients, and a step."""
 
 from __future__ import annotations
 

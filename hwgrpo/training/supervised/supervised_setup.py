@@ -16,7 +16,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.paths import with_absolute_paths
+from hwgrpo.config.named_files import with_absolute_paths
 from hwgrpo.config.supervised import supervised_settings
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.examples import ExampleDataset, build_examples

@@ -1,4 +1,4 @@
-"""Passes before advantages are computed: the KL in the reward, and probabilities that estimators read."""
+"""What advantages are computed from: rewards, shuffled or less the KL, and probabilities that estimators read."""
 
 from __future__ import annotations
 

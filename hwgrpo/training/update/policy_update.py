@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from hwgrpo_kernels import ReferenceHead, TokenLoss
-from torch import Tensor
 
 from hwgrpo.algorithms.aggregation import count, token_weights, tokens_of_prompts
 from hwgrpo.algorithms.coefficients import Coefficients, initial_coefficients
@@ -398,7 +397,7 @@ def _train(
     micro: MicroBatch,
     loss_fn: PolicyLoss,
     router_weight: float,
-    reference: ReferenceHead | Tensor | None,
+    reference: ReferenceHead | torch.Tensor | None,
 ) -> TokenLoss:
     with torch.enable_grad():
         result = strategy.module(micro, loss_fn, router_weight, reference=reference)

@@ -1,4 +1,4 @@
-"""A step's metrics over all ranks, under verl's and TRL's names."""
+"""A step's metrics over all ranks, under verl's and TRL's names, and lines on what failed in it."""
 
 from __future__ import annotations
 

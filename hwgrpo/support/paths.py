@@ -5,14 +5,12 @@ Nothing heavy is imported, so that a wrong path is reported before a model's lib
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.catalog import VERIFYING_REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
 
 _GGUF_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -138,73 +136,6 @@ def find_gguf(path: Path) -> Path | None:
             "set model.path to one of the files"
         )
     return files[0]
-
-
-def with_absolute_paths(config: Any) -> Any:
-    """Return a copy of the settings in which files and folders are absolute: a reward may change the directory.
-
-    Prompts are left as they are: they are read before any reward is.
-
-    Args:
-        config: checked settings (`Config`).
-    """
-    config = copy.deepcopy(config)
-    trainer, model, server = config.trainer, config.model, config.rollout.server
-    trainer.output_dir = str(Path(trainer.output_dir).absolute())
-    for section, name in (
-        (trainer.deepspeed, "config"),
-        (model, "path"),
-        (model, "tokenizer"),
-        (model, "chat_template"),
-        (model.lora, "adapter"),
-        (server, "weights_dir"),
-    ):
-        setattr(section, name, _absolute(getattr(section, name)))
-    if "/" in (server.python or ""):  # a bare name is looked up in PATH
-        server.python = _absolute(server.python)
-    for function in config.reward.functions:
-        if (verifier := verifier_of(function)) is not None:
-            function.kwargs["verifier"] = with_absolute_file(verifier)
-    algorithm = config.algorithm
-    for section, name in (
-        *((function, "name") for function in config.reward.functions),
-        (algorithm.advantage, "name"),
-        (algorithm.loss, "name"),
-        (algorithm.kl, "estimator"),
-        (algorithm.correction, "name"),
-        (config.rollout, "source"),
-    ):
-        setattr(section, name, with_absolute_file(getattr(section, name)))
-    config.plugins = [with_absolute_file(plugin) for plugin in config.plugins]
-    config.observe.loggers = [with_absolute_file(logger) for logger in config.observe.loggers]
-    config.trainer.stages = [with_absolute_file(stage) for stage in config.trainer.stages]
-    config.observe.metrics = [with_absolute_file(metric) for metric in config.observe.metrics]
-    return config
-
-
-def verifier_of(function: Any) -> str | None:
-    """Return the name of the reward that a reward calls; None if it calls none.
-
-    Args:
-        function: settings of a reward (`RewardFunctionConfig`).
-    """
-    verifier = function.kwargs.get("verifier") if function.name in VERIFYING_REWARDS else None
-    return verifier if isinstance(verifier, str) else None
-
-
-def with_absolute_file(name: str) -> str:
-    """Return a function's name with the absolute path of its file, where it has one."""
-    if ".py" not in name:
-        return name
-    file, colon, function = name.rpartition(":")
-    return f"{_absolute(file)}:{function}" if colon else str(_absolute(name))
-
-
-def _absolute(path: str | None) -> str | None:
-    """Return the absolute path of an existing file or folder; a hub name, another name or None unchanged."""
-    if path is None or not Path(path).expanduser().exists():
-        return path
-    return str(Path(path).expanduser().absolute())
 
 
 def _siblings(path: Path, wanted: Callable[[Path], bool]) -> list[Path]:
