@@ -33,6 +33,7 @@ class Parts:
     device: Device
     tokenizer: Any
     update: PolicyUpdate
+    strategy: Single
     notes: list[str]
 
     @property
@@ -49,7 +50,7 @@ def build_parts(config: Config, device: Device, tokenizer: Any, folder: Path) ->
     models = build_models(config, device, strategy, tokenizer, attention, layout)
     update = make_update(config, device, strategy, models, folder, total_steps=1)
     notes = [note for note in (models.layout_reason,) if note]
-    return Parts(config, device, tokenizer, update, notes)
+    return Parts(config, device, tokenizer, update, strategy, notes)
 
 
 def measured_stages(parts: Parts, step: FixedStep, logprobs: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,9 +83,9 @@ def measured_stages(parts: Parts, step: FixedStep, logprobs: torch.Tensor) -> It
     yield "loss", torch.tensor([loss], dtype=torch.float64)
     named = dict(parts.model.named_parameters())
     for name, weight in named.items():
-        gradient = update.strategy.gradient(weight)
+        gradient = parts.strategy.gradient(weight)
         yield f"gradient of {name}", torch.zeros(weight.shape).double() if gradient is None else gradient.cpu().double()
-    update.strategy.step(config.optim.lr)
+    parts.strategy.step(config.optim.lr)
     for name, weight in named.items():
         yield f"updated {name}", weight.detach().cpu().double()
 
@@ -131,4 +132,4 @@ def _advantages(parts: Parts, step: FixedStep) -> torch.Tensor:
         weight_version=0,
     )
     a = parts.config.algorithm.advantage
-    return advantages_over_ranks(a, parts.config.reward.functions, completions, rewards, parts.update.strategy)[0]
+    return advantages_over_ranks(a, parts.config.reward.functions, completions, rewards, parts.strategy)[0]
