@@ -82,9 +82,8 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
     expected = golden.golden_stages(copy.deepcopy(exact), step, config)
     dtype = parts.update.policy.compute_dtype
     rounding = golden.rounding_of(exact, step, config, golden.unit_of(dtype, parts.update.policy.hidden_size))
-    summands = expected | {
-        "loss": expected["advantages"]
-    }  # the loss is a mean of advantages times ratios, which cancel
+    # the loss is a mean of products of ratios and advantages, which cancel
+    summands = expected | {"loss": expected["advantages"]}
     tolerances = {name: _tolerance(summands[name], rounding[name]) for name in expected}
     greedy = _greedy(exact, parts, step, tolerances["log-probs"])  # with the weights before the update
     errors = {
