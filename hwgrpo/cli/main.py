@@ -33,7 +33,6 @@ COMMANDS = (
     "export",
     "report",
     "bench",
-    "parity",
     "kernels",
     "data",
     "config",
