@@ -408,8 +408,9 @@ class WorkflowEngine:
         """
         requests = [each for each in round_.requests if not each.done.done()]  # a strand may have been cancelled
         round_.requests = []
-        # of the class: an engine that forwards other names to the one it wraps has a `generate` of its own
-        generate_each = getattr(type(self._engine), "generate_each", None)
+        # of the class that has `generate`: an engine that wraps or extends another one's samples in a way of its own
+        owner = next((kind for kind in type(self._engine).__mro__ if "generate" in vars(kind)), object)
+        generate_each = vars(owner).get("generate_each")
         kinds: dict[Sampling | None, list[_Request]] = {}
         for request in sorted(requests, key=lambda each: each.uid):
             kinds.setdefault(None if generate_each else request.sampling, []).append(request)

@@ -134,6 +134,9 @@ def test_each_round_is_one_batch_and_every_request_has_random_numbers_of_its_own
 class EachEngine(Engine):
     """Takes settings for each prompt, and records the prompts of each call."""
 
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        return super().generate(batch, sampling)
+
     def __init__(self) -> None:
         super().__init__()
         self.rounds: list[list[str]] = []
@@ -170,9 +173,17 @@ def test_an_engine_around_another_one_keeps_its_own_way_to_generate():
             self.calls += 1
             return self.engine.generate(batch, sampling)
 
-    around = Around(EachEngine())
-    engine_of(two_turns, around).generate(batch_of(2, 3, 1), SAMPLING)
-    assert (around.calls, around.engine.rounds) == (4, [])
+    class Extended(EachEngine):
+        calls = 0
+
+        def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+            self.calls += 1
+            return super().generate(batch, sampling)
+
+    around, extended = Around(EachEngine()), Extended()
+    for engine in (around, extended):
+        engine_of(two_turns, engine).generate(batch_of(2, 3, 1), SAMPLING)
+    assert (around.calls, around.engine.rounds) == (extended.calls, extended.rounds) == (4, [])
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])

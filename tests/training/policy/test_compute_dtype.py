@@ -43,10 +43,10 @@ def device_of(monkeypatch):
 def test_bf16_asked_for_where_there_is_none_is_refused_with_the_chips_name_and_what_it_has(device_of, chip):
     with pytest.raises(ConfigError) as caught:
         choose_dtype("bfloat16", device_of(chip))
-    told = str(caught.value)
-    assert told.startswith("model.dtype='bfloat16'")
-    assert CHIPS[chip][1] in told
-    assert told.endswith("choose auto or one of: float32")
+    message = str(caught.value)
+    assert message.startswith("model.dtype='bfloat16'")
+    assert CHIPS[chip][1] in message
+    assert message.endswith("choose auto or one of: float32")
 
 
 @pytest.mark.parametrize("chip", WITHOUT)
@@ -54,9 +54,9 @@ def test_where_nothing_is_asked_for_such_a_chip_trains_in_fp32(device_of, chip):
     device = device_of(chip)
     assert torch.float16 in device.compute_dtypes, "which the trainer, without loss scaling, does not take"
     assert choose_dtype("auto", device) is torch.float32
-    told = dtype_note("auto", device)
-    assert told is not None
-    assert told.startswith(f"model.dtype=auto is float32: {CHIPS[chip][1]} has no bfloat16")
+    note = dtype_note("auto", device)
+    assert note is not None
+    assert note.startswith(f"model.dtype=auto is float32: {CHIPS[chip][1]} has no bfloat16")
     assert dtype_note("float32", device) is None
 
 
