@@ -33,6 +33,7 @@ COMMANDS = (
     "export",
     "report",
     "bench",
+    "parity",
     "kernels",
     "data",
     "config",

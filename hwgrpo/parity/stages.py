@@ -1,0 +1,108 @@
+"""The result of a comparison: error and tolerance of each stage, and the first stage that differs by more than rounding.
+
+Used by every command that compares two computations of one training step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from hwgrpo.support.jsonlines import jsonable
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a training step, computed twice.
+
+    Example:
+        `Stage("gradients, layer 2", 3e-4, 1e-5, "gradient of model.layers.1.mlp.up_proj.weight", (7, 3), 0.1, 0.1003)`
+    """
+
+    name: str
+    error: float
+    """Largest absolute difference of any entry; of the tensor whose error takes the largest share of its tolerance."""
+    tolerance: float
+    tensor: str = ""
+    """That tensor."""
+    index: tuple[int, ...] = ()
+    """Place of that entry."""
+    expected: float = math.nan
+    actual: float = math.nan
+
+    @property
+    def share(self) -> float:
+        """The error as a share of the tolerance; infinite for NaN, and for any error without a tolerance."""
+        if math.isnan(self.error):
+            return math.inf
+        return self.error / self.tolerance if self.tolerance else math.inf if self.error else 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether rounding explains the error."""
+        return self.share <= 1
+
+
+def compare_tensor(stage: str, tensor: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Stage:
+    """Compare one tensor of a stage.
+
+    Args:
+        stage: its name.
+        tensor: name of the tensor.
+        actual, expected: of one shape, on the host.
+        tolerance: largest absolute difference of an entry that rounding explains.
+    """
+    if actual.shape != expected.shape:
+        raise ValueError(f"{tensor}: shape {tuple(actual.shape)} is compared with {tuple(expected.shape)}")
+    if not actual.numel():
+        return Stage(stage, 0.0, tolerance, tensor)
+    gaps = (actual.double() - expected.double()).abs()
+    place = int(gaps.flatten().argmax())  # of NaN, if there is one
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), actual.shape))
+    values = [float(each.flatten()[place]) for each in (gaps, expected, actual)]
+    return Stage(stage, values[0], tolerance, tensor, index, values[1], values[2])
+
+
+def worst_of(stages: Iterable[Stage]) -> Stage:
+    """Return of the tensors of a stage the one whose error takes the largest share of its tolerance."""
+    return max(stages, key=lambda stage: stage.share)
+
+
+def first_difference(stages: Iterable[Stage]) -> Stage | None:
+    """Return the first stage whose error rounding does not explain."""
+    return next((stage for stage in stages if not stage.passed), None)
+
+
+def table(stages: Iterable[Stage]) -> str:
+    """Return a line per stage: largest error, tolerance, and its share; then the verdict."""
+    stages = list(stages)
+    width = max(len(stage.name) for stage in stages)
+    lines = [f"{'stage':{width}}  {'error':>8}  {'tolerance':>9}  {'share':>6}"]
+    for stage in stages:
+        mark = "" if stage.passed else "  DIFFERS"
+        lines.append(f"{stage.name:{width}}  {stage.error:8.2g}  {stage.tolerance:9.2g}  {stage.share:6.2f}{mark}")
+    return "\n".join([*lines, verdict(stages)])
+
+
+def verdict(stages: Iterable[Stage]) -> str:
+    """Return whether rounding explains every difference, or the first stage that differs, its tensor and place."""
+    first = first_difference(stages)
+    if first is None:
+        return "rounding explains every difference"
+    place = f"[{', '.join(map(str, first.index))}]" if first.index else ""
+    values = "" if math.isnan(first.expected) else f", {first.actual:.6g} instead of {first.expected:.6g}"
+    return f"first difference: {first.name}" + (f", in {first.tensor}{place}{values}" if first.tensor else "")
+
+
+def as_json(stages: Iterable[Stage]) -> dict[str, object]:
+    """Return the stages as values of JSON; a number that is not finite is null."""
+    stages = list(stages)
+    first = first_difference(stages)
+    return {
+        "passed": first is None,
+        "first_difference": None if first is None else first.name,
+        "stages": [jsonable(asdict(stage) | {"passed": stage.passed}) for stage in stages],
+    }

@@ -1,0 +1,223 @@
+"""`hwgrpo parity`: passes where rounding explains each difference, and names the first stage of a mistake."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from hwgrpo.algorithms import losses, policy_loss
+from hwgrpo.algorithms.groups import Groups
+from hwgrpo.cli.main import main
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.parity import comparison
+from hwgrpo.rollout.local import token_sampling
+from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.strategies.optimizer import Stepping
+from hwgrpo.training.update.policy_update import PolicyUpdate
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+FLOAT32 = ("backend.name=cpu", "model.dtype=float32", "trainer.threads=1")
+BFLOAT16 = ("backend.name=cpu", "model.dtype=bfloat16", "trainer.threads=1")
+STAGES = [
+    *("embeddings", "layer 1", "layer 2", "log-probs", "entropy", "greedy tokens", "advantages", "loss"),
+    *("gradients, outside of layers", "gradients, layer 2", "gradients, layer 1", "updated weights"),
+]
+
+
+def parity(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    """Return the report of a comparison."""
+    code = main(["parity", *words, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert code == (0 if report["passed"] else 1)
+    return report
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        FLOAT32,
+        (*FLOAT32, "trainer.seed=1"),
+        *((*FLOAT32, f"model.layout={layout}") for layout in ("padded", "packed", "grouped")),
+        (*FLOAT32, "model.attention=eager"),
+        (*FLOAT32, "kernels.chunk_rows=4"),
+        BFLOAT16,
+        (*BFLOAT16, "kernels.logits_dtype=float32"),
+    ],
+    ids=lambda words: " ".join(words[1:]),
+)
+def test_rounding_explains_every_difference_on_a_cpu(words: tuple[str, ...], capsys):
+    report = parity(capsys, *words)
+    assert [stage["name"] for stage in report["stages"]] == STAGES
+    assert report["first_difference"] is None, report
+
+
+def test_a_model_of_the_users_own_is_compared(tmp_path: Path, capsys):
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    character_tokenizer("0123456789").save_pretrained(tmp_path)
+    report = parity(capsys, *FLOAT32, f"model.path={tmp_path}")
+    assert report["passed"], report
+    assert "layer 3" in [stage["name"] for stage in report["stages"]]
+
+
+def changed_parts(change: Callable[[Any], None]) -> Mutant:
+    """Return a mutant that changes the model on the device."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        build = comparison.build_parts
+
+        def built(*args: Any) -> Any:
+            parts = build(*args)
+            change(parts.model)
+            return parts
+
+        patch.setattr(comparison, "build_parts", built)
+
+    return plant
+
+
+def output_of(name: str) -> Mutant:
+    """Return a mutant in which a module's output is 1 % too large."""
+    return changed_parts(lambda model: model.get_submodule(name).register_forward_hook(lambda *call: call[2] * 1.01))
+
+
+def gradient_of(name: str) -> Mutant:
+    """Return a mutant in which the gradient of a parameter is 1 % too large."""
+    return changed_parts(lambda model: model.get_parameter(name).register_hook(lambda gradient: gradient * 1.01))
+
+
+def scaled(place: Any, name: str, factor: float = 1.01) -> Mutant:
+    """Return a mutant in which the result of a function is a factor too large."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = getattr(place, name)
+        patch.setattr(place, name, lambda *args, **kwargs: right(*args, **kwargs) * factor)
+
+    return plant
+
+
+def wrong_positions(patch: pytest.MonkeyPatch) -> None:
+    right = MicroBatch.to
+    patch.setattr(
+        MicroBatch, "to", lambda self, device: right(replace(self, position_ids=2 * self.position_ids), device)
+    )
+
+
+def without_temperature(patch: pytest.MonkeyPatch) -> None:
+    right = PolicyModel._head_options
+    patch.setattr(PolicyModel, "_head_options", lambda *args: right(*args) | {"temperature": 1.0})
+
+
+def wrong_entropy(patch: pytest.MonkeyPatch) -> None:
+    right = PolicyUpdate.score
+
+    def score(*args: Any, entropies: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        found = right(*args, entropies=entropies, **kwargs)
+        if entropies is not None:
+            entropies.mul_(1.01)
+        return found
+
+    patch.setattr(PolicyUpdate, "score", score)
+
+
+def least_likely(patch: pytest.MonkeyPatch) -> None:
+    right = token_sampling._draw
+    patch.setattr(token_sampling, "_draw", lambda logits, *rest: right(-logits, *rest))
+
+
+def unclipped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(losses, "clip_ratio", lambda ratio, advantage, *rest: (-advantage * ratio, {}))
+
+
+def larger_kl(patch: pytest.MonkeyPatch) -> None:
+    right = policy_loss.build_kl
+
+    def build(*args: Any) -> Any:
+        estimator = right(*args)
+        return lambda *logprobs: 1.01 * estimator(*logprobs)
+
+    patch.setattr(policy_loss, "build_kl", build)
+
+
+def larger_step(patch: pytest.MonkeyPatch) -> None:
+    right = Stepping.step
+    patch.setattr(Stepping, "step", lambda self, lr: right(self, 1.01 * lr))
+
+
+MUTANTS = {
+    "embeddings 1 % too large": (output_of("model.embed_tokens"), "embeddings"),
+    "positions twice as far": (wrong_positions, "layer 1"),
+    "a product of layer 2 1 % too large": (output_of("model.layers.1.mlp.gate_proj"), "layer 2"),
+    "the last norm 1 % too large": (output_of("model.norm"), "log-probs"),
+    "no temperature": (without_temperature, "log-probs"),
+    "the entropy 1 % too large": (wrong_entropy, "entropy"),
+    "the least likely tokens": (least_likely, "greedy tokens"),
+    "the standard deviation 1 % too large": (scaled(Groups, "scale"), "advantages"),
+    "no clip": (unclipped, "loss"),
+    "the KL 1 % too large": (larger_kl, "loss"),
+    "the head's gradient 1 % too large": (gradient_of("model.norm.weight"), "gradients, outside of layers"),
+    "a gradient of layer 2 1 % too large": (
+        gradient_of("model.layers.1.self_attn.q_proj.weight"),
+        "gradients, layer 2",
+    ),
+    "a gradient of layer 1 1 % too large": (gradient_of("model.layers.0.mlp.up_proj.weight"), "gradients, layer 1"),
+    "a step 1 % too large": (larger_step, "updated weights"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_found_at_its_stage_and_at_no_earlier_one(name: str, capsys, monkeypatch):
+    plant, stage = MUTANTS[name]
+    plant(monkeypatch)
+    assert parity(capsys, *FLOAT32)["first_difference"] == stage
+
+
+@pytest.mark.parametrize("name", ["positions twice as far", "no temperature", "the least likely tokens"])
+def test_gross_mistakes_are_found_in_bf16_too(name: str, capsys, monkeypatch):
+    plant, stage = MUTANTS[name]
+    plant(monkeypatch)
+    assert parity(capsys, *BFLOAT16)["first_difference"] == stage
+
+
+def test_a_value_that_is_no_number_differs(capsys, monkeypatch):
+    scaled(Groups, "scale", float("nan"))(monkeypatch)
+    assert parity(capsys, *FLOAT32)["first_difference"] == "advantages"
+
+
+def test_the_table_names_the_first_difference_and_its_tensor(capsys, monkeypatch):
+    gradient_of("model.layers.0.mlp.up_proj.weight")(monkeypatch)
+    assert main(["parity", *FLOAT32]) == 1
+    printed = capsys.readouterr().out
+    assert "DIFFERS, most in gradient of model.layers.0.mlp.up_proj.weight" in printed
+    assert printed.endswith("first difference: gradients, layer 1\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("algorithm.kl.coef=1",), "algorithm.kl.coef=1: parity compares one fixed step; leave it out"),
+        (("model.lora.rank=4",), "model.lora.rank=4: parity does not compare adapters yet"),
+        (("model.quantize=nf4",), "parity does not compare quantized weights yet"),
+        (("model.path=nowhere",), "model.path='nowhere'"),
+        (("model.dtyp=bfloat16",), "model.dtyp"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, tuple) else "",
+)
+def test_what_is_not_compared_is_an_error_that_names_the_setting(words, message, capsys):
+    assert main(["parity", "backend.name=cpu", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_too_large_for_copies_in_fp64_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(comparison, "_host_bytes", lambda: 2**20)
+    assert main(["parity", *FLOAT32]) == 2
+    assert "4 copies in fp64 of" in capsys.readouterr().err
