@@ -98,7 +98,7 @@ def verdict(stages: Iterable[Stage]) -> str:
 
 
 def as_json(stages: Iterable[Stage]) -> dict[str, object]:
-    """Return the stages as values of JSON; a number that is not finite is null."""
+    """Return the stages as values of JSON; a number that is not finite is a string."""
     stages = list(stages)
     first = first_difference(stages)
     return {
