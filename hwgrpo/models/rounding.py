@@ -110,7 +110,7 @@ def embeddings_rounded_once(embeddings: torch.nn.Module, dtype: torch.dtype, see
         dtype: dtype of the model's products.
         seed: of the directions.
     """
-    unit = _unit_in_last_place(dtype)
+    unit = unit_of_products(dtype)
 
     def change(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         signs = torch.randint(0, 2, output.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
@@ -129,7 +129,8 @@ def relative_differences(actual: torch.Tensor, expected: torch.Tensor) -> torch.
     return (actual - expected).abs().flatten(1).amax(1) / expected.abs().max().clamp_min(1e-12)
 
 
-def _unit_in_last_place(dtype: torch.dtype) -> float:
+def unit_of_products(dtype: torch.dtype) -> float:
+    """Return the unit in the last place of a product's operands: eps, or that of the dtype that torch rounds them to."""
     if dtype != torch.float32:
         return torch.finfo(dtype).eps
     try:

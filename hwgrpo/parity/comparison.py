@@ -1,12 +1,10 @@
-"""The comparison: error and tolerance of each stage, and the first stage that differs by more than rounding."""
+"""The comparison of a step on a device with fp64: tensors, their tolerances, and the stages that they form."""
 
 from __future__ import annotations
 
-import copy
-import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +12,34 @@ import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
+from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model, load_tokenizer
+from hwgrpo.models.lora import uses_lora
 from hwgrpo.parity import golden
 from hwgrpo.parity.fixed_step import FixedStep, make_step
-from hwgrpo.parity.measured import Parts, build_parts, measured_greedy, measured_stages
+from hwgrpo.parity.golden import NORM, Gradients, gradient_name, updated_name
+from hwgrpo.parity.measured import (
+    Measured,
+    build_measured,
+    measured_forward,
+    measured_gradients,
+    measured_greedy,
+    measured_loss,
+    measured_update,
+)
+from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.rollout.stopping import end_token_ids
 
 MARGIN = 3.0
 """Tolerance in effects of rounding: the computation on the device is another draw of the same size."""
 LEAST = 4.0
 """Least tolerance, in fp32's eps times the largest summand of the stage: what is exact is stored in fp32, too."""
-COPIES = 4
-"""Copies of the model in fp64 at the same time: the model, a changed one, gradients and updated weights."""
+BYTES_PER_PARAMETER = 4 * 5 + 8 * 5
+"""Host memory: in fp32 the model, a copy of it for the engine, its gradient and two optimizer states; in fp64 the model,
+gradients without and with rounding, gradients and weights of the device."""
 GREEDY = "greedy tokens"
-OUTSIDE = "outside of layers"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage on the device against fp64."""
-
-    name: str
-    error: float
-    """Largest difference of any entry."""
-    tolerance: float
-    worst: str = ""
-    """The tensor of the stage with the largest share of its tolerance; "": it has one tensor."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether rounding explains the error; a NaN fails."""
-        return self.error <= self.tolerance
+UPDATED = "updated weights"
 
 
 @dataclass(frozen=True)
@@ -53,15 +47,11 @@ class Parity:
     """Result of a comparison."""
 
     stages: tuple[Stage, ...]
-    """In the order in which a step computes them; gradients from the last layer to the first."""
+    """In the order in which a step computes them; gradients from the head to the embeddings."""
     layout: str
     dtype: str
     notes: tuple[str, ...]
-
-    @property
-    def first_difference(self) -> Stage | None:
-        """The first stage that rounding does not explain."""
-        return next((stage for stage in self.stages if not stage.passed), None)
+    """What runs on the device: attention, fused modules, a fallback of the layout."""
 
 
 def compare(config: Config, device: Device, folder: Path) -> Parity:
@@ -73,79 +63,117 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
         folder: for files of the run, removed by the caller.
 
     Raises:
-        ConfigError: the model cannot be read, or its copies in fp64 do not fit the host's memory.
+        ConfigError: the model cannot be read, or does not fit the host's memory.
     """
+    check_features(config.model)
+    check_memory(config)
     tokenizer = load_tokenizer(config.model)
-    parts = build_parts(config, device, tokenizer, folder)
-    exact = _golden_model(config, sum(p.numel() for p in parts.model.parameters()))
+    measured = build_measured(config, device, tokenizer, folder)
+    exact = _golden_model(config)
     step = make_step(exact.get_input_embeddings().weight.shape[0], config.trainer.seed)
-    expected = golden.golden_stages(copy.deepcopy(exact), step, config)
-    dtype = parts.update.policy.compute_dtype
-    rounding = golden.rounding_of(exact, step, config, golden.unit_of(dtype, parts.update.policy.hidden_size))
+    expected, gradients = golden.golden_step(exact, step, config)
+    dtype = measured.update.policy.compute_dtype
+    moved = golden.rounding_of(exact, step, config, dtype, expected, gradients)
+    stages = list(_stages(exact, measured, step, expected, gradients, moved))
+    return Parity(tuple(stages), measured.update.layout.name, str(dtype).removeprefix("torch."), (*measured.notes,))
+
+
+def _stages(
+    exact: Any,
+    measured: Measured,
+    step: FixedStep,
+    expected: dict[str, torch.Tensor],
+    gradients: Gradients,
+    moved: dict[str, float],
+) -> Iterator[Stage]:
+    def compared(stage: str, tensor: str, actual: torch.Tensor, right: torch.Tensor, summands: torch.Tensor) -> Stage:
+        floor = LEAST * torch.finfo(torch.float32).eps * float(summands.abs().max()) if summands.numel() else 0.0
+        return compare_tensor(stage, tensor, actual, right, max(MARGIN * moved.get(tensor, 0.0), floor))
+
+    for name, actual in measured_forward(measured, step):
+        yield compared(name, name, actual, expected[name], expected[name])
+    tolerance = max(MARGIN * moved["log-probs"], LEAST * torch.finfo(torch.float32).eps)
+    yield _greedy(exact, measured, step, tolerance)
     # the loss is a mean of products of ratios and advantages, which cancel
-    summands = expected | {"loss": expected["advantages"]}
-    tolerances = {name: _tolerance(summands[name], rounding[name]) for name in expected}
-    greedy = _greedy(exact, parts, step, tolerances["log-probs"])  # with the weights before the update
-    errors = {
-        name: float((values - expected[name]).abs().max())
-        for name, values in measured_stages(parts, step, expected["log-probs"])
-    }
-    stages = []
-    for name, kinds in _groups(exact).items():
-        worst = max(kinds, key=lambda kind: _share(errors[kind], tolerances[kind]))
-        stages.append(Stage(name, errors[worst], tolerances[worst], "" if worst == name else worst))
-        if name == "entropy":
-            stages.append(greedy)
-    return Parity(tuple(stages), parts.update.layout.name, str(dtype).removeprefix("torch."), tuple(parts.notes))
+    summands = {"loss": expected["advantages"]}
+    for name, actual in measured_loss(measured, step, expected["log-probs"]):
+        yield compared(name, name, actual, expected[name], summands.get(name, expected[name]))
+    weights = dict(exact.named_parameters())
+    actual = dict(measured_gradients(measured))
+    parts = golden.parameters_by_part(exact)
+    for part, names in parts.items():
+        rows = []
+        for name in names:
+            gradient = gradients[name]
+            right = torch.zeros_like(weights[name]) if gradient is None else gradient
+            mine = actual.get(name, torch.zeros_like(right))
+            rows.append(compared(f"gradients, {part}", gradient_name(name), mine, right, right))
+        yield worst_of(rows)
+    norm, updated = measured_update(measured)
+    right_norm = golden.gradient_norm(gradients)
+    yield compared(NORM, NORM, norm, right_norm, right_norm)
+    scale = golden.clip_coefficient(gradients, measured.config)
+
+    def after(name: str) -> torch.Tensor:
+        gradient = gradients[name]
+        before = weights[name].detach()
+        return before if gradient is None else golden.adamw(before, gradient * scale, measured.config)
+
+    yield worst_of(
+        compared(UPDATED, updated_name(name), mine, after(name), weights[name].detach()) for name, mine in updated
+    )
 
 
-def _tolerance(summands: torch.Tensor, rounding: float) -> float:
-    return max(MARGIN * rounding, LEAST * torch.finfo(torch.float32).eps * float(summands.abs().max()))
+def check_features(model: ModelConfig) -> None:
+    """Check that the settings of the model ask for nothing that fp64 lacks.
+
+    Raises:
+        ConfigError: they ask for adapters, quantized weights or the router's loss.
+    """
+    for key, chosen, what in (
+        ("model.lora", uses_lora(model.lora), "adapters"),
+        ("model.quantize", model.quantize != "none", "quantized weights"),
+        ("model.router_loss_coef", model.router_loss_coef > 0, "the router's loss"),
+    ):
+        if chosen:
+            raise ConfigError(f"{key}: parity does not compare {what}; leave it out")
 
 
-def _share(error: float, tolerance: float) -> float:
-    """Return the error as a share of the tolerance; NaN is worst of all."""
-    return math.inf if math.isnan(error) else error / tolerance if tolerance else math.inf * error if error else 0.0
+def check_memory(config: Config) -> None:
+    """Check that the copies of the model fit the host's memory, before it is loaded.
 
-
-def _golden_model(config: Config, parameters: int) -> Any:
-    needed = COPIES * 8 * parameters
-    memory = _host_bytes()
+    Raises:
+        ConfigError: they do not.
+    """
+    empty = load_model(config.model, attention="eager", on_meta_device=True)
+    parameters = sum(p.numel() for p in empty.parameters())
+    needed, memory = BYTES_PER_PARAMETER * parameters, _host_bytes()
     if needed > memory:
         raise ConfigError(
-            f"model.path={config.model.path!r}: {COPIES} copies in fp64 of {parameters:,} parameters take "
-            f"{needed / 2**30:.0f} GiB, and this host has {memory / 2**30:.0f} GiB; use a smaller model of the same "
-            "architecture"
+            f"model.path={config.model.path!r}: comparing {parameters:,} parameters with fp64 takes "
+            f"{needed / 2**30:.1f} GiB of host memory, and this host has {memory / 2**30:.1f} GiB; use a smaller model "
+            "of the same architecture"
         )
-    model = load_model(config.model, attention="eager", dtype=torch.float64).double().eval()
+
+
+def _golden_model(config: Config) -> Any:
+    model = load_model(config.model, attention="eager").double().eval()
     if hasattr(model.config, "_experts_implementation"):
         model.config._experts_implementation = "eager"
     return model
 
 
-def _groups(model: Any) -> dict[str, list[str]]:
-    """Return stage -> the tensors of which it shows the worst, in the order in which a step computes them."""
-    layers = golden.layers_of(model)
-    numbered = [f"layer {number}" for number in range(1, len(layers) + 1)]
-    owner = {id(p): name for name, layer in zip(numbered, layers, strict=True) for p in layer.parameters()}
-    parameters: dict[str, list[str]] = {}
-    for name, parameter in model.named_parameters():
-        parameters.setdefault(owner.get(id(parameter), OUTSIDE), []).append(name)
-    groups = {name: [name] for name in ("embeddings", *numbered, "log-probs", "entropy", "advantages", "loss")}
-    for of, names in sorted(parameters.items(), key=lambda item: [*numbered, OUTSIDE].index(item[0]), reverse=True):
-        groups[f"gradients, {of}"] = [f"gradient of {name}" for name in names]
-    return groups | {"updated weights": [f"updated {name}" for names in parameters.values() for name in names]}
-
-
-def _greedy(model: Any, parts: Parts, step: FixedStep, tolerance: float) -> Stage:
+def _greedy(model: Any, measured: Measured, step: FixedStep, tolerance: float) -> Stage:
     """Count the responses that leave the likeliest tokens where these lead by more than rounding."""
-    ends = end_token_ids(parts.tokenizer, model.generation_config, ())
+    ends = end_token_ids(measured.tokenizer, model.generation_config, ())
     tokens, leads = golden.greedy_tokens(model, step, ends)
-    different = 0
-    for exact, lead, found in zip(tokens, leads, measured_greedy(parts, step), strict=True):
-        apart = next((i for i, (a, b) in enumerate(zip_longest(exact, found)) if a != b), None)
-        different += apart is not None and (apart == len(lead) or lead[apart] > 2 * tolerance)
-    return Stage(GREEDY, float(different), 0.0)
+    different = decided = 0
+    for right, lead, actual in zip(tokens, leads, measured_greedy(measured, step), strict=True):
+        count = next((i for i, each in enumerate(lead) if each <= 2 * tolerance), len(lead))
+        ends_alike = count < len(right) or len(actual) == len(right)
+        different += actual[:count] != right[:count] or not ends_alike
+        decided += count
+    return Stage(GREEDY, float(different), 0.0, f"{decided} tokens that lead by more than rounding")
 
 
 def _host_bytes() -> int:

@@ -10,15 +10,17 @@ import torch
 
 from hwgrpo.models.rounding import check_ids
 from hwgrpo.ragged import offsets_of
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.values import Prompt, PromptBatch, TrainBatch
 
-PROMPTS = (5, 3)
+PROMPTS = (5, 3, 6, 2)
 """Tokens of each prompt: of different lengths, so that padding, packing and shared prompts all have work."""
-RESPONSES = ((6, 2, 4), (3, 7, 5))
-"""Tokens of the responses to each prompt."""
+RESPONSES = ((6, 3, 6), (8, 5, 5), (2, 5, 5), (9, 6, 6))
+"""Tokens of the responses to each prompt; sequences have one of two lengths, so that fp64 needs no padding."""
+ALIKE = 2
+"""Tokens with which the first and the last response to the first prompt begin alike: a layout may share them."""
 GREEDY_TOKENS = 6
-NOISE = 0.2
-"""Standard deviation of the old and reference log-probs around those of the model: a third of the ratios clip."""
+NEAR, FAR = (0.04, 0.12), (0.35, 0.5)
+"""Distances of old log-probs from the model's: within the clip bounds, and beyond them, by more than bf16's rounding."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +37,58 @@ class FixedStep:
     """[S + 1] int64."""
     rewards: torch.Tensor
     """[S] fp64."""
-    old_noise: torch.Tensor
+    old_gaps: torch.Tensor
     """[R] fp32: old log-probs minus those of the model."""
-    ref_noise: torch.Tensor
+    ref_gaps: torch.Tensor
     """[R] fp32: the reference's log-probs minus those of the model."""
 
-    def __iter__(self) -> Iterator[tuple[slice, tuple[int, ...], torch.Tensor]]:
-        """Yield of each response its place in [R], its prompt's ids, and all ids of its sequence."""
-        for index, (start, end) in zip(self.prompt_index.tolist(), pairwise(self.offsets.tolist()), strict=True):
-            prompt = self.prompts[index]
-            yield slice(start, end), prompt, torch.cat([torch.tensor(prompt), self.tokens[start:end]])
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield the sequences of each length, unpadded.
 
-    def given_logprobs(self, around: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the old and the reference log-probs [R] fp32 around those of the fp64 step."""
-        return around.float() + self.old_noise, around.float() + self.ref_noise
+        Yields:
+            Input ids [B, L]; index of N response tokens in [R]; index of what predicts them in the flattened [B * L].
+        """
+        by_length: dict[int, list[int]] = {}
+        for s, (index, count) in enumerate(zip(self.prompt_index.tolist(), self.offsets.diff().tolist(), strict=True)):
+            by_length.setdefault(len(self.prompts[index]) + count, []).append(s)
+        for length, members in by_length.items():
+            ids, places, rows = [], [], []
+            for row, s in enumerate(members):
+                prompt, place = self.prompts[int(self.prompt_index[s])], torch.arange(*self.offsets[s : s + 2].tolist())
+                ids.append(torch.cat([torch.tensor(prompt), self.tokens[place]]))
+                places.append(place)
+                rows.append(row * length + len(prompt) - 1 + torch.arange(len(place)))
+            yield torch.stack(ids), torch.cat(places), torch.cat(rows)
+
+    def around(self, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the old and the reference log-probs [R] fp32 around those of the fp64 step, [R]."""
+        return logprobs.float() + self.old_gaps, logprobs.float() + self.ref_gaps
 
     @property
-    def batch(self) -> PromptBatch:
+    def prompt_batch(self) -> PromptBatch:
         """The prompts as a rollout engine gets them."""
         return PromptBatch(tuple(Prompt(f"parity:{i}", "", ids, None, {}) for i, ids in enumerate(self.prompts)))
+
+    def train_batch(
+        self, advantages: torch.Tensor, old: torch.Tensor | None = None, ref: torch.Tensor | None = None
+    ) -> TrainBatch:
+        """Return the batch to train on.
+
+        Args:
+            advantages: [S].
+            old, ref: [R] old and reference log-probs.
+        """
+        return TrainBatch(
+            prompt_tokens=torch.tensor([token for prompt in self.prompts for token in prompt]),
+            prompt_offsets=offsets_of(torch.tensor([len(prompt) for prompt in self.prompts])),
+            prompt_index=self.prompt_index,
+            tokens=self.tokens,
+            offsets=self.offsets,
+            advantages=advantages,
+            logprobs=torch.zeros(len(self.tokens)) if old is None else old,
+            old_logprobs=old,
+            ref_logprobs=ref,
+        )
 
 
 def make_step(vocabulary: int, seed: int) -> FixedStep:
@@ -69,12 +104,23 @@ def make_step(vocabulary: int, seed: int) -> FixedStep:
     ids = check_ids(vocabulary, sum(PROMPTS) + total)
     ids = ids[torch.randperm(len(ids), generator=generator)]
     *prompts, tokens = ids.split([*PROMPTS, total])
+    offsets = offsets_of(lengths)
+    last = int(offsets[len(RESPONSES[0]) - 1])
+    tokens[last : last + ALIKE] = tokens[:ALIKE]
+
+    def uniform(low: float, high: float) -> torch.Tensor:
+        return low + (high - low) * torch.rand(total, generator=generator)
+
+    def either(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.rand(total, generator=generator) < 0.5, first, second)
+
+    gaps = either(uniform(*NEAR), uniform(*FAR))
     return FixedStep(
         prompts=tuple(tuple(each.tolist()) for each in prompts),
         prompt_index=torch.tensor([i for i, group in enumerate(RESPONSES) for _ in group]),
         tokens=tokens,
-        offsets=offsets_of(lengths),
+        offsets=offsets,
         rewards=torch.rand(len(lengths), generator=generator, dtype=torch.float64),
-        old_noise=NOISE * torch.randn(total, generator=generator),
-        ref_noise=NOISE * torch.randn(total, generator=generator),
+        old_gaps=either(gaps, -gaps),
+        ref_gaps=uniform(-FAR[0], FAR[0]),
     )

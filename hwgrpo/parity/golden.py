@@ -1,77 +1,150 @@
-"""The step in fp64 on the CPU: plain transformers, one sequence at a time, every formula written out.
+"""The step in fp64 on the CPU: plain transformers, unpadded sequences, every formula written out.
 
-Nothing here calls the code that parity judges but for reading settings: neither its kernels and layouts nor its losses,
-advantages and optimizers.
+Of the code that parity judges, it shares the reading of settings and weights, and where a model's decoder layers are:
+no kernel, layout, loss, advantage or optimizer.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from hwgrpo.config import Config
-from hwgrpo.models.lm_head import backbone
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.layers import decoder_layers
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
+from hwgrpo.parity.rounding import Rounded, in_fp64
 
 DRAWS = 4
 """Computations with other roundings, of which the largest difference counts."""
+FORWARD = ("log-probs", "entropy", "advantages", "loss")
+"""Stages after the hidden states, in the order in which a step computes them."""
+
+Gradients = Mapping[str, torch.Tensor | None]
+"""Parameter -> gradient; None: no use of it reaches the loss."""
 
 
-def golden_stages(
-    model: Any, step: FixedStep, config: Config, around: torch.Tensor | None = None
-) -> dict[str, torch.Tensor]:
-    """Return the stages of a step in their order: name -> tensor.
+def golden_step(
+    model: Any,
+    step: FixedStep,
+    config: Config,
+    around: torch.Tensor | None = None,
+    rounded: tuple[torch.dtype, int] | None = None,
+) -> tuple[dict[str, torch.Tensor], Gradients]:
+    """Return the stages up to the loss, name -> tensor in their order, and the gradients.
 
     Args:
         model: a causal LM of transformers in fp64 on the CPU, with attention that its own code computes.
         step: the step.
         config: settings of loss, advantages, optimizer and temperature.
         around: [R] log-probs around which the old and reference ones lie; None: those of this model.
+        rounded: (dtype, seed): change the results of operations by up to one rounding of the dtype, and those of loss
+            and statistics by one of fp32.
     """
-    stages: dict[str, torch.Tensor] = {}
-    parts = [_forward(model, ids, len(prompt), config.rollout.temperature) for _, prompt, ids in step]
-    for name in parts[0][0]:
-        stages[name] = torch.cat([hidden[name] for hidden, _ in parts]).detach()
-    all_log_p = [log_p for _, log_p in parts]
-    logprobs = torch.cat(all_log_p).gather(1, step.tokens[:, None])[:, 0]
-    entropies = torch.cat([-(log_p.exp() * log_p).sum(-1) for log_p in all_log_p])
-    stages |= {"log-probs": logprobs.detach(), "entropy": entropies.detach()}
-    advantages = _advantages(step)
-    stages["advantages"] = advantages
-    around = logprobs.detach() if around is None else around
-    old, ref = step.given_logprobs(around)
-    token = _loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(step.offsets.diff()), config)
-    loss = token.mean()
-    stages["loss"] = loss.detach()[None]
-    loss.backward()
+
+    def passes(dtype: torch.dtype) -> AbstractContextManager[Any]:
+        return nullcontext() if rounded is None else Rounded(dtype, rounded[1])
+
+    compute = torch.float32 if rounded is None else rounded[0]
+    parameters = dict(model.named_parameters())
+    with in_fp64():
+        with passes(compute):
+            hidden, logits = _forward(model, step)
+        with passes(torch.float32):
+            log_p = (logits / config.rollout.temperature).log_softmax(-1)
+            logprobs = log_p.gather(1, step.tokens[:, None])[:, 0]
+            entropies = -(log_p.exp() * log_p).sum(-1)
+            advantages = _advantages(step)
+            old, ref = step.around(logprobs.detach() if around is None else around)
+            lengths = step.offsets.diff()
+            token = _loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
+            loss = token.mean()
+        values = (logprobs, entropies, advantages, loss[None])
+        stages = {name: value.detach() for name, value in (*hidden.items(), *zip(FORWARD, values, strict=True))}
+        with passes(compute):
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return stages, dict(zip(parameters, gradients, strict=True))
+
+
+def rounding_of(
+    model: Any, step: FixedStep, config: Config, dtype: torch.dtype, expected: dict[str, torch.Tensor], exact: Gradients
+) -> dict[str, float]:
+    """Return how far rounding moves each stage and the update: the largest difference of any entry in `DRAWS` draws.
+
+    What a model amplifies shows in it: each operation's result, in forward and backward passes, is changed at random by
+    as much as the dtype rounds it.
+
+    Args:
+        model, step, config: as for `golden_step`.
+        dtype: of the model's products.
+        expected, exact: what `golden_step` returns without rounding.
+    """
+    moved: dict[str, float] = {}
     weights = dict(model.named_parameters())
-    for name, weight in weights.items():
-        stages[f"gradient of {name}"] = torch.zeros_like(weight) if weight.grad is None else weight.grad
-    for name, weight in weights.items():
-        stages[f"updated {name}"] = _adamw(weight.detach(), stages[f"gradient of {name}"], config)
-    return stages
+
+    def note(name: str, value: torch.Tensor, right: torch.Tensor) -> None:
+        moved[name] = max(moved.get(name, 0.0), float((value - right).abs().max()))
+
+    for seed in range(DRAWS):
+        stages, gradients = golden_step(model, step, config, expected["log-probs"], (dtype, seed))
+        for name, value in stages.items():
+            note(name, value, expected[name])
+        scale, right_scale = (clip_coefficient(of, config) for of in (gradients, exact))
+        note(NORM, gradient_norm(gradients), gradient_norm(exact))
+        for name, weight in weights.items():
+            gradient, right = gradients[name], exact[name]
+            if gradient is None or right is None:
+                continue
+            note(gradient_name(name), gradient, right)
+            updated, right_updated = (
+                adamw(weight.detach(), g * s, config) for g, s in ((gradient, scale), (right, right_scale))
+            )
+            note(updated_name(name), updated, right_updated)
+    return moved
+
+
+NORM = "gradient norm"
+
+
+def gradient_name(parameter: str) -> str:
+    """Return the tensor's name in a comparison."""
+    return f"gradient of {parameter}"
+
+
+def updated_name(parameter: str) -> str:
+    """Return the tensor's name in a comparison."""
+    return f"updated {parameter}"
+
+
+def gradient_norm(gradients: Gradients) -> torch.Tensor:
+    """Return the norm of all gradients, [1]."""
+    return torch.stack([g.square().sum() for g in gradients.values() if g is not None]).sum().sqrt()[None]
+
+
+def clip_coefficient(gradients: Gradients, config: Config) -> float:
+    """Return the factor that `optim.grad_clip` applies to gradients."""
+    return min(1.0, config.optim.grad_clip / (float(gradient_norm(gradients)) + 1e-6))
 
 
 def greedy_tokens(model: Any, step: FixedStep, ends: Collection[int]) -> tuple[list[list[int]], list[list[float]]]:
     """Return the likeliest tokens after each prompt, and by how much each leads the next in its log-prob.
 
     Args:
-        model: as for `golden_stages`.
+        model: as for `golden_step`.
         step: has the prompts.
         ends: token ids that end a response.
     """
     tokens, leads = [], []
-    with torch.no_grad():
+    with torch.no_grad(), in_fp64():
         for prompt in step.prompts:
             ids, of_prompt = [*prompt], []
             for _ in range(GREEDY_TOKENS):
-                (first, second), places = model(input_ids=torch.tensor([ids])).logits[0, -1].topk(2)
+                logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+                (first, second), places = logits.topk(2)
                 ids.append(int(places[0]))
                 of_prompt.append(float(first - second))
                 if ids[-1] in ends:
@@ -81,62 +154,26 @@ def greedy_tokens(model: Any, step: FixedStep, ends: Collection[int]) -> tuple[l
     return tokens, leads
 
 
-def rounding_of(model: Any, step: FixedStep, config: Config, unit: float) -> dict[str, float]:
-    """Return how far rounding moves each stage: the largest difference of any entry in `DRAWS` computations.
+def layers_of(model: Any) -> Sequence[nn.Module]:
+    """Return the decoder layers.
 
-    In each, the outputs of embeddings, norms, products, activations and layers are changed by up to a unit, up or
-    down, and with them their gradients: about as many roundings as the computation has, of the size that the dtype
-    makes them. What a stage amplifies shows in it.
-
-    Args:
-        model: as for `golden_stages`; it is not changed.
-        step: the step.
-        config: the settings.
-        unit: relative size of one rounding.
+    Raises:
+        ConfigError: the model does not say which they are.
     """
-    exact = golden_stages(copy.deepcopy(model), step, config)
-    found = dict.fromkeys(exact, 0.0)
-    for seed in range(DRAWS):
-        other = copy.deepcopy(model)
-        with _rounded(other, unit, seed):
-            stages = golden_stages(other, step, config, exact["log-probs"])
-        found = {name: max(found[name], float((stages[name] - exact[name]).abs().max())) for name in exact}
-    return found
-
-
-@contextmanager
-def _rounded(model: nn.Module, unit: float, seed: int) -> Iterator[None]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def change(module: nn.Module, inputs: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (change(module, inputs, output[0]), *output[1:])
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-            return output
-        return output * (1 + unit * (2 * torch.rand(output.shape, generator=generator, dtype=output.dtype) - 1))
-
-    layers = {*layers_of(model)}
-    hooks = [m.register_forward_hook(change) for m in model.modules() if m in layers or not [*m.children()]]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def layers_of(model: Any) -> nn.ModuleList:
-    """Return the decoder layers: the longest list of modules of the backbone."""
-    return max((m for m in backbone(model).modules() if isinstance(m, nn.ModuleList)), key=len)
+    layers = decoder_layers(model)
+    if not layers:
+        raise ConfigError(f"{type(model).__name__} declares no decoder layers (`_no_split_modules`): parity needs them")
+    return layers
 
 
 @contextmanager
 def outputs_of(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     """Record the outputs [..., H] of embeddings and layers of the next forward, by stage."""
-    found: dict[str, torch.Tensor] = {}
+    recorded: dict[str, torch.Tensor] = {}
 
     def record(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            found[name] = output[0] if isinstance(output, tuple) else output
+            recorded[name] = output[0] if isinstance(output, tuple) else output
 
         return hook
 
@@ -144,20 +181,56 @@ def outputs_of(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     named |= {f"layer {number}": layer for number, layer in enumerate(layers_of(model), start=1)}
     hooks = [module.register_forward_hook(record(name)) for name, module in named.items()]
     try:
-        yield found
+        yield recorded
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _forward(
-    model: Any, ids: torch.Tensor, prompt: int, temperature: float
-) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
-    """Return the hidden states that predict the response, by stage, and its log-probs over the vocabulary [N, V]."""
-    with outputs_of(model) as found:
-        output = model(input_ids=ids[None])
-    hidden = {name: values[0, prompt - 1 : -1] for name, values in found.items()}
-    return hidden, (output.logits[0, prompt - 1 : -1] / temperature).log_softmax(-1)
+def parameters_by_part(model: Any) -> dict[str, list[str]]:
+    """Return part -> its parameters, in the order in which a backward pass reaches the last of a part's gradients.
+
+    Parts are `head` (what follows the last layer), the layers from the last to the first, and `embeddings`: what is
+    used before the first layer or within several, tied embeddings among it.
+    """
+    layers = layers_of(model)
+    owner: dict[int, str] = {}
+    for number, layer in enumerate(layers, start=1):
+        for parameter in layer.parameters():
+            owner.setdefault(id(parameter), f"layer {number}")
+    outside = {name: p for name, p in model.named_parameters() if id(p) not in owner}
+    early = _used_before_the_end(model, list(outside.values()))
+    names = ["head", *(f"layer {number}" for number in range(len(layers), 0, -1)), "embeddings"]
+    parts: dict[str, list[str]] = {name: [] for name in names}
+    for name, parameter in model.named_parameters():
+        rest = "embeddings" if id(parameter) in early else "head"
+        parts[owner.get(id(parameter), rest)].append(name)
+    return {name: members for name, members in parts.items() if members}
+
+
+def _used_before_the_end(model: Any, parameters: Sequence[torch.Tensor]) -> set[int]:
+    """Return the ids of those parameters on which the last layer's output depends."""
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    with in_fp64(), outputs_of(model) as outputs:
+        model(input_ids=ids, use_cache=False)
+    last = outputs[f"layer {len(layers_of(model))}"]
+    gradients = torch.autograd.grad(last.sum(), parameters, allow_unused=True)
+    return {id(p) for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+
+
+def _forward(model: Any, step: FixedStep) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """Return the hidden states that predict response tokens, by stage [R, H], and their logits [R, V]."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    places = []
+    for ids, place, rows in step.batches():
+        with outputs_of(model) as outputs:
+            logits = model(input_ids=ids, use_cache=False).logits
+        for name, values in (*outputs.items(), ("logits", logits)):
+            parts.setdefault(name, []).append(values.flatten(0, 1)[rows])
+        places.append(place)
+    order = torch.cat(places).argsort()
+    hidden = {name: torch.cat(each)[order] for name, each in parts.items()}
+    return hidden, hidden.pop("logits")
 
 
 def _advantages(step: FixedStep) -> torch.Tensor:
@@ -180,23 +253,9 @@ def _loss(
     return surrogate + kl.coef * (gap.exp() - gap - 1)
 
 
-def _adamw(weight: torch.Tensor, gradient: torch.Tensor, config: Config) -> torch.Tensor:
-    """The first step of AdamW, whose bias correction leaves the gradient and its square."""
+def adamw(weight: torch.Tensor, gradient: torch.Tensor, config: Config) -> torch.Tensor:
+    """Return a weight after AdamW's first step, whose bias correction leaves the gradient and its square."""
     optim = config.optim
     decay = optim.weight_decay if weight.ndim > 1 else 0.0  # norms and biases have none
     direction = gradient / (gradient.square().sqrt() + optim.eps)
     return weight * (1 - optim.lr * decay) - optim.lr * direction
-
-
-def unit_of(dtype: torch.dtype, width: int) -> float:
-    """Return the relative size of one rounding of a module's output.
-
-    Sums of fp32 products round after each of their terms; products of other dtypes sum in fp32 and round operands and
-    result.
-
-    Args:
-        dtype: of products.
-        width: terms of the longest sum.
-    """
-    eps = torch.finfo(dtype).eps
-    return eps / 2 * math.sqrt(width) if dtype == torch.float32 else eps

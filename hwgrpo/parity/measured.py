@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hwgrpo.config import Config
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.golden import outputs_of
-from hwgrpo.training.model_setup import build_models
+from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.setup import make_update
@@ -22,114 +22,120 @@ from hwgrpo.training.shared_setup import build_engine
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks
-from hwgrpo.values import Completions, Rewards, Sampling, TrainBatch
+from hwgrpo.values import Completions, Rewards, Sampling
 
 
 @dataclass
-class Parts:
+class Measured:
     """What computes the step on a device."""
 
     config: Config
     device: Device
     tokenizer: Any
+    models: Models
     update: PolicyUpdate
     strategy: Single
-    notes: list[str]
 
     @property
     def model(self) -> Any:
         """The transformers model."""
         return self.update.policy.base
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What runs: attention and fused modules, and the reason for another layout than the settings ask for."""
+        lines = (self.models.fused.attention.line, self.models.fused.line, self.models.layout_reason)
+        return [line for line in lines if line]
 
-def build_parts(config: Config, device: Device, tokenizer: Any, folder: Path) -> Parts:
-    """Load the model onto the device, and check layouts and fused modules as the start of a run does."""
+
+def build_measured(config: Config, device: Device, tokenizer: Any, folder: Path) -> Measured:
+    """Load the model onto the device, and check layouts and fused modules as the start of a run does.
+
+    Rows are as short as the step; their attention is that of long rows.
+    """
     strategy = Single(device.torch_device, device.comm_backend)
     attention = attention_of(config, device)
     layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
     models = build_models(config, device, strategy, tokenizer, attention, layout)
+    models = replace(models, layout=replace(models.layout, dense_up_to=0))
     update = make_update(config, device, strategy, models, folder, total_steps=1)
-    notes = [note for note in (models.layout_reason,) if note]
-    return Parts(config, device, tokenizer, update, strategy, notes)
+    return Measured(config, device, tokenizer, models, update, strategy)
 
 
-def measured_stages(parts: Parts, step: FixedStep, logprobs: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the stages of a step in their order, on the host in fp64: name, tensor.
-
-    Args:
-        parts: the parts; their weights are updated at the end.
-        step: the step.
-        logprobs: [R] those of the golden step, around which the old and reference log-probs lie.
-    """
-    update, config = parts.update, parts.config
-    batch = _batch(step, torch.zeros(len(step.rewards)))
-    with outputs_of(parts.model) as found, torch.no_grad():
+def measured_forward(measured: Measured, step: FixedStep) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the stages of a step before the advantages, in their order, on the host in fp64: name, tensor."""
+    update = measured.update
+    batch = step.train_batch(torch.zeros(len(step.rewards)))
+    with outputs_of(measured.model) as outputs, torch.no_grad():
         rows = update.layout.rows(batch, range(len(batch)), 1000, update.policy.hidden_size)
         micro = build_micro_batch(batch, rows, {}, update.layout)
         update.policy.eval()
-        update.policy.hidden_states(micro.to(parts.device.torch_device))
+        update.policy.hidden_states(micro.to(measured.device.torch_device))
         update.policy.train()
-    for name, values in found.items():
+    for name, values in outputs.items():
         by_token = torch.zeros(len(step.tokens), values.shape[-1], dtype=torch.float64)
-        by_token[micro.token_index] = values.flatten(0, 1)[micro.hidden_rows].cpu().double()
+        by_token[micro.token_index] = values.flatten(0, 1)[micro.hidden_rows.to(values.device)].cpu().double()
         yield name, by_token
     entropies = torch.zeros(len(step.tokens))
     yield "log-probs", update.score(batch, entropies=entropies).double()
     yield "entropy", entropies.double()
-    advantages = _advantages(parts, step)
+
+
+def measured_loss(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield advantages and loss; the gradients are in the parameters then.
+
+    Args:
+        measured: the parts.
+        step: the step.
+        logprobs: [R] those of the fp64 step, around which the old and reference log-probs lie.
+    """
+    advantages = _advantages(measured, step)
     yield "advantages", advantages.double()
-    old, ref = step.given_logprobs(logprobs)
-    loss, _ = update.accumulate_gradients(_batch(step, advantages, old, ref), range(len(batch)))
+    batch = step.train_batch(advantages, *step.around(logprobs))
+    loss, _ = measured.update.accumulate_gradients(batch, range(len(batch)))
     yield "loss", torch.tensor([loss], dtype=torch.float64)
-    named = dict(parts.model.named_parameters())
-    for name, weight in named.items():
-        gradient = parts.strategy.gradient(weight)
-        yield f"gradient of {name}", torch.zeros(weight.shape).double() if gradient is None else gradient.cpu().double()
-    parts.strategy.step(config.optim.lr)
-    for name, weight in named.items():
-        yield f"updated {name}", weight.detach().cpu().double()
 
 
-def measured_greedy(parts: Parts, step: FixedStep) -> list[list[int]]:
+def measured_gradients(measured: Measured) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the gradient of each parameter that has one, on the host."""
+    for name, weight in measured.model.named_parameters():
+        gradient = measured.strategy.gradient(weight)
+        if gradient is not None:
+            yield name, gradient.cpu()
+
+
+def measured_update(measured: Measured) -> tuple[torch.Tensor, Iterator[tuple[str, torch.Tensor]]]:
+    """Clip the gradients and take the optimizer's step; return the norm before, [1], and each weight after it."""
+    optim = measured.config.optim
+    norm = torch.as_tensor(measured.strategy.clip_gradients(optim.grad_clip)).cpu().double().reshape(1)
+    measured.strategy.step(optim.lr)
+    weights = ((name, weight.detach().cpu()) for name, weight in measured.model.named_parameters())
+    return norm, weights
+
+
+def measured_greedy(measured: Measured, step: FixedStep) -> list[list[int]]:
     """Return the likeliest tokens after each prompt, by the rollout engine."""
-    engine = build_engine(parts.config, parts.update.policy, parts.tokenizer, parts.device)
+    engine = build_engine(measured.config, measured.update.policy, measured.tokenizer, measured.device)
     try:
         engine.update_weights(0)
-        done = engine.generate(step.batch, Sampling(n=1, max_response_tokens=GREEDY_TOKENS, greedy=True))
+        done = engine.generate(step.prompt_batch, Sampling(n=1, max_response_tokens=GREEDY_TOKENS, greedy=True))
         return done.token_lists()
     finally:
         engine.close()
 
 
-def _batch(
-    step: FixedStep, advantages: torch.Tensor, old: torch.Tensor | None = None, ref: torch.Tensor | None = None
-) -> TrainBatch:
-    lengths = torch.tensor([len(prompt) for prompt in step.prompts])
-    return TrainBatch(
-        prompt_tokens=torch.tensor([token for prompt in step.prompts for token in prompt]),
-        prompt_offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-        prompt_index=step.prompt_index,
-        tokens=step.tokens,
-        offsets=step.offsets,
-        advantages=advantages,
-        logprobs=torch.zeros(len(step.tokens)) if old is None else old,
-        old_logprobs=old,
-        ref_logprobs=ref,
-    )
-
-
-def _advantages(parts: Parts, step: FixedStep) -> torch.Tensor:
+def _advantages(measured: Measured, step: FixedStep) -> torch.Tensor:
     valid = torch.ones(len(step.rewards), dtype=torch.bool)
     rewards = Rewards(step.rewards, valid, {"exact_match": step.rewards})
-    tokens = len(step.tokens)
     completions = Completions(
         prompt_index=step.prompt_index,
         tokens=step.tokens,
         offsets=step.offsets,
-        logprobs=torch.zeros(tokens),
+        logprobs=torch.zeros(len(step.tokens)),
         finished=valid,
         texts=("",) * len(valid),
         weight_version=0,
     )
-    a = parts.config.algorithm.advantage
-    return advantages_over_ranks(a, parts.config.reward.functions, completions, rewards, parts.strategy)[0]
+    config = measured.config
+    estimator = config.algorithm.advantage
+    return advantages_over_ranks(estimator, config.reward.functions, completions, rewards, measured.strategy)[0]

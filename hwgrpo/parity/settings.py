@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from hwgrpo.config import Config, load_config
+from hwgrpo.config.load import to_tree
 from hwgrpo.errors import ConfigError
 
+MODEL = "builtin://tiny?task=sort"
 BASE = (
     *("data.train=task://sort", "reward.functions=[exact_match]", "data.max_prompt_tokens=16"),
     *("rollout.max_response_tokens=16", "rollout.n=3", "rollout.engine=local", "rollout.temperature=0.9"),
-    *("trainer.prompts_per_step=2", "trainer.validate_every=0", "trainer.strategy=single"),
+    *("trainer.prompts_per_step=4", "trainer.validate_every=0", "trainer.strategy=single"),
+    *("trainer.tokens_per_micro_batch=32",),
     *("algorithm.kl.coef=0.5", "algorithm.kl.estimator=k3", "algorithm.aggregation.name=token-mean"),
-    *("optim.lr=2e-3", "optim.eps=1e-2", "optim.weight_decay=0.1"),
+    *("optim.lr=2e-3", "optim.eps=1e-2", "optim.weight_decay=0.1", "optim.grad_clip=0.5"),
 )
 """Settings of the step. AdamW's eps keeps it from turning the rounding of small gradients into full steps."""
 OPEN = ("model.", "backend.", "kernels.", "trainer.deterministic", "trainer.threads", "trainer.seed", "plugins")
 """Settings that may differ from `BASE`: those that choose model, device and implementation."""
-NOT_COMPARED = (
-    ("model.lora.rank", "adapters"),
-    ("model.quantize", "quantized weights"),
-    ("model.router_loss_coef", "the router's loss"),
-)
 
 
-def check_settings(overrides: Sequence[str]) -> None:
-    """Check that overrides choose what is compared, not the step.
+def load_settings(overrides: Sequence[str]) -> Config:
+    """Return the settings of the step with overrides, which may choose what is compared, not the step.
 
     Raises:
-        ConfigError: another setting, or a feature that is not compared.
+        ConfigError: another setting.
     """
     for each in overrides:
-        key, _, value = each.lstrip("+").partition("=")
-        if not key.startswith(OPEN):
+        if "=" not in each:
+            raise ConfigError(f"{each!r} is no key=value; to compare a model, write model.path={each}")
+    fixed = dict(_leaves(to_tree(load_config(None, [f"model.path={MODEL}", *BASE]))))
+    config = load_config(None, [f"model.path={MODEL}", *BASE, *overrides])
+    for key, value in _leaves(to_tree(config)):
+        if value != fixed.get(key) and not key.startswith(OPEN):
             raise ConfigError(
-                f"{each}: parity compares one fixed step; leave it out, and choose model, device and implementation "
-                "with model.*, backend.*, kernels.*, trainer.deterministic, trainer.seed and trainer.threads"
+                f"{key}={value}: parity compares one fixed step; leave it out, and choose model, device and "
+                "implementation with model.*, backend.*, kernels.*, trainer.deterministic, trainer.seed and "
+                "trainer.threads"
             )
-        for name, what in NOT_COMPARED:
-            if key == name and value not in ("0", "none", "0.0"):
-                raise ConfigError(f"{each}: parity does not compare {what} yet; leave it out")
+    return config
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

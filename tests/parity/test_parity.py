@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hwgrpo_kernels.head import HeadGradients
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hwgrpo.algorithms import losses, policy_loss
@@ -19,6 +20,8 @@ from hwgrpo.rollout.local import token_sampling
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.strategies.optimizer import Stepping
+from hwgrpo.training.strategies.replicated import Replicated
+from hwgrpo.training.update import policy_update
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -26,33 +29,34 @@ FLOAT32 = ("backend.name=cpu", "model.dtype=float32", "trainer.threads=1")
 BFLOAT16 = ("backend.name=cpu", "model.dtype=bfloat16", "trainer.threads=1")
 STAGES = [
     *("embeddings", "layer 1", "layer 2", "log-probs", "entropy", "greedy tokens", "advantages", "loss"),
-    *("gradients, outside of layers", "gradients, layer 2", "gradients, layer 1", "updated weights"),
+    *("gradients, head", "gradients, layer 2", "gradients, layer 1", "gradients, embeddings"),
+    *("gradient norm", "updated weights"),
 ]
 
 
-def parity(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+def parity(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     """Return the report of a comparison."""
-    code = main(["parity", *words, "--json"])
+    code = main(["parity", *arguments, "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == (0 if report["passed"] else 1)
     return report
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         FLOAT32,
         (*FLOAT32, "trainer.seed=1"),
-        *((*FLOAT32, f"model.layout={layout}") for layout in ("padded", "packed", "grouped")),
+        *((*FLOAT32, f"model.layout={layout}") for layout in ("padded", "packed", "grouped", "grouped_masked")),
         (*FLOAT32, "model.attention=eager"),
         (*FLOAT32, "kernels.chunk_rows=4"),
         BFLOAT16,
         (*BFLOAT16, "kernels.logits_dtype=float32"),
     ],
-    ids=lambda words: " ".join(words[1:]),
+    ids=lambda arguments: " ".join(arguments[1:]),
 )
-def test_rounding_explains_every_difference_on_a_cpu(words: tuple[str, ...], capsys):
-    report = parity(capsys, *words)
+def test_rounding_explains_every_difference_on_a_cpu(arguments: tuple[str, ...], capsys):
+    report = parity(capsys, *arguments)
     assert [stage["name"] for stage in report["stages"]] == STAGES
     assert report["first_difference"] is None, report
 
@@ -73,14 +77,14 @@ def changed_parts(change: Callable[[Any], None]) -> Mutant:
     """Return a mutant that changes the model on the device."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        build = comparison.build_parts
+        build = comparison.build_measured
 
         def built(*args: Any) -> Any:
-            parts = build(*args)
-            change(parts.model)
-            return parts
+            measured = build(*args)
+            change(measured.model)
+            return measured
 
-        patch.setattr(comparison, "build_parts", built)
+        patch.setattr(comparison, "build_measured", built)
 
     return plant
 
@@ -153,6 +157,34 @@ def larger_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Stepping, "step", lambda self, lr: right(self, 1.01 * lr))
 
 
+def larger_head_gradient(patch: pytest.MonkeyPatch) -> None:
+    right = HeadGradients.add
+    patch.setattr(HeadGradients, "add", lambda self, dlogits, start: right(self, dlogits.mul_(1.01), start))
+
+
+def larger_input_gradient(patch: pytest.MonkeyPatch) -> None:
+    def change(model: Any) -> None:
+        model.model.layers[1].register_full_backward_hook(lambda layer, inputs, outputs: (1.01 * inputs[0],))
+
+    changed_parts(change)(patch)
+
+
+def without_a_micro_batch(patch: pytest.MonkeyPatch) -> None:
+    right = policy_update.split_micro_batches
+
+    def split(*args: Any) -> Any:
+        parts = right(*args)
+        assert len(parts) > 1
+        return parts[1:] if torch.is_grad_enabled() else parts
+
+    patch.setattr(policy_update, "split_micro_batches", split)
+
+
+def unclipped_gradients(patch: pytest.MonkeyPatch) -> None:
+    right = Replicated.clip_gradients
+    patch.setattr(Replicated, "clip_gradients", lambda self, most: right(self, 0.0))
+
+
 MUTANTS = {
     "embeddings 1 % too large": (output_of("model.embed_tokens"), "embeddings"),
     "positions twice as far": (wrong_positions, "layer 1"),
@@ -164,7 +196,15 @@ MUTANTS = {
     "the standard deviation 1 % too large": (scaled(Groups, "scale"), "advantages"),
     "no clip": (unclipped, "loss"),
     "the KL 1 % too large": (larger_kl, "loss"),
-    "the head's gradient 1 % too large": (gradient_of("model.norm.weight"), "gradients, outside of layers"),
+    "the last norm's gradient 1 % too large": (gradient_of("model.norm.weight"), "gradients, head"),
+    "the gradient of the logits 1 % too large": (larger_head_gradient, "gradients, head"),
+    "the gradient of the embeddings 1 % too large": (
+        gradient_of("model.embed_tokens.weight"),
+        "gradients, embeddings",
+    ),
+    "what layer 2 gives layer 1 in backward 1 % too large": (larger_input_gradient, "gradients, layer 1"),
+    "one micro-batch of several is left out": (without_a_micro_batch, "loss"),
+    "no clipping of gradients": (unclipped_gradients, "updated weights"),
     "a gradient of layer 2 1 % too large": (
         gradient_of("model.layers.1.self_attn.q_proj.weight"),
         "gradients, layer 2",
@@ -202,22 +242,23 @@ def test_the_table_names_the_first_difference_and_its_tensor(capsys, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
-        (("algorithm.kl.coef=1",), "algorithm.kl.coef=1: parity compares one fixed step; leave it out"),
-        (("model.lora.rank=4",), "model.lora.rank=4: parity does not compare adapters yet"),
-        (("model.quantize=nf4",), "parity does not compare quantized weights yet"),
+        (("algorithm.kl.coef=1",), "algorithm.kl.coef=1.0: parity compares one fixed step; leave it out"),
+        (("model.lora.rank=4",), "model.lora: parity does not compare adapters"),
+        (("model.quantize=nf4",), "model.quantize: parity does not compare quantized weights"),
         (("model.path=nowhere",), "model.path='nowhere'"),
         (("model.dtyp=bfloat16",), "model.dtyp"),
+        (("Qwen/Qwen3-0.6B",), "write model.path=Qwen/Qwen3-0.6B"),
     ],
     ids=lambda each: each[0] if isinstance(each, tuple) else "",
 )
-def test_what_is_not_compared_is_an_error_that_names_the_setting(words, message, capsys):
-    assert main(["parity", "backend.name=cpu", *words]) == 2
+def test_what_is_not_compared_is_an_error_that_names_the_setting(arguments, message, capsys):
+    assert main(["parity", "backend.name=cpu", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_model_too_large_for_copies_in_fp64_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(comparison, "_host_bytes", lambda: 2**20)
     assert main(["parity", *FLOAT32]) == 2
-    assert "4 copies in fp64 of" in capsys.readouterr().err
+    assert "with fp64 takes" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""Compute in fp64 what a model's code computes in less, and the effect of rounding each operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from hwgrpo.models.rounding import unit_of_products
+
+LOWER = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64}
+CASTS = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
+
+SUMS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "dot", "convolution", "convolution_backward", "_grouped_mm"}
+"""Operations whose result sums products over the last dimension of the first operand (a convolution's: of the weight)."""
+REDUCTIONS = {"sum", "mean", "var", "std", "cumsum", "_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
+"""Operations whose result depends on sums over a dimension."""
+EXACT = {
+    *("clone", "_to_copy", "copy_", "zero_", "fill_", "cat", "stack", "index", "index_select", "gather", "embedding"),
+    *("where", "masked_fill", "masked_fill_", "neg", "abs", "relu", "maximum", "minimum", "amax", "max", "topk", "sort"),
+    *("clamp", "clamp_min", "constant_pad_nd", "tril", "triu", "repeat", "roll", "flip", "scatter", "index_put_"),
+    *("zeros", "ones", "full", "arange", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
+    *("empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "scalar_tensor", "lift_fresh"),
+    *("slice_backward", "select_backward", "detach_", "sign", "eye", "_unsafe_index", "index_fill", "unfold_backward"),
+}
+"""Operations that copy, select or fill: nothing is rounded."""
+
+
+class _Fp64Functions(TorchFunctionMode):
+    """Replaces floating dtypes in calls of torch functions by fp64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in CASTS:
+            return args[0].double()
+        args = [LOWER.get(each, each) if isinstance(each, torch.dtype) else each for each in args]
+        kwargs = {} if kwargs is None else kwargs
+        if kwargs.get("dtype") in LOWER:
+            kwargs = kwargs | {"dtype": torch.float64}
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def in_fp64() -> Iterator[None]:
+    """Compute in fp64 within the block, casts to fp32 in the called code included, as of norms and softmax."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Fp64Functions():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+class Rounded(TorchDispatchMode):
+    """Changes the result of each operation by up to one rounding, up or down, in forward and backward passes.
+
+    Args:
+        dtype: whose rounding; products of fp32 operands round after each term of a sum, those of other dtypes sum in
+            fp32.
+        seed: of the changes.
+    """
+
+    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+        super().__init__()
+        self._eps = torch.finfo(dtype).eps
+        self._products = unit_of_products(dtype)
+        self._sums_round = dtype == torch.float32
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if name in EXACT or func.is_view:
+            return result
+        unit = self._unit(name, args)
+
+        def change(value: torch.Tensor) -> torch.Tensor:
+            if not value.is_floating_point():
+                return value
+            factor = 1 + unit * (2 * torch.rand(value.shape, generator=self._generator, dtype=value.dtype) - 1)
+            return value.mul_(factor) if func._schema.is_mutable else value * factor
+
+        if isinstance(result, torch.Tensor):
+            return change(result)
+        return tree_map_only(torch.Tensor, change, result)
+
+    def _unit(self, name: str, args: Any) -> float:
+        if name in SUMS:
+            operand = args[1] if name in ("addmm", "baddbmm", "addbmm", "convolution") else args[0]
+            terms = operand[0].numel() if name.startswith("convolution") else operand.shape[-1]
+            return max(self._products, self._eps / 2 * math.sqrt(terms)) if self._sums_round else self._eps
+        if name in REDUCTIONS and self._sums_round:
+            return self._eps / 2 * math.sqrt(max(args[0].shape, default=1))
+        return self._eps / 2
