@@ -6,6 +6,13 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hwgrpo.config import Config
+    from hwgrpo.parity.comparison import Parity
 
 HELP = "compare one training step on this machine's device with fp64 on its CPU, stage by stage"
 SCHEMA = "hwgrpo.parity/1"
@@ -21,41 +28,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to compare: model.path=FOLDER (default: a tiny built-in model), model.dtype, model.layout, "
         "model.attention, backend.name, kernels.pins",
     )
+    parser.add_argument(
+        "--families",
+        action="store_true",
+        help="compare tiny random models of several architectures (windows, soft-caps, experts, linear attention)",
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write what this machine computed, for --against")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="compare with what another machine computed, besides fp64"
+    )
     parser.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA})")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison. Returns 0 where rounding explains every difference, 1 where it does not."""
+    """Print the comparisons. Returns 0 where rounding explains every difference, 1 where it does not."""
     from hwgrpo.cli.backend_selection import prepare_host
     from hwgrpo.parity.settings import load_settings
 
-    config = load_settings(args.overrides)
+    config = load_settings(args.overrides, families=args.families)
     host = prepare_host(config)
 
     import torch
 
+    from hwgrpo.parity import saved_step
     from hwgrpo.parity.comparison import compare
     from hwgrpo.parity.stages import as_json, first_difference, table
     from hwgrpo.training.shared_setup import prepare_process
 
+    theirs = saved_step.read(args.against) if args.against else None
     device = prepare_process(config, host.backend, host.local_rank, 1)
-    with tempfile.TemporaryDirectory() as folder:
-        parity = compare(config, device, Path(folder))
+    machine = {"device": device.name, "backend": host.backend.name, "torch": torch.__version__}
+    reports: list[dict[str, Any]] = []
+    passed = True
+    for name, each in _models(config, families=args.families):
+        with tempfile.TemporaryDirectory() as folder:
+            parity = compare(each, device, Path(folder), keep=bool(args.save or theirs))
+        comparisons = {"fp64": parity.stages}
+        mine = saved_step.SavedStep(parity.tensors, parity.model, _line(machine, parity))
+        if theirs is not None:
+            comparisons[theirs.machine] = tuple(saved_step.compare_steps(mine, theirs, args.against))
+        for other, stages in comparisons.items():
+            passed &= first_difference(stages) is None
+            reports.append(machine | _facts(name, parity) | {"against": other} | as_json(stages))
+            if not args.json:
+                print(f"{name}: {_line(machine, parity)}, against {other}", *parity.notes, table(stages), sep="\n")
+        if args.save:
+            saved_step.write(args.save, mine)
     if args.json:
-        report = {
-            "schema": SCHEMA,
-            "device": device.name,
-            "backend": host.backend.name,
-            "torch": torch.__version__,
-            "model": config.model.path,
-            "dtype": parity.dtype,
-            "layout": parity.layout,
-            "notes": list(parity.notes),
-        }
-        print(json.dumps(report | as_json(parity.stages), indent=1, allow_nan=False))
-    else:
-        print(f"{device.name} ({host.backend.name}, {parity.dtype}), torch {torch.__version__}, layout {parity.layout}")
-        for note in parity.notes:
-            print(note)
-        print(table(parity.stages))
-    return SAME if first_difference(parity.stages) is None else DIFFERENT
+        print(json.dumps({"schema": SCHEMA, "passed": passed, "comparisons": reports}, indent=1, allow_nan=False))
+    return SAME if passed else DIFFERENT
+
+
+def _models(config: Config, *, families: bool) -> Iterator[tuple[str, Config]]:
+    """Yield name and settings of each model."""
+    from copy import deepcopy
+
+    from hwgrpo.parity.families import FAMILIES, save_family
+
+    if not families:
+        yield config.model.path, config
+        return
+    for name in FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            save_family(name, Path(folder))
+            of_family = deepcopy(config)
+            of_family.model.path = folder
+            yield name, of_family
+
+
+def _line(machine: dict[str, str], parity: Parity) -> str:
+    return f"{machine['device']} ({machine['backend']}, {parity.dtype}), torch {machine['torch']}"
+
+
+def _facts(name: str, parity: Parity) -> dict[str, Any]:
+    return {"model": name, "dtype": parity.dtype, "layout": parity.layout, "notes": list(parity.notes)}

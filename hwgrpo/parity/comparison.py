@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from hwgrpo.parity.measured import (
     measured_loss,
     measured_update,
 )
+from hwgrpo.parity.saved_step import SavedTensor, checksum_of
 from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.rollout.stopping import end_token_ids
 
@@ -52,15 +53,20 @@ class Parity:
     dtype: str
     notes: tuple[str, ...]
     """What runs on the device: attention, fused modules, a fallback of the layout."""
+    tensors: Mapping[str, SavedTensor]
+    """What the device computed, by name; empty if not kept."""
+    model: str
+    """Checksum of the model's weights and of the step."""
 
 
-def compare(config: Config, device: Device, folder: Path) -> Parity:
+def compare(config: Config, device: Device, folder: Path, *, keep: bool = False) -> Parity:
     """Run the step on a device and in fp64 on the CPU, and compare each stage.
 
     Args:
         config: `settings.BASE` with overrides.
         device: the device, prepared.
         folder: for files of the run, removed by the caller.
+        keep: keep what the device computed.
 
     Raises:
         ConfigError: the model cannot be read, or does not fit the host's memory.
@@ -74,8 +80,16 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
     expected, gradients = golden.golden_step(exact, step, config)
     dtype = measured.update.policy.compute_dtype
     moved = golden.rounding_of(exact, step, config, dtype, expected, gradients)
-    stages = list(_stages(exact, measured, step, expected, gradients, moved))
-    return Parity(tuple(stages), measured.update.layout.name, str(dtype).removeprefix("torch."), (*measured.notes,))
+    tensors: dict[str, SavedTensor] | None = {} if keep else None
+    stages = tuple(_stages(exact, measured, step, expected, gradients, moved, tensors))
+    return Parity(
+        stages,
+        measured.update.layout.name,
+        str(dtype).removeprefix("torch."),
+        tuple(measured.notes),
+        tensors or {},
+        checksum_of(exact, step) if keep else "",
+    )
 
 
 def _stages(
@@ -85,10 +99,14 @@ def _stages(
     expected: dict[str, torch.Tensor],
     gradients: Gradients,
     moved: dict[str, float],
+    tensors: dict[str, SavedTensor] | None,
 ) -> Iterator[Stage]:
     def compared(stage: str, tensor: str, actual: torch.Tensor, right: torch.Tensor, summands: torch.Tensor) -> Stage:
         floor = LEAST * torch.finfo(torch.float32).eps * float(summands.abs().max()) if summands.numel() else 0.0
-        return compare_tensor(stage, tensor, actual, right, max(MARGIN * moved.get(tensor, 0.0), floor))
+        tolerance = max(MARGIN * moved.get(tensor, 0.0), floor)
+        if tensors is not None:
+            tensors[tensor] = SavedTensor(stage, actual.float(), tolerance)
+        return compare_tensor(stage, tensor, actual, right, tolerance)
 
     for name, actual in measured_forward(measured, step):
         yield compared(name, name, actual, expected[name], expected[name])

@@ -23,8 +23,12 @@ OPEN = ("model.", "backend.", "kernels.", "trainer.deterministic", "trainer.thre
 """Settings that may differ from `BASE`: those that choose model, device and implementation."""
 
 
-def load_settings(overrides: Sequence[str]) -> Config:
+def load_settings(overrides: Sequence[str], *, families: bool = False) -> Config:
     """Return the settings of the step with overrides, which may choose what is compared, not the step.
+
+    Args:
+        overrides: `key=value`.
+        families: the models are those of `families.py`.
 
     Raises:
         ConfigError: another setting.
@@ -32,6 +36,8 @@ def load_settings(overrides: Sequence[str]) -> Config:
     for each in overrides:
         if "=" not in each:
             raise ConfigError(f"{each!r} is no key=value; to compare a model, write model.path={each}")
+        if families and each.startswith("model.path="):
+            raise ConfigError(f"{each} with --families: leave one of them out")
     fixed = dict(_leaves(to_tree(load_config(None, [f"model.path={MODEL}", *BASE]))))
     config = load_config(None, [f"model.path={MODEL}", *BASE, *overrides])
     for key, value in _leaves(to_tree(config)):
