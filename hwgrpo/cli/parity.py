@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -45,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.cli.backend_selection import prepare_host
     from hwgrpo.parity.settings import load_settings
 
+    if args.families and (args.save or args.against):
+        raise ConfigError("--families with --save or --against: save one model, with model.path")
     config = load_settings(args.overrides, families=args.families)
     host = prepare_host(config)
 
@@ -56,13 +60,16 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.shared_setup import prepare_process
 
     theirs = saved_step.read(args.against) if args.against else None
-    device = prepare_process(config, host.backend, host.local_rank, 1)
+    device = prepare_process(config, host.backend, host.local_rank, host.local_world_size)
     machine = {"device": device.name, "backend": host.backend.name, "torch": torch.__version__}
     reports: list[dict[str, Any]] = []
     passed = True
     for name, each in _models(config, families=args.families):
         with tempfile.TemporaryDirectory() as folder:
-            parity = compare(each, device, Path(folder), keep=bool(args.save or theirs))
+            parity = compare(each, device, Path(folder))
+        if not parity.is_main:
+            passed &= first_difference(parity.stages) is None
+            continue
         comparisons = {"fp64": parity.stages}
         mine = saved_step.SavedStep(parity.tensors, parity.model, _line(machine, parity))
         if theirs is not None:
@@ -74,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{name}: {_line(machine, parity)}, against {other}", *parity.notes, table(stages), sep="\n")
         if args.save:
             saved_step.write(args.save, mine)
-    if args.json:
+    if args.json and reports:
         print(json.dumps({"schema": SCHEMA, "passed": passed, "comparisons": reports}, indent=1, allow_nan=False))
     return SAME if passed else DIFFERENT
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,23 @@ from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model, load_tokenizer
 from hwgrpo.models.lora import uses_lora
-from hwgrpo.parity import golden
 from hwgrpo.parity.fixed_step import FixedStep, make_step
-from hwgrpo.parity.golden import NORM, Gradients, gradient_name, updated_name
-from hwgrpo.parity.measured import (
-    Measured,
-    build_measured,
-    measured_forward,
-    measured_gradients,
-    measured_greedy,
-    measured_loss,
-    measured_update,
+from hwgrpo.parity.golden import (
+    NORM,
+    Gradients,
+    adamw,
+    clip_coefficient,
+    golden_step,
+    gradient_name,
+    gradient_norm,
+    greedy_tokens,
+    layer_names,
+    parameters_by_part,
+    rounding_of,
+    updated_name,
 )
+from hwgrpo.parity.measured import MeasuredStep, build_measured, measured_step
+from hwgrpo.parity.rounding import Precision
 from hwgrpo.parity.saved_step import SavedTensor, checksum_of
 from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.rollout.stopping import end_token_ids
@@ -36,9 +41,9 @@ MARGIN = 3.0
 """Tolerance in effects of rounding: the computation on the device is another draw of the same size."""
 LEAST = 4.0
 """Least tolerance, in fp32's eps times the largest summand of the stage: what is exact is stored in fp32, too."""
-BYTES_PER_PARAMETER = 4 * 5 + 8 * 5
-"""Host memory: in fp32 the model, a copy of it for the engine, its gradient and two optimizer states; in fp64 the model,
-gradients without and with rounding, gradients and weights of the device."""
+BYTES_PER_PARAMETER = 4 * 7 + 8 * 3
+"""Host memory: in fp32 the model, the engine's copy, its gradient, two optimizer states, and copies of gradient and
+updated weights; in fp64 the model, and gradients without and with rounding."""
 GREEDY = "greedy tokens"
 UPDATED = "updated weights"
 
@@ -47,98 +52,117 @@ UPDATED = "updated weights"
 class Parity:
     """Result of a comparison."""
 
-    stages: tuple[Stage, ...]
+    stages: Sequence[Stage]
     """In the order in which a step computes them; gradients from the head to the embeddings."""
     layout: str
     dtype: str
     notes: tuple[str, ...]
     """What runs on the device: attention, fused modules, a fallback of the layout."""
     tensors: Mapping[str, SavedTensor]
-    """What the device computed, by name; empty if not kept."""
+    """What the device computed, by name; on rank 0, as the checksum."""
     model: str
     """Checksum of the model's weights and of the step."""
+    is_main: bool
+    """Whether this is rank 0."""
 
 
-def compare(config: Config, device: Device, folder: Path, *, keep: bool = False) -> Parity:
+def compare(config: Config, device: Device, folder: Path) -> Parity:
     """Run the step on a device and in fp64 on the CPU, and compare each stage.
 
     Args:
         config: `settings.BASE` with overrides.
         device: the device, prepared.
         folder: for files of the run, removed by the caller.
-        keep: keep what the device computed.
 
     Raises:
         ConfigError: the model cannot be read, or does not fit the host's memory.
     """
     check_features(config.model)
-    check_memory(config)
+    empty = load_model(config.model, attention="eager", on_meta_device=True)
+    check_memory(config.model.path, sum(p.numel() for p in empty.parameters()))
     tokenizer = load_tokenizer(config.model)
-    measured = build_measured(config, device, tokenizer, folder)
-    exact = _golden_model(config)
-    step = make_step(exact.get_input_embeddings().weight.shape[0], config.trainer.seed)
-    expected, gradients = golden.golden_step(exact, step, config)
-    dtype = measured.update.policy.compute_dtype
-    moved = golden.rounding_of(exact, step, config, dtype, expected, gradients)
-    tensors: dict[str, SavedTensor] | None = {} if keep else None
-    stages = tuple(_stages(exact, measured, step, expected, gradients, moved, tensors))
+    measured = build_measured(config, device, tokenizer, layer_names(empty), folder)
+    strategy, dtype = measured.strategy, measured.update.policy.compute_dtype
+    step = make_step(measured.model.get_input_embeddings().weight.shape[0], config.trainer.seed)
+    golden = None
+    if strategy.rank == 0:
+        model = _golden_model(config)
+        precision = Precision(dtype, rounds_weights=strategy.shards)
+        expected, gradients = golden_step(model, step, config)
+        golden = Golden(model, expected, gradients, rounding_of(model, step, config, precision, expected, gradients))
+    logprobs = strategy.gather_objects(golden and golden.stages["log-probs"])[0]
+    actual = measured_step(measured, step, logprobs)
+    kept: dict[str, SavedTensor] = {}
+    stages: Sequence[Stage] = ()
+    if golden is not None:
+        ends = end_token_ids(tokenizer, golden.model.generation_config, ())
+        stages = [*_stages(config, golden, step, actual, ends, kept)]
+    stages = strategy.gather_objects(stages)[0]
+    strategy.close()
     return Parity(
-        stages,
-        measured.update.layout.name,
-        str(dtype).removeprefix("torch."),
-        tuple(measured.notes),
-        tensors or {},
-        checksum_of(exact, step) if keep else "",
+        stages=stages,
+        layout=measured.update.layout.name,
+        dtype=str(dtype).removeprefix("torch."),
+        notes=tuple(measured.notes),
+        tensors=kept,
+        model=checksum_of(golden.model, step) if golden else "",
+        is_main=strategy.rank == 0,
     )
 
 
+@dataclass(frozen=True)
+class Golden:
+    """The step in fp64."""
+
+    model: Any
+    stages: Mapping[str, torch.Tensor]
+    gradients: Gradients
+    moved: Mapping[str, float]
+    """Tensor -> how far rounding moves it."""
+
+
 def _stages(
-    exact: Any,
-    measured: Measured,
+    config: Config,
+    golden: Golden,
     step: FixedStep,
-    expected: dict[str, torch.Tensor],
-    gradients: Gradients,
-    moved: dict[str, float],
-    tensors: dict[str, SavedTensor] | None,
+    measured: MeasuredStep,
+    ends: Collection[int],
+    kept: dict[str, SavedTensor],
 ) -> Iterator[Stage]:
+    """Yield the stages, and write what the device computed into `kept`."""
+
     def compared(stage: str, tensor: str, actual: torch.Tensor, right: torch.Tensor, summands: torch.Tensor) -> Stage:
         floor = LEAST * torch.finfo(torch.float32).eps * float(summands.abs().max()) if summands.numel() else 0.0
-        tolerance = max(MARGIN * moved.get(tensor, 0.0), floor)
-        if tensors is not None:
-            tensors[tensor] = SavedTensor(stage, actual.float(), tolerance)
+        tolerance = max(MARGIN * golden.moved.get(tensor, 0.0), floor)
+        kept[tensor] = SavedTensor(stage, actual.float(), tolerance)
         return compare_tensor(stage, tensor, actual, right, tolerance)
 
-    for name, actual in measured_forward(measured, step):
-        yield compared(name, name, actual, expected[name], expected[name])
-    tolerance = max(MARGIN * moved["log-probs"], LEAST * torch.finfo(torch.float32).eps)
-    yield _greedy(exact, measured, step, tolerance)
-    # the loss is a mean of products of ratios and advantages, which cancel
-    summands = {"loss": expected["advantages"]}
-    for name, actual in measured_loss(measured, step, expected["log-probs"]):
-        yield compared(name, name, actual, expected[name], summands.get(name, expected[name]))
-    weights = dict(exact.named_parameters())
-    actual = dict(measured_gradients(measured))
-    parts = golden.parameters_by_part(exact)
-    for part, names in parts.items():
+    for name, actual in measured.stages.items():
+        right = golden.stages[name]
+        # the loss is a mean of products of ratios and advantages, which cancel
+        yield compared(name, name, actual, right, golden.stages["advantages"] if name == "loss" else right)
+        if name == "entropy":
+            yield _greedy(golden, step, measured.greedy, ends, kept["log-probs"].tolerance)
+    weights = dict(golden.model.named_parameters())
+    for part, names in parameters_by_part(golden.model).items() if measured.gradients is not None else ():
         rows = []
         for name in names:
-            gradient = gradients[name]
+            gradient = golden.gradients[name]
             right = torch.zeros_like(weights[name]) if gradient is None else gradient
-            mine = actual.get(name, torch.zeros_like(right))
-            rows.append(compared(f"gradients, {part}", gradient_name(name), mine, right, right))
+            actual = measured.gradients.get(name, torch.zeros_like(right))
+            rows.append(compared(f"gradients, {part}", gradient_name(name), actual, right, right))
         yield worst_of(rows)
-    norm, updated = measured_update(measured)
-    right_norm = golden.gradient_norm(gradients)
-    yield compared(NORM, NORM, norm, right_norm, right_norm)
-    scale = golden.clip_coefficient(gradients, measured.config)
+    norm = gradient_norm(golden.gradients)
+    yield compared(NORM, NORM, measured.norm, norm, norm)
+    scale = clip_coefficient(golden.gradients, config)
 
     def after(name: str) -> torch.Tensor:
-        gradient = gradients[name]
-        before = weights[name].detach()
-        return before if gradient is None else golden.adamw(before, gradient * scale, measured.config)
+        gradient, before = golden.gradients[name], weights[name].detach()
+        return before if gradient is None else adamw(before, gradient * scale, config)
 
     yield worst_of(
-        compared(UPDATED, updated_name(name), mine, after(name), weights[name].detach()) for name, mine in updated
+        compared(UPDATED, updated_name(name), actual, after(name), weights[name].detach())
+        for name, actual in measured.updated.items()
     )
 
 
@@ -157,18 +181,16 @@ def check_features(model: ModelConfig) -> None:
             raise ConfigError(f"{key}: parity does not compare {what}; leave it out")
 
 
-def check_memory(config: Config) -> None:
-    """Check that the copies of the model fit the host's memory, before it is loaded.
+def check_memory(path: str, parameters: int) -> None:
+    """Check that the copies of a model fit the host's memory, before it is loaded.
 
     Raises:
         ConfigError: they do not.
     """
-    empty = load_model(config.model, attention="eager", on_meta_device=True)
-    parameters = sum(p.numel() for p in empty.parameters())
     needed, memory = BYTES_PER_PARAMETER * parameters, _host_bytes()
     if needed > memory:
         raise ConfigError(
-            f"model.path={config.model.path!r}: comparing {parameters:,} parameters with fp64 takes "
+            f"model.path={path!r}: comparing {parameters:,} parameters with fp64 takes "
             f"{needed / 2**30:.1f} GiB of host memory, and this host has {memory / 2**30:.1f} GiB; use a smaller model "
             "of the same architecture"
         )
@@ -181,12 +203,13 @@ def _golden_model(config: Config) -> Any:
     return model
 
 
-def _greedy(model: Any, measured: Measured, step: FixedStep, tolerance: float) -> Stage:
+def _greedy(
+    golden: Golden, step: FixedStep, measured: Sequence[Sequence[int]], ends: Collection[int], tolerance: float
+) -> Stage:
     """Count the responses that leave the likeliest tokens where these lead by more than rounding."""
-    ends = end_token_ids(measured.tokenizer, model.generation_config, ())
-    tokens, leads = golden.greedy_tokens(model, step, ends)
+    tokens, leads = greedy_tokens(golden.model, step, ends)
     different = decided = 0
-    for right, lead, actual in zip(tokens, leads, measured_greedy(measured, step), strict=True):
+    for right, lead, actual in zip(tokens, leads, measured, strict=True):
         count = next((i for i, each in enumerate(lead) if each <= 2 * tolerance), len(lead))
         ends_alike = count < len(right) or len(actual) == len(right)
         different += actual[:count] != right[:count] or not ends_alike

@@ -38,7 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
     },
 }
-"""`model_type` -> values of its configuration: biases and tied embeddings, soft-caps, windows, experts, linear attention."""
+"""`model_type` -> values of its configuration: tied embeddings, soft-caps, windows, experts, linear attention."""
 
 
 def save_family(name: str, folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -20,7 +19,7 @@ ALIKE = 2
 """Tokens with which the first and the last response to the first prompt begin alike: a layout may share them."""
 GREEDY_TOKENS = 6
 NEAR, FAR = (0.04, 0.12), (0.35, 0.5)
-"""Distances of old log-probs from the model's: within the clip bounds, and beyond them, by more than bf16's rounding."""
+"""Distances of old log-probs from the model's: within the clip bounds, and beyond them, by more than rounding."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,21 @@ class FixedStep:
         """Return the old and the reference log-probs [R] fp32 around those of the fp64 step, [R]."""
         return logprobs.float() + self.old_gaps, logprobs.float() + self.ref_gaps
 
+    def of_rank(self, rank: int, ranks: int) -> RankStep:
+        """Return the prompts `rank`, `rank + ranks`, ... with their responses."""
+        sequences = (self.prompt_index % ranks == rank).nonzero()[:, 0]
+        tokens = (self.prompt_index % ranks == rank).repeat_interleave(self.offsets.diff())
+        own = FixedStep(
+            prompts=self.prompts[rank::ranks],
+            prompt_index=self.prompt_index[sequences] // ranks,
+            tokens=self.tokens[tokens],
+            offsets=offsets_of(self.offsets.diff()[sequences]),
+            rewards=self.rewards[sequences],
+            old_gaps=self.old_gaps[tokens],
+            ref_gaps=self.ref_gaps[tokens],
+        )
+        return RankStep(own, sequences, tokens)
+
     @property
     def prompt_batch(self) -> PromptBatch:
         """The prompts as a rollout engine gets them."""
@@ -89,6 +103,17 @@ class FixedStep:
             old_logprobs=old,
             ref_logprobs=ref,
         )
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A rank's part of a step."""
+
+    step: FixedStep
+    sequences: torch.Tensor
+    """[S of the rank] int64: its responses among all."""
+    tokens: torch.Tensor
+    """[R] bool: whether a token is of the rank."""
 
 
 def make_step(vocabulary: int, seed: int) -> FixedStep:

@@ -17,7 +17,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
-from hwgrpo.parity.rounding import Rounded, in_fp64
+from hwgrpo.parity.rounding import Precision, Rounded, in_fp64
 
 DRAWS = 4
 """Computations with other roundings, of which the largest difference counts."""
@@ -33,7 +33,7 @@ def golden_step(
     step: FixedStep,
     config: Config,
     around: torch.Tensor | None = None,
-    rounded: tuple[torch.dtype, int] | None = None,
+    rounded: tuple[Precision, int] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Gradients]:
     """Return the stages up to the loss, name -> tensor in their order, and the gradients.
 
@@ -42,19 +42,20 @@ def golden_step(
         step: the step.
         config: settings of loss, advantages, optimizer and temperature.
         around: [R] log-probs around which the old and reference ones lie; None: those of this model.
-        rounded: (dtype, seed): change the results of operations by up to one rounding of the dtype, and those of loss
-            and statistics by one of fp32.
+        rounded: (precision, seed): change the results of operations by up to one rounding, and those of loss and
+            statistics by one of fp32.
     """
 
-    def passes(dtype: torch.dtype) -> AbstractContextManager[Any]:
-        return nullcontext() if rounded is None else Rounded(dtype, rounded[1])
+    def passes(precision: Precision | None = None) -> AbstractContextManager[Any]:
+        if rounded is None:
+            return nullcontext()
+        return Rounded(precision or rounded[0], rounded[1])
 
-    compute = torch.float32 if rounded is None else rounded[0]
     parameters = dict(model.named_parameters())
     with in_fp64():
-        with passes(compute):
+        with passes():
             hidden, logits = _forward(model, step)
-        with passes(torch.float32):
+        with passes(Precision(torch.float32)):
             log_p = (logits / config.rollout.temperature).log_softmax(-1)
             logprobs = log_p.gather(1, step.tokens[:, None])[:, 0]
             entropies = -(log_p.exp() * log_p).sum(-1)
@@ -65,22 +66,27 @@ def golden_step(
             loss = token.mean()
         values = (logprobs, entropies, advantages, loss[None])
         stages = {name: value.detach() for name, value in (*hidden.items(), *zip(FORWARD, values, strict=True))}
-        with passes(compute):
+        with passes():
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return stages, dict(zip(parameters, gradients, strict=True))
 
 
 def rounding_of(
-    model: Any, step: FixedStep, config: Config, dtype: torch.dtype, expected: dict[str, torch.Tensor], exact: Gradients
+    model: Any,
+    step: FixedStep,
+    config: Config,
+    precision: Precision,
+    expected: Mapping[str, torch.Tensor],
+    exact: Gradients,
 ) -> dict[str, float]:
     """Return how far rounding moves each stage and the update: the largest difference of any entry in `DRAWS` draws.
 
     What a model amplifies shows in it: each operation's result, in forward and backward passes, is changed at random by
-    as much as the dtype rounds it.
+    as much as the device rounds it.
 
     Args:
         model, step, config: as for `golden_step`.
-        dtype: of the model's products.
+        precision: of the device.
         expected, exact: what `golden_step` returns without rounding.
     """
     moved: dict[str, float] = {}
@@ -90,7 +96,7 @@ def rounding_of(
         moved[name] = max(moved.get(name, 0.0), float((value - right).abs().max()))
 
     for seed in range(DRAWS):
-        stages, gradients = golden_step(model, step, config, expected["log-probs"], (dtype, seed))
+        stages, gradients = golden_step(model, step, config, expected["log-probs"], (precision, seed))
         for name, value in stages.items():
             note(name, value, expected[name])
         scale, right_scale = (clip_coefficient(of, config) for of in (gradients, exact))
@@ -154,8 +160,11 @@ def greedy_tokens(model: Any, step: FixedStep, ends: Collection[int]) -> tuple[l
     return tokens, leads
 
 
-def layers_of(model: Any) -> Sequence[nn.Module]:
-    """Return the decoder layers.
+def layer_names(model: Any) -> list[str]:
+    """Return the names of the decoder layers' modules; a strategy that wraps them changes their classes.
+
+    Args:
+        model: not wrapped; it may be on the meta device.
 
     Raises:
         ConfigError: the model does not say which they are.
@@ -163,12 +172,17 @@ def layers_of(model: Any) -> Sequence[nn.Module]:
     layers = decoder_layers(model)
     if not layers:
         raise ConfigError(f"{type(model).__name__} declares no decoder layers (`_no_split_modules`): parity needs them")
-    return layers
+    return [name for name, module in model.named_modules() if any(module is layer for layer in layers)]
 
 
 @contextmanager
-def outputs_of(model: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Record the outputs [..., H] of embeddings and layers of the next forward, by stage."""
+def outputs_of(model: Any, layers: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
+    """Record the outputs [..., H] of embeddings and layers of the next forward, by stage.
+
+    Args:
+        model: the causal LM.
+        layers: names of its decoder layers.
+    """
     recorded: dict[str, torch.Tensor] = {}
 
     def record(name: str) -> Any:
@@ -178,7 +192,7 @@ def outputs_of(model: Any) -> Iterator[dict[str, torch.Tensor]]:
         return hook
 
     named = {"embeddings": model.get_input_embeddings()}
-    named |= {f"layer {number}": layer for number, layer in enumerate(layers_of(model), start=1)}
+    named |= {f"layer {number}": layer for number, layer in enumerate(map(model.get_submodule, layers), start=1)}
     hooks = [module.register_forward_hook(record(name)) for name, module in named.items()]
     try:
         yield recorded
@@ -193,10 +207,10 @@ def parameters_by_part(model: Any) -> dict[str, list[str]]:
     Parts are `head` (what follows the last layer), the layers from the last to the first, and `embeddings`: what is
     used before the first layer or within several, tied embeddings among it.
     """
-    layers = layers_of(model)
+    layers = layer_names(model)
     owner: dict[int, str] = {}
     for number, layer in enumerate(layers, start=1):
-        for parameter in layer.parameters():
+        for parameter in model.get_submodule(layer).parameters():
             owner.setdefault(id(parameter), f"layer {number}")
     outside = {name: p for name, p in model.named_parameters() if id(p) not in owner}
     early = _used_before_the_end(model, list(outside.values()))
@@ -211,9 +225,10 @@ def parameters_by_part(model: Any) -> dict[str, list[str]]:
 def _used_before_the_end(model: Any, parameters: Sequence[torch.Tensor]) -> set[int]:
     """Return the ids of those parameters on which the last layer's output depends."""
     ids = torch.zeros(1, 2, dtype=torch.int64)
-    with in_fp64(), outputs_of(model) as outputs:
+    layers = layer_names(model)
+    with in_fp64(), outputs_of(model, layers) as outputs:
         model(input_ids=ids, use_cache=False)
-    last = outputs[f"layer {len(layers_of(model))}"]
+    last = outputs[f"layer {len(layers)}"]
     gradients = torch.autograd.grad(last.sum(), parameters, allow_unused=True)
     return {id(p) for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
 
@@ -222,15 +237,17 @@ def _forward(model: Any, step: FixedStep) -> tuple[Mapping[str, torch.Tensor], t
     """Return the hidden states that predict response tokens, by stage [R, H], and their logits [R, V]."""
     parts: dict[str, list[torch.Tensor]] = {}
     places = []
+    layers = layer_names(model)
     for ids, place, rows in step.batches():
-        with outputs_of(model) as outputs:
+        with outputs_of(model, layers) as outputs:
             logits = model(input_ids=ids, use_cache=False).logits
         for name, values in (*outputs.items(), ("logits", logits)):
             parts.setdefault(name, []).append(values.flatten(0, 1)[rows])
         places.append(place)
     order = torch.cat(places).argsort()
     hidden = {name: torch.cat(each)[order] for name, each in parts.items()}
-    return hidden, hidden.pop("logits")
+    logits = hidden.pop("logits")
+    return hidden, logits
 
 
 def _advantages(step: FixedStep) -> torch.Tensor:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from hwgrpo_backends.device import Device
+from torch.distributed.tensor import DTensor
 
 from hwgrpo.config import Config
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.golden import outputs_of
+from hwgrpo.rollout.policy_weights import ShardedWeights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
 from hwgrpo.training.policy.micro_batch import build_micro_batch
-from hwgrpo.training.setup import make_update
+from hwgrpo.training.setup import make_update, start_strategy
 from hwgrpo.training.shared_setup import build_engine
-from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.strategies.optimizer import Stepping
+from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks
 from hwgrpo.values import Completions, Rewards, Sampling
@@ -33,8 +36,10 @@ class Measured:
     device: Device
     tokenizer: Any
     models: Models
+    layers: Sequence[str]
+    """Names of the decoder layers' modules."""
     update: PolicyUpdate
-    strategy: Single
+    strategy: Strategy
 
     @property
     def model(self) -> Any:
@@ -48,74 +53,106 @@ class Measured:
         return [line for line in lines if line]
 
 
-def build_measured(config: Config, device: Device, tokenizer: Any, folder: Path) -> Measured:
+def build_measured(config: Config, device: Device, tokenizer: Any, layers: Sequence[str], folder: Path) -> Measured:
     """Load the model onto the device, and check layouts and fused modules as the start of a run does.
 
     Rows are as short as the step; their attention is that of long rows.
+
+    Args:
+        config: the settings.
+        device: the device, prepared.
+        tokenizer: the model's.
+        layers: names of the decoder layers' modules.
+        folder: for files of the run.
     """
-    strategy = Single(device.torch_device, device.comm_backend)
+    strategy = start_strategy(config, device)
     attention = attention_of(config, device)
     layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
     models = build_models(config, device, strategy, tokenizer, attention, layout)
     models = replace(models, layout=replace(models.layout, dense_up_to=0))
     update = make_update(config, device, strategy, models, folder, total_steps=1)
-    return Measured(config, device, tokenizer, models, update, strategy)
+    return Measured(config, device, tokenizer, models, layers, update, strategy)
 
 
-def measured_forward(measured: Measured, step: FixedStep) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the stages of a step before the advantages, in their order, on the host in fp64: name, tensor."""
-    update = measured.update
-    batch = step.train_batch(torch.zeros(len(step.rewards)))
-    with outputs_of(measured.model) as outputs, torch.no_grad():
-        rows = update.layout.rows(batch, range(len(batch)), 1000, update.policy.hidden_size)
-        micro = build_micro_batch(batch, rows, {}, update.layout)
-        update.policy.eval()
-        update.policy.hidden_states(micro.to(measured.device.torch_device))
-        update.policy.train()
-    for name, values in outputs.items():
-        by_token = torch.zeros(len(step.tokens), values.shape[-1], dtype=torch.float64)
-        by_token[micro.token_index] = values.flatten(0, 1)[micro.hidden_rows.to(values.device)].cpu().double()
-        yield name, by_token
-    entropies = torch.zeros(len(step.tokens))
-    yield "log-probs", update.score(batch, entropies=entropies).double()
-    yield "entropy", entropies.double()
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What the device computed; tensors are on the host."""
+
+    stages: Mapping[str, torch.Tensor]
+    """Stages up to the loss, in their order: hidden states, log-probs, entropy, advantages, loss."""
+    greedy: Sequence[Sequence[int]]
+    """The likeliest tokens after each prompt, by the rollout engine, with the weights before the update."""
+    gradients: Mapping[str, torch.Tensor] | None
+    """Parameter -> gradient, of those that have one; None: the strategy does not show them."""
+    norm: torch.Tensor
+    """[1]: of all gradients, before clipping."""
+    updated: Mapping[str, torch.Tensor]
+    """Parameter -> weight after the update."""
 
 
-def measured_loss(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield advantages and loss; the gradients are in the parameters then.
+def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -> MeasuredStep:
+    """Compute the step; every rank calls it, and each gets all of the result.
 
     Args:
-        measured: the parts.
+        measured: the parts; their weights are updated.
         step: the step.
         logprobs: [R] those of the fp64 step, around which the old and reference log-probs lie.
     """
-    advantages = _advantages(measured, step)
-    yield "advantages", advantages.double()
-    batch = step.train_batch(advantages, *step.around(logprobs))
-    loss, _ = measured.update.accumulate_gradients(batch, range(len(batch)))
-    yield "loss", torch.tensor([loss], dtype=torch.float64)
+    update, strategy, optim = measured.update, measured.strategy, measured.config.optim
+    stages = _hidden_states(measured, step)
+    entropies = torch.zeros(len(step.tokens))
+    stages["log-probs"] = update.score(step.train_batch(torch.zeros(len(step.rewards))), entropies=entropies)
+    stages["entropy"] = entropies
+    greedy = _greedy_tokens(measured, step)
+    mine = step.of_rank(strategy.rank, strategy.world_size)
+    advantages = _advantages(measured, mine.step)
+    stages["advantages"] = torch.zeros(len(step.rewards))
+    for sequences, values in strategy.gather_objects((mine.sequences, advantages)):
+        stages["advantages"][sequences] = values
+    batch = mine.step.train_batch(advantages, *mine.step.around(logprobs[mine.tokens]))
+    loss, _ = update.accumulate_gradients(batch, range(len(batch)))
+    stages["loss"] = torch.tensor([loss], dtype=torch.float64)
+    gradients = _gradients(measured)
+    norm = torch.as_tensor(strategy.clip_gradients(optim.grad_clip)).cpu().reshape(1)
+    strategy.step(optim.lr)
+    # a copy: on the host it is the weight itself
+    updated = {name: weight.detach().cpu().clone() for name, weight in strategy.gather_full_parameters()}
+    return MeasuredStep(stages, greedy, gradients, norm, updated)
 
 
-def measured_gradients(measured: Measured) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the gradient of each parameter that has one, on the host."""
+def _hidden_states(measured: Measured, step: FixedStep) -> dict[str, torch.Tensor]:
+    """Return the outputs of embeddings and layers that predict response tokens, [R, H]."""
+    update = measured.update
+    batch = step.train_batch(torch.zeros(len(step.rewards)))
+    update.policy.eval()
+    with outputs_of(measured.model, measured.layers) as outputs, torch.no_grad():
+        rows = update.layout.rows(batch, range(len(batch)), 1000, update.policy.hidden_size)
+        micro = build_micro_batch(batch, rows, {}, update.layout)
+        update.policy(micro.to(measured.device.torch_device))
+    hidden = {}
+    for name, values in outputs.items():
+        hidden[name] = torch.zeros(len(step.tokens), values.shape[-1])
+        hidden[name][micro.token_index] = values.flatten(0, 1)[micro.hidden_rows.to(values.device)].float().cpu()
+    return hidden
+
+
+def _gradients(measured: Measured) -> dict[str, torch.Tensor] | None:
+    strategy = measured.strategy
+    if not isinstance(strategy, Stepping):
+        return None
+    gradients = {}
     for name, weight in measured.model.named_parameters():
-        gradient = measured.strategy.gradient(weight)
+        gradient = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else strategy.gradient(weight)
         if gradient is not None:
-            yield name, gradient.cpu()
+            gradients[name] = gradient.detach().cpu().clone()  # clipping scales it in place
+    return gradients
 
 
-def measured_update(measured: Measured) -> tuple[torch.Tensor, Iterator[tuple[str, torch.Tensor]]]:
-    """Clip the gradients and take the optimizer's step; return the norm before, [1], and each weight after it."""
-    optim = measured.config.optim
-    norm = torch.as_tensor(measured.strategy.clip_gradients(optim.grad_clip)).cpu().double().reshape(1)
-    measured.strategy.step(optim.lr)
-    weights = ((name, weight.detach().cpu()) for name, weight in measured.model.named_parameters())
-    return norm, weights
-
-
-def measured_greedy(measured: Measured, step: FixedStep) -> list[list[int]]:
-    """Return the likeliest tokens after each prompt, by the rollout engine."""
-    engine = build_engine(measured.config, measured.update.policy, measured.tokenizer, measured.device)
+def _greedy_tokens(measured: Measured, step: FixedStep) -> list[list[int]]:
+    strategy, models = measured.strategy, measured.models
+    weights = ShardedWeights(models.policy.model, strategy.gather_full_parameters) if strategy.shards else None
+    policy, replica = models.policy, models.replica
+    engine = build_engine(measured.config, policy, measured.tokenizer, measured.device, replica, weights=weights)
     try:
         engine.update_weights(0)
         done = engine.generate(step.prompt_batch, Sampling(n=1, max_response_tokens=GREEDY_TOKENS, greedy=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -18,12 +18,25 @@ LOWER = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.floa
 CASTS = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
 
 SUMS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "dot", "convolution", "convolution_backward", "_grouped_mm"}
-"""Operations whose result sums products over the last dimension of the first operand (a convolution's: of the weight)."""
+"""Operations whose result sums products over the last dimension of the first operand (convolutions: of the weight)."""
 REDUCTIONS = {"sum", "mean", "var", "std", "cumsum", "_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
 """Operations whose result depends on sums over a dimension."""
 EXACT = {
     *("clone", "_to_copy", "copy_", "zero_", "fill_", "cat", "stack", "index", "index_select", "gather", "embedding"),
-    *("where", "masked_fill", "masked_fill_", "neg", "abs", "relu", "maximum", "minimum", "amax", "max", "topk", "sort"),
+    *(
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "neg",
+        "abs",
+        "relu",
+        "maximum",
+        "minimum",
+        "amax",
+        "max",
+        "topk",
+        "sort",
+    ),
     *("clamp", "clamp_min", "constant_pad_nd", "tril", "triu", "repeat", "roll", "flip", "scatter", "index_put_"),
     *("zeros", "ones", "full", "arange", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
     *("empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "scalar_tensor", "lift_fresh"),
@@ -57,17 +70,27 @@ def in_fp64() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
+class Precision(NamedTuple):
+    """How a device computes products."""
+
+    dtype: torch.dtype
+    """Products of fp32 operands round after each term of a sum, those of other dtypes sum in fp32."""
+    rounds_weights: bool = False
+    """Whether all weights are rounded to it, those that embeddings look up among them."""
+
+
 class Rounded(TorchDispatchMode):
     """Changes the result of each operation by up to one rounding, up or down, in forward and backward passes.
 
     Args:
-        dtype: whose rounding; products of fp32 operands round after each term of a sum, those of other dtypes sum in
-            fp32.
+        precision: whose rounding.
         seed: of the changes.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, precision: Precision, seed: int) -> None:
         super().__init__()
+        dtype = precision.dtype
+        self._exact = EXACT - {"embedding"} if precision.rounds_weights else EXACT
         self._eps = torch.finfo(dtype).eps
         self._products = unit_of_products(dtype)
         self._sums_round = dtype == torch.float32
@@ -76,7 +99,7 @@ class Rounded(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if name in EXACT or func.is_view:
+        if name in self._exact or func.is_view:
             return result
         unit = self._unit(name, args)
 

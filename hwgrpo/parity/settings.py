@@ -13,13 +13,16 @@ MODEL = "builtin://tiny?task=sort"
 BASE = (
     *("data.train=task://sort", "reward.functions=[exact_match]", "data.max_prompt_tokens=16"),
     *("rollout.max_response_tokens=16", "rollout.n=3", "rollout.engine=local", "rollout.temperature=0.9"),
-    *("trainer.prompts_per_step=4", "trainer.validate_every=0", "trainer.strategy=single"),
+    *("trainer.prompts_per_step=4", "trainer.validate_every=0", "trainer.strategy=auto"),
     *("trainer.tokens_per_micro_batch=32",),
     *("algorithm.kl.coef=0.5", "algorithm.kl.estimator=k3", "algorithm.aggregation.name=token-mean"),
     *("optim.lr=2e-3", "optim.eps=1e-2", "optim.weight_decay=0.1", "optim.grad_clip=0.5"),
 )
 """Settings of the step. AdamW's eps keeps it from turning the rounding of small gradients into full steps."""
-OPEN = ("model.", "backend.", "kernels.", "trainer.deterministic", "trainer.threads", "trainer.seed", "plugins")
+OPEN = (
+    *("model.", "backend.", "kernels.", "plugins", "trainer.deterministic", "trainer.threads", "trainer.seed"),
+    *("trainer.strategy", "trainer.fsdp2.", "trainer.deepspeed."),
+)
 """Settings that may differ from `BASE`: those that choose model, device and implementation."""
 
 
@@ -44,8 +47,7 @@ def load_settings(overrides: Sequence[str], *, families: bool = False) -> Config
         if value != fixed.get(key) and not key.startswith(OPEN):
             raise ConfigError(
                 f"{key}={value}: parity compares one fixed step; leave it out, and choose model, device and "
-                "implementation with model.*, backend.*, kernels.*, trainer.deterministic, trainer.seed and "
-                "trainer.threads"
+                f"implementation with {', '.join(each + '*' if each.endswith('.') else each for each in OPEN)}"
             )
     return config
 

@@ -1,4 +1,4 @@
-"""The result of a comparison: error and tolerance of each stage, and the first stage that differs by more than rounding.
+"""The result of a comparison: error and tolerance of each stage, and the first that rounding does not explain.
 
 Used by every command that compares two computations of one training step.
 """
