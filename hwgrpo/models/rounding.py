@@ -130,7 +130,7 @@ def relative_differences(actual: torch.Tensor, expected: torch.Tensor) -> torch.
 
 
 def unit_of_products(dtype: torch.dtype) -> float:
-    """Return the unit in the last place of a product's operands: eps, or that of the dtype that torch rounds them to."""
+    """Return the unit in the last place of a product's operands: that of the dtype that torch rounds them to."""
     if dtype != torch.float32:
         return torch.finfo(dtype).eps
     try:

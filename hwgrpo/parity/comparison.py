@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from hwgrpo_backends.device import Device
+from hwgrpo_kernels import default_registry
 
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
@@ -27,6 +28,7 @@ from hwgrpo.parity.golden import (
     gradient_norm,
     greedy_tokens,
     layer_names,
+    load_golden_model,
     parameters_by_part,
     rounding_of,
     updated_name,
@@ -57,7 +59,7 @@ class Parity:
     layout: str
     dtype: str
     notes: tuple[str, ...]
-    """What runs on the device: attention, fused modules, a fallback of the layout."""
+    """What runs on the device: attention, fused modules, a fallback of the layout, kernels."""
     tensors: Mapping[str, SavedTensor]
     """What the device computed, by name; on rank 0, as the checksum."""
     model: str
@@ -86,7 +88,7 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
     step = make_step(measured.model.get_input_embeddings().weight.shape[0], config.trainer.seed)
     golden = None
     if strategy.rank == 0:
-        model = _golden_model(config)
+        model = load_golden_model(config.model)
         precision = Precision(dtype, rounds_weights=strategy.shards)
         expected, gradients = golden_step(model, step, config)
         golden = Golden(model, expected, gradients, rounding_of(model, step, config, precision, expected, gradients))
@@ -103,7 +105,7 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
         stages=stages,
         layout=measured.update.layout.name,
         dtype=str(dtype).removeprefix("torch."),
-        notes=tuple(measured.notes),
+        notes=(*measured.notes, *default_registry.explain()),
         tensors=kept,
         model=checksum_of(golden.model, step) if golden else "",
         is_main=strategy.rank == 0,
@@ -144,7 +146,9 @@ def _stages(
         if name == "entropy":
             yield _greedy(golden, step, measured.greedy, ends, kept["log-probs"].tolerance)
     weights = dict(golden.model.named_parameters())
-    for part, names in parameters_by_part(golden.model).items() if measured.gradients is not None else ():
+    for part, names in parameters_by_part(golden.model).items():
+        if measured.gradients is None:
+            break
         rows = []
         for name in names:
             gradient = golden.gradients[name]
@@ -194,13 +198,6 @@ def check_memory(path: str, parameters: int) -> None:
             f"{needed / 2**30:.1f} GiB of host memory, and this host has {memory / 2**30:.1f} GiB; use a smaller model "
             "of the same architecture"
         )
-
-
-def _golden_model(config: Config) -> Any:
-    model = load_model(config.model, attention="eager").double().eval()
-    if hasattr(model.config, "_experts_implementation"):
-        model.config._experts_implementation = "eager"
-    return model
 
 
 def _greedy(

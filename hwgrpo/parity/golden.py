@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from hwgrpo.config import Config
+from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
+from hwgrpo.models.loading import load_model
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.rounding import Precision, Rounded, in_fp64
 
@@ -26,6 +28,14 @@ FORWARD = ("log-probs", "entropy", "advantages", "loss")
 
 Gradients = Mapping[str, torch.Tensor | None]
 """Parameter -> gradient; None: no use of it reaches the loss."""
+
+
+def load_golden_model(config: ModelConfig) -> Any:
+    """Load the model of `model.path` in fp64 on the CPU, with transformers' own attention and loops over experts."""
+    model = load_model(config, attention="eager").double().eval()
+    if hasattr(model.config, "_experts_implementation"):
+        model.config._experts_implementation = "eager"
+    return model
 
 
 def golden_step(

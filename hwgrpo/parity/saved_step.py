@@ -14,9 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from hwgrpo.errors import DataError
+from hwgrpo.errors import ConfigError
 from hwgrpo.parity.fixed_step import FixedStep
 from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
+from hwgrpo.support.permissions import follow_umask
 
 SCHEMA = "hwgrpo.parity_step/1"
 
@@ -58,22 +59,23 @@ def write(path: Path, step: SavedStep) -> None:
     """Write a machine's tensors as safetensors, with a checksum.
 
     Raises:
-        DataError: the file cannot be written.
+        ConfigError: the file cannot be written.
     """
     values = {name: tensor.values.contiguous() for name, tensor in step.tensors.items()}
     order = [[name, tensor.stage, tensor.tolerance] for name, tensor in step.tensors.items()]
     header = {"schema": SCHEMA, "model": step.model, "machine": step.machine, "tensors": json.dumps(order)}
     try:
         save_file(values, path, header | {"sha256": _checksum(values, header)})
+        follow_umask(path)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"--save {path} cannot be written: {error}; choose another place") from error
+        raise ConfigError(f"--save {path} cannot be written: {error}; choose another place") from error
 
 
 def read(path: Path) -> SavedStep:
     """Read what `write` wrote.
 
     Raises:
-        DataError: the file is missing, cut, changed, or of another version.
+        ConfigError: the file is missing, cut, changed, or of another version.
     """
     again = "write it again there with `hwgrpo parity --save`"
     try:
@@ -81,14 +83,14 @@ def read(path: Path) -> SavedStep:
             header = dict(file.metadata() or {})
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"--against {path} cannot be read: {error}; {again}") from error
+        raise ConfigError(f"--against {path} cannot be read: {error}; {again}") from error
     if header.get("schema") != SCHEMA:
-        raise DataError(
+        raise ConfigError(
             f"--against {path} has the schema {header.get('schema')!r}, and this version of hwgrpo reads {SCHEMA!r}; "
             f"{again}, with the same version"
         )
     if header.pop("sha256", None) != _checksum(values, header):
-        raise DataError(f"--against {path}: its checksum is not that of its tensors, so it was changed; {again}")
+        raise ConfigError(f"--against {path}: its checksum is not that of its tensors, so it was changed; {again}")
     order = json.loads(header["tensors"])
     tensors = {name: SavedTensor(stage, values[name], tolerance) for name, stage, tolerance in order}
     return SavedStep(tensors, header["model"], header["machine"])
@@ -103,10 +105,10 @@ def compare_steps(mine: SavedStep, theirs: SavedStep, path: Path) -> Iterator[St
         path: its file, for the message.
 
     Raises:
-        DataError: they are of other models or steps.
+        ConfigError: they are of other models or steps.
     """
     if mine.model != theirs.model:
-        raise DataError(
+        raise ConfigError(
             f"--against {path} is of another model, seed or step; run both with the same model.path, trainer.seed and "
             "version of hwgrpo"
         )

@@ -35,6 +35,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return left_out(collection_path, config, HERE)
 
 
+@pytest.fixture
+def interpreted():
+    """Select the Triton kernels, which are for devices, on the CPU."""
+    from hwgrpo_kernels import Implementation, default_registry
+
+    from tests.support.numbers.row_cases import ROW_OPS  # imports triton
+
+    for op in ROW_OPS:
+        default_registry.register(Implementation(op.name, "interpreted", f"hwgrpo_kernels.rows_triton:{op.name}"))
+    with default_registry.pinned({op.name: "interpreted" for op in ROW_OPS}):
+        yield
+    for op in ROW_OPS:
+        del default_registry._implementations[op.name]["interpreted"]
+
+
 @pytest.fixture(autouse=True)
 def _new_tensors_hold_nan():
     """Otherwise a result that a kernel leaves out may still hold what an earlier call has written there."""

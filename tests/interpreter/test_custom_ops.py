@@ -2,20 +2,9 @@
 
 import pytest
 import torch
-from hwgrpo_kernels import Implementation, default_registry, linear_logprob, linear_token_loss, token_logprob
+from hwgrpo_kernels import default_registry, linear_logprob, linear_token_loss, token_logprob
 
 from tests.support.numbers.row_cases import ROW_OPS
-
-
-@pytest.fixture
-def interpreted():
-    """Take the Triton kernels, which are for devices, on the CPU."""
-    for op in ROW_OPS:
-        default_registry.register(Implementation(op.name, "interpreted", f"hwgrpo_kernels.rows_triton:{op.name}"))
-    with default_registry.pinned({op.name: "interpreted" for op in ROW_OPS}):
-        yield
-    for op in ROW_OPS:
-        del default_registry._implementations[op.name]["interpreted"]
 
 
 def weighted(stats, rows):

@@ -35,11 +35,18 @@ STAGES = [
 
 
 def parity(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
-    """Return the report of a comparison."""
+    """Return the report of a comparison with fp64."""
+    (report,) = comparisons(capsys, *arguments)
+    return report
+
+
+def comparisons(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
+    """Return the reports of all comparisons."""
     code = main(["parity", *arguments, "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == (0 if report["passed"] else 1)
-    return report
+    assert report["passed"] == all(each["passed"] for each in report["comparisons"])
+    return report["comparisons"]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,13 @@ def test_rounding_explains_every_difference_on_a_cpu(arguments: tuple[str, ...],
     report = parity(capsys, *arguments)
     assert [stage["name"] for stage in report["stages"]] == STAGES
     assert report["first_difference"] is None, report
+    assert decided_tokens(report) > 0
+
+
+def decided_tokens(report: dict) -> int:
+    """Return how many greedy tokens lead by more than rounding, so that they are compared."""
+    (stage,) = (stage for stage in report["stages"] if stage["name"] == "greedy tokens")
+    return int(stage["tensor"].split()[0])
 
 
 def test_a_model_of_the_users_own_is_compared(tmp_path: Path, capsys):
@@ -237,8 +251,9 @@ def test_the_table_names_the_first_difference_and_its_tensor(capsys, monkeypatch
     gradient_of("model.layers.0.mlp.up_proj.weight")(monkeypatch)
     assert main(["parity", *FLOAT32]) == 1
     printed = capsys.readouterr().out
-    assert "DIFFERS, most in gradient of model.layers.0.mlp.up_proj.weight" in printed
-    assert printed.endswith("first difference: gradients, layer 1\n")
+    assert "gradients, layer 1" in next(line for line in printed.splitlines() if line.endswith("DIFFERS"))
+    verdict = printed.splitlines()[-1]
+    assert verdict.startswith("first difference: gradients, layer 1, in gradient of model.layers.0.mlp.up_proj.weight[")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +261,9 @@ def test_the_table_names_the_first_difference_and_its_tensor(capsys, monkeypatch
     [
         (("algorithm.kl.coef=1",), "algorithm.kl.coef=1.0: parity compares one fixed step; leave it out"),
         (("model.lora.rank=4",), "model.lora: parity does not compare adapters"),
-        (("model.quantize=nf4",), "model.quantize: parity does not compare quantized weights"),
+        (("model.router_loss_coef=0.1",), "model.router_loss_coef: parity does not compare the router's loss"),
+        (("--families", "model.path=folder"), "model.path=folder with --families"),
+        (("--families", "--save", "file"), "--families with --save"),
         (("model.path=nowhere",), "model.path='nowhere'"),
         (("model.dtyp=bfloat16",), "model.dtyp"),
         (("Qwen/Qwen3-0.6B",), "write model.path=Qwen/Qwen3-0.6B"),

@@ -1,0 +1,53 @@
+"""A training step with the row kernels in Triton against fp64, and mistakes in them at their stage."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hwgrpo_kernels import rows_triton
+
+from hwgrpo.cli.main import main
+from tests.support.numbers.row_cases import ROW_OPS
+
+PINS = ", ".join(f"{op.name}: interpreted" for op in ROW_OPS)
+ARGUMENTS = ("parity", "backend.name=cpu", "trainer.threads=1", f"kernels.pins={{{PINS}}}", "--json")
+
+
+def parity(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    """Return the report of a comparison with fp64."""
+    code = main([*ARGUMENTS, *arguments])
+    (report,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert code == (0 if report["passed"] else 1)
+    assert any(note.startswith("row_grad -> interpreted") for note in report["notes"])
+    return report
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_explains_every_difference(dtype: str, interpreted, capsys):
+    report = parity(capsys, f"model.dtype={dtype}")
+    assert report["passed"], report
+
+
+def scaled(index: int, factor: float) -> Callable[[Any], Any]:
+    """Return a mutant of a kernel, one of whose results is a factor too large."""
+
+    def change(result: Any) -> Any:
+        (result if isinstance(result, tuple) else (result,))[index].mul_(factor)
+        return result
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kernel", "change", "stage"),
+    [
+        ("row_stats", scaled(0, 1.001), "log-probs"),
+        ("row_grad", scaled(0, 1.001), "gradients, head"),
+    ],
+    ids=["log-probs", "gradient"],
+)
+def test_a_mistake_of_a_kernel_is_found_at_its_stage(kernel, change, stage, interpreted, capsys, monkeypatch):
+    right = getattr(rows_triton, kernel)
+    monkeypatch.setattr(rows_triton, kernel, lambda *args: change(right(*args)))
+    assert parity(capsys, "model.dtype=float32")["first_difference"] == stage
