@@ -4,7 +4,7 @@ settings.py     its settings, and those that may be chosen
 fixed_step.py   the step: prompts, responses, rewards and log-probs that a seed determines
 families.py     tiny random models of published architectures
 golden.py       the step in fp64 by formulas written out, and what rounding does to it
-rounding.py     fp64 within transformers' code, and each operation changed by one rounding
+rounded_operations.py  fp64 within transformers' code, and each operation changed by one rounding
 measured.py     the step by this project's parts, on a device
 comparison.py   tensor by tensor: error and tolerance
 stages.py       stages: table, verdict, JSON; for every command that compares steps

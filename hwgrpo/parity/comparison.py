@@ -34,7 +34,7 @@ from hwgrpo.parity.golden import (
     updated_name,
 )
 from hwgrpo.parity.measured import MeasuredStep, build_measured, measured_step
-from hwgrpo.parity.rounding import Precision
+from hwgrpo.parity.rounded_operations import Precision
 from hwgrpo.parity.saved_step import SavedTensor, checksum_of
 from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.rollout.stopping import end_token_ids

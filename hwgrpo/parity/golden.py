@@ -19,7 +19,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
-from hwgrpo.parity.rounding import Precision, Rounded, in_fp64
+from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
 
 DRAWS = 4
 """Computations with other roundings, of which the largest difference counts."""

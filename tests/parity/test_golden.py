@@ -12,7 +12,7 @@ from hwgrpo.parity import golden
 from hwgrpo.parity.families import FAMILIES, save_family
 from hwgrpo.parity.fixed_step import make_step
 from hwgrpo.parity.golden import golden_step, load_golden_model, parameters_by_part, rounding_of
-from hwgrpo.parity.rounding import Precision, Rounded, in_fp64
+from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
 from hwgrpo.parity.settings import load_settings
 
 BELOW = (torch.float32, torch.bfloat16, torch.float16)
