@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Collect everything about a machine with an NVIDIA or AMD GPU in one go: facts, tests, hardware record, sanitizer, speed.
+# Collect everything about a machine with an NVIDIA or AMD GPU in one go: parity with fp64, facts, tests, hardware
+# record, sanitizer, speed.
 #   bash scripts/gpu_visit.sh OUT                  every step; logs and results go to the folder OUT
-#   bash scripts/gpu_visit.sh OUT facts bench-A    these steps, to stay below a limit per command
+#   bash scripts/gpu_visit.sh OUT parity bench-A   these steps, to stay below a limit per command
 #   bash scripts/gpu_visit.sh --list               the steps
 # After a step that fails or times out the next one runs. OUT/steps.tsv has a line per step: its exit code, seconds
 # and log; it is written as each step ends, and a later call appends to it. Exits with 1 if a step of this call failed.
+# A bench-SHAPE runs only where the last step parity in OUT has passed: the speed of wrong numbers is not reported.
 # The steps tests and sanitizer need pytest, which `bash scripts/setup.sh --dev` installs.
 #   PYTHON=...      the interpreter (default .venv/bin/python, else python3)
 #   PACKAGES=...    a folder of packages that the interpreter lacks, added to PYTHONPATH
@@ -17,10 +19,10 @@ set -uo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 read -ra shapes <<<"${SHAPES:-A B C}"
-steps=(facts kernels tests record sanitizer "${shapes[@]/#/bench-}")
+steps=(parity facts kernels tests record sanitizer "${shapes[@]/#/bench-}")
 case "${1:-}" in
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
-    "" | -*) sed -n '2,15p' "$0" | cut -c3- >&2; exit 2 ;;
+    "" | -*) sed -n '2,17p' "$0" | cut -c3- >&2; exit 2 ;;
 esac
 mkdir -p "$1" || exit 1
 out=$(cd "$1" && pwd)
@@ -48,6 +50,20 @@ for name in ("torch", "triton", "transformers", "liger-kernel", "cut-cross-entro
     "$python" -m hwgrpo detect --probe
 }
 
+parity() {
+    local code=0
+    "$python" -m hwgrpo parity model.dtype=float32 --save "$out/parity.safetensors" || code=1
+    "$python" -m hwgrpo parity || code=1
+    "$python" -m hwgrpo parity --families || code=1
+    return $code
+}
+
+has_parity() {
+    [ "$(awk -F'\t' '$1 == "parity" { code = $2 } END { print code }' "$out/steps.tsv" 2>/dev/null)" = 0 ] && return
+    echo "the step parity has not passed in $out: run \`bash scripts/gpu_visit.sh $out parity\` and mend what differs"
+    return 6
+}
+
 pytest_in() {
     local workers=()
     "$python" -c "import xdist" 2>/dev/null && workers=(-n "${WORKERS:-4}")
@@ -56,6 +72,7 @@ pytest_in() {
 
 run_step() {
     case "$1" in
+        parity) parity ;;
         facts) facts ;;
         kernels) "$python" -m hwgrpo kernels ;;
         tests) pytest_in tests tests/gpu -k "not test_sanitizer" ;;
@@ -65,7 +82,10 @@ run_step() {
             command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 5; }
             pytest_in sanitizer tests/gpu -k test_sanitizer
             ;;
-        bench-*) "$python" -m hwgrpo bench kernels --shape "${1#bench-}" --repeat "${REPEAT:-5}" --json "$out/$1.json" ;;
+        bench-*)
+            has_parity || return
+            "$python" -m hwgrpo bench kernels --shape "${1#bench-}" --repeat "${REPEAT:-5}" --json "$out/$1.json"
+            ;;
         *) echo "scripts/gpu_visit.sh: unknown step '$1'; --list prints the steps"; return 2 ;;
     esac
 }
@@ -94,6 +114,6 @@ for step in "${steps[@]}"; do
 done
 
 echo
-echo "step, exit code (124 and 137: time limit; 5: no test to run here), time, log in $out"
+echo "step, exit code (124 and 137: time limit; 5: no test to run here; 6: no parity), time, log in $out"
 cat "$out/steps.tsv"
 exit $status

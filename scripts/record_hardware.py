@@ -66,6 +66,8 @@ class Recorder:
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self.outcomes: list[dict[str, Any]] = []
+        self.has_parity = True
+        """Whether all steps so far are those of fp64; without, no speed is recorded."""
 
     def python(self, *arguments: str) -> tuple[int, str]:
         """Run a Python command; return its exit code (124 after a timeout) and stdout."""
@@ -101,6 +103,18 @@ def doctor(run: Recorder, options: argparse.Namespace) -> None:
     states = [test["state"] for test in (_last_json(output) or {}).get("run") or []]
     figures = {state.lower(): states.count(state) for state in ("PASS", "FAIL", "SKIP")}
     run.add("doctor --run", f"hwgrpo {' '.join(arguments)}", began, code == 0 and figures["pass"] > 0, figures)
+
+
+def parity(run: Recorder, options: argparse.Namespace) -> None:
+    """Compare a training step with fp64: of several families in fp32, and of the built-in model as it trains here."""
+    for arguments in (["model.dtype=float32", "--families"], []):
+        began = time.monotonic()
+        command = ["parity", f"backend.name={run.backend}", *arguments]
+        code, output = run.python("-m", "hwgrpo", *command, "--json")
+        report = _last_json(output) or {}
+        figures = {"comparisons": len(report.get("comparisons", [])), "largest_share": _largest_share(report)}
+        run.has_parity &= code == 0
+        run.add("parity", f"hwgrpo {' '.join(command)}", began, code == 0 and figures["comparisons"] > 0, figures)
 
 
 def kernels(run: Recorder, options: argparse.Namespace) -> None:
@@ -159,8 +173,9 @@ def _train(run: Recorder, name: str, arguments: list[str], output: Path) -> tupl
         greedy = next((row for row in summary["validation"] if row["metric"] == "greedy"), None)
         figures |= {"before": greedy["before"], "after": greedy["after"]} if greedy else {}
         figures["last_grad_norm"] = steps[-1]["actor/grad_norm"]
-        rates = sorted(line["perf/throughput"] for line in steps)
-        figures["tokens_per_s"] = round(rates[len(rates) // 2])
+        if run.has_parity:
+            rates = sorted(line["perf/throughput"] for line in steps)
+            figures["tokens_per_s"] = round(rates[len(rates) // 2])
         peaks = [line["perf/max_memory_allocated_gb"] for line in steps if "perf/max_memory_allocated_gb" in line]
         figures |= {"peak_gib": round(max(peaks), 2)} if peaks else {}
     passed = code == 0 and bool(steps) and all(0 < line["actor/grad_norm"] < float("inf") for line in steps)
@@ -169,7 +184,7 @@ def _train(run: Recorder, name: str, arguments: list[str], output: Path) -> tupl
     return figures, passed
 
 
-PARTS = {"doctor": doctor, "kernels": kernels, "tiny_sort": tiny_sort, "shaped": shaped}
+PARTS = {"parity": parity, "doctor": doctor, "kernels": kernels, "tiny_sort": tiny_sort, "shaped": shaped}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -178,9 +193,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--backend", default="auto", metavar="NAME", help="the backend to run on (default: the detected one)"
     )
-    parser.add_argument(
-        "--parts", default=",".join(PARTS), help=f"comma-separated, of {','.join(PARTS)} (default: all)"
-    )
+    help_of_parts = f"comma-separated, of {','.join(PARTS)} (default: all); parity always runs"
+    parser.add_argument("--parts", default=",".join(PARTS), help=help_of_parts)
     parser.add_argument(
         "--out", type=Path, default=hardware.FOLDERS[1], help="folder for the record (default: %(default)s)"
     )
@@ -195,6 +209,8 @@ def main(arguments: list[str] | None = None) -> int:
     parts = options.parts.split(",")
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"--parts {options.parts}: unknown part {', '.join(unknown)}; use {', '.join(PARTS)}")
+    if "parity" not in parts:
+        parts.insert(0, "parity")
     commit = _commit(options.commit, parser)
 
     run = Recorder(options.backend)
@@ -271,6 +287,14 @@ def _driver(facts: dict[str, Any]) -> str:
 
 def _environ(path: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": ":".join(filter(None, [path, os.environ.get("PYTHONPATH", "")]))}
+
+
+def _largest_share(report: dict[str, Any]) -> float | None:
+    """Return the largest error of a stage as a share of its tolerance; None: no report, or an error without one."""
+    stages = [stage for each in report.get("comparisons", []) for stage in each["stages"] if stage["error"]]
+    if not stages or any(not isinstance(stage["error"], float) or not stage["tolerance"] for stage in stages):
+        return None
+    return round(max(stage["error"] / stage["tolerance"] for stage in stages), 3)
 
 
 def _last_json(output: str) -> dict[str, Any] | None:

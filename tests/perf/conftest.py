@@ -13,12 +13,16 @@ import torch
 from hwgrpo_backends import choose
 from hwgrpo_backends.device import Device
 
+from hwgrpo.cli.main import main
+
 
 @pytest.fixture(scope="session")
 def device() -> Device:
     torch.set_num_threads(1)
     device = Device(choose().backend)
     device.set_device()
+    code = main(["parity", f"backend.name={device.backend.name}"])
+    assert code == 0, "a training step differs from fp64 here: the speed of wrong numbers is not measured"
     return device
 
 

@@ -13,6 +13,7 @@ echo "python $*"
 case "$*" in
     *"--shape slow"*) sleep 30 ;;
     *"--shape wrong"*) exit 1 ;;
+    *"parity model.dtype"*) exit ${DIFFERS:-0} ;;
     *"not test_sanitizer"*) exit 3 ;;
 esac
 """
@@ -41,7 +42,7 @@ def test_a_step_that_fails_or_takes_too_long_ends_no_other(visit):
     done, steps, out = visit(shapes="wrong slow A", LIMIT="2")
     codes = {step: int(code) for step, code, _, _ in steps}
     assert codes == {
-        "facts": 0, "kernels": 0, "tests": 3, "record": 0, "sanitizer": 0, "bench-wrong": 1, "bench-slow": 124,
+        "parity": 0, "facts": 0, "kernels": 0, "tests": 3, "record": 0, "sanitizer": 0, "bench-wrong": 1, "bench-slow": 124,
         "bench-A": 0,
     }  # fmt: skip
     assert done.returncode == 1
@@ -53,9 +54,19 @@ def test_a_step_that_fails_or_takes_too_long_ends_no_other(visit):
 def test_steps_of_later_calls_are_added_and_each_call_answers_for_its_own(visit):
     done, steps, _ = visit("tests")
     assert (done.returncode, [step[:2] for step in steps]) == (1, [["tests", "3"]])
-    done, steps, out = visit("bench-B")
-    assert (done.returncode, [step[0] for step in steps]) == (0, ["tests", "bench-B"])
+    done, steps, out = visit("parity", "bench-B")
+    assert (done.returncode, [step[0] for step in steps]) == (0, ["tests", "parity", "bench-B"])
     assert f"--shape B --repeat 5 --json {out}/bench-B.json" in (out / "bench-B.log").read_text()
+
+
+def test_no_speed_is_measured_where_the_numbers_are_not_those_of_fp64(visit):
+    done, steps, out = visit("bench-B")
+    assert (done.returncode, [step[:2] for step in steps]) == (1, [["bench-B", "6"]])
+    assert f"bash scripts/gpu_visit.sh {out} parity" in (out / "bench-B.log").read_text()
+    done, steps, _ = visit("parity", "bench-B", DIFFERS="1")
+    assert [step[:2] for step in steps[1:]] == [["parity", "1"], ["bench-B", "6"]]
+    done, steps, _ = visit("parity", "bench-B")
+    assert [step[:2] for step in steps[3:]] == [["parity", "0"], ["bench-B", "0"]]
 
 
 @pytest.mark.parametrize("step", ["tests", "sanitizer"])
