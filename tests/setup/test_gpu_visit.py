@@ -42,8 +42,8 @@ def test_a_step_that_fails_or_takes_too_long_ends_no_other(visit):
     done, steps, out = visit(shapes="wrong slow A", LIMIT="2")
     codes = {step: int(code) for step, code, _, _ in steps}
     assert codes == {
-        "parity": 0, "facts": 0, "kernels": 0, "tests": 3, "record": 0, "sanitizer": 0, "bench-wrong": 1, "bench-slow": 124,
-        "bench-A": 0,
+        "parity": 0, "facts": 0, "kernels": 0, "tests": 3, "record": 0, "sanitizer": 0,
+        "bench-wrong": 1, "bench-slow": 124, "bench-A": 0,
     }  # fmt: skip
     assert done.returncode == 1
     for step, _, _, log in steps:
