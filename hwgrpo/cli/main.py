@@ -32,6 +32,7 @@ COMMANDS = (
     "eval",
     "export",
     "report",
+    "compare-runs",
     "bench",
     "parity",
     "kernels",
