@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison of A with each other run. Returns 0 where all are the same within noise, 1 where one parts."""
+    """Print the comparison of A with each other run. Returns 0 where all are the same within noise, else 1."""
     from hwgrpo.cli.run_comparison_text import comparison_text
     from hwgrpo.report.loaded_run import load_run
     from hwgrpo.report.run_comparison import compare

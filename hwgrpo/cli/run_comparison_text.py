@@ -131,7 +131,9 @@ def _explanations(result: RunComparison, width: int) -> list[str]:
             continue
         lines.append(f"  {title}: A | B")
         for each in rows:
-            lines += [f"    {line}" for line in fold(terminal_line(f"{each.name}: {each.a} | {each.b}"), width - 4, "  ")]
+            lines += [
+                f"    {line}" for line in fold(terminal_line(f"{each.name}: {each.a} | {each.b}"), width - 4, "  ")
+            ]
     if result.warnings:
         lines.append("  warnings of one run alone")
         for each in result.warnings:

@@ -16,7 +16,7 @@ class Stage:
 
     name: str
     main: tuple[str, ...]
-    """Means over many samples: their gap between runs is compared with noise."""
+    """Means over many samples: their gap between runs is compared with noise. Not shares of rare events: these jump."""
     further: tuple[str, ...]
     """Extremes, counts and scheduled values: only their first difference is looked for."""
 
@@ -25,7 +25,7 @@ STAGES = (
     Stage("prompts", ("prompt_length/mean",), ("prompt_length/*", "data/*", "filter_groups/sampled")),
     Stage(
         "responses",
-        ("response_length/mean", "response_length/clip_ratio", "filter_groups/passed_ratio"),
+        ("response_length/mean",),
         ("response_length/*", "response/*", "filter_groups/*", "rollout/*", "perf/response_tokens", "perf/total_num*"),
     ),
     Stage(
@@ -41,7 +41,7 @@ STAGES = (
         + ("rollout/probe_logprob_diff",),
         ("rollout_corr/*", "training/*", "rollout/guard_level"),
     ),
-    Stage("loss", ("actor/loss", "actor/pg_loss", "actor/pg_clipfrac"), ("actor/*", "clip_ratio/*", "cispo_*")),
+    Stage("loss", ("actor/loss", "actor/pg_loss"), ("actor/*", "clip_ratio/*", "cispo_*")),
     Stage(
         "KL",
         ("actor/kl_loss", "actor/ppo_kl", "actor/reward_kl_penalty"),

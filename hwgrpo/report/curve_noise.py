@@ -1,9 +1,10 @@
 """Whether the gap between two curves is larger than the noise of each.
 
-A curve is a level that drifts, plus noise: `x_t = level_t + e_t`, `level_t = level_(t-1) + u_t`, with the variances
-s^2 of `e` and q of `u`. Both are estimated from the curve's own steps by maximum likelihood; for q it is the upper end
-of its 95 % interval, since a curve that happens not to drift must not make noise look small. Two runs that start from
-the same weights and then sample differently have a gap of variance `s_a^2 + s_b^2 + n (q_a + q_b)` after n steps.
+A curve is a level that drifts, plus noise: `x_t = level_t + e_t`, `level_t = level_(t-1) + slope + u_t`, with the
+variances s^2 of `e` and q of `u`. Both are estimated from the curve's own steps by maximum likelihood; for q it is the
+upper end of its 95 % interval, since a curve that happens not to drift must not make noise look small. Two runs that
+start from the same weights and then sample differently have a gap of variance `s_a^2 + s_b^2 + n (q_a + q_b)` after n
+steps. Here q is that of the steadier run: a jump in one of them is what is looked for, not noise.
 Source: Harvey 1989, Forecasting, Structural Time Series Models and the Kalman Filter, sections 2.4 and 4.2.
 """
 
@@ -59,24 +60,25 @@ def estimate_noise(values: Sequence[float], variance: float | None = None) -> Cu
         variance: s^2 where it is known, as the squared standard error of a validation; None: it is estimated.
     """
     x = np.asarray(values, dtype=float)
-    changes = np.diff(x)
-    scale = float(np.mean(changes**2)) if len(changes) else 0.0
+    changes = np.diff(x) - (x[-1] - x[0]) / max(1, len(x) - 1)  # about their mean, the slope
+    freedom = len(x) - 2
+    scale = float(changes @ changes) / max(1, freedom)
     if variance is not None:
         return CurveNoise(variance, max(0.0, scale - 2 * variance), math.inf)
     if scale == 0.0 or not math.isfinite(scale):
-        return CurveNoise(scale, scale, len(x) - 1)
+        return CurveNoise(scale, scale, freedom)
     gains, factors = _filter(len(x))
-    x = (x - x[0]) / math.sqrt(scale)
-    level, squares = np.full(len(_RATIOS), x[0]), np.zeros(len(_RATIOS))
+    x = np.concatenate([[0.0], np.cumsum(changes)]) / math.sqrt(scale)
+    level, squares = np.zeros(len(_RATIOS)), np.zeros(len(_RATIOS))
     for t in range(1, len(x)):
         innovation = x[t] - level
         squares += innovation**2 / factors[t]
         level = level + gains[t] * innovation
-    noise = squares / (len(x) - 1)
+    noise = squares / freedom
     fit = -(len(x) - 1) * np.log(noise) - np.log(factors[1:]).sum(axis=0)  # twice the log-likelihood
     best = int(np.flatnonzero(fit >= fit.max() - _INTERVAL)[-1])
     noise_here = float(noise[best]) * scale
-    return CurveNoise(noise_here, noise_here * float(_RATIOS[best]), len(x) - 1)
+    return CurveNoise(noise_here, noise_here * float(_RATIOS[best]), freedom)
 
 
 @lru_cache(maxsize=8)

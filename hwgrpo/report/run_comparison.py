@@ -121,7 +121,9 @@ def compare(a: LoadedRun, b: LoadedRun) -> RunComparison:
     if parted is not None and parts_from is None:
         parts_from = parted.step
     gap_step, gap = _gap(first.metrics, second.metrics, steps, parts_from if parts_from is not None else start)
-    names = [{name for values in record.metrics.values() for name in values if placed(name)} for record in (first, second)]
+    names = [
+        {name for values in record.metrics.values() for name in values if placed(name)} for record in (first, second)
+    ]
     return RunComparison(
         steps=tuple(steps),
         completions=_compared_samples(a, b, steps),
@@ -193,9 +195,7 @@ def _pairs(
     if of_prompts:
         firsts = [[records[0] for records in groups.values()] for groups in grouped]
         return list(zip(*firsts, strict=False))
-    return [
-        pair for uid, records in grouped[0].items() for pair in zip(records, grouped[1].get(uid, ()), strict=False)
-    ]
+    return [pair for uid, records in grouped[0].items() for pair in zip(records, grouped[1].get(uid, ()), strict=False)]
 
 
 def _compared_samples(a: LoadedRun, b: LoadedRun, steps: Sequence[int]) -> int:
@@ -219,7 +219,11 @@ def _with_noise(row: MetricComparison, a: Metrics, b: Metrics, start: int, tests
     """
     if not row.is_main or row.step is None:
         return row
-    shared = [(s, a[s][row.name], b[s][row.name]) for s in sorted(a.keys() & b.keys()) if row.name in a[s] and row.name in b[s]]
+    shared = [
+        (s, a[s][row.name], b[s][row.name])
+        for s in sorted(a.keys() & b.keys())
+        if row.name in a[s] and row.name in b[s]
+    ]
     # a NaN or infinity in one of the runs is no noise
     broken = next((s for s, x, y in shared if math.isfinite(x) != math.isfinite(y)), None)
     pairs = [each for each in shared if math.isfinite(each[1]) and math.isfinite(each[2])]
@@ -232,7 +236,9 @@ def _with_noise(row: MetricComparison, a: Metrics, b: Metrics, start: int, tests
         ]
         places = [i for i, (s, _, _) in enumerate(pairs) if s >= start]
         # a validation measures the weights after its step's update, other metrics those before it
-        same_weights = [i for i, (s, _, _) in enumerate(pairs) if (s < start if row.stage == VALIDATION else s <= start)]
+        same_weights = [
+            i for i, (s, _, _) in enumerate(pairs) if (s < start if row.stage == VALIDATION else s <= start)
+        ]
         if places:
             elapsed = places[0] - same_weights[-1] if same_weights else 0
             test = compare_curves(
@@ -274,7 +280,11 @@ def _judge(
     first = min((row for row in rows if row.step is not None), key=_flow_order)
     if not reasons:
         why = "nothing explains a difference, so they should be equal to the bit"
-        return "parts", f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}; {why}", first
+        return (
+            "parts",
+            f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}; {why}",
+            first,
+        )
     parted = [row for row in rows if row.parts is not None]
     if parted:
         row = min(parted, key=lambda each: (each.parts, _flow_order(each)))
@@ -284,7 +294,11 @@ def _judge(
     differing = [row for row in rows if row.is_main and row.step is not None]
     if differing and all(row.errors is None for row in differing):
         why = f"fewer than {FEWEST} shared steps have values, too few to estimate noise, so any difference counts"
-        return "parts", f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}; {why}", first
+        return (
+            "parts",
+            f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}; {why}",
+            first,
+        )
     unjudged = sum(row.errors is None for row in differing)
     rest = f" ({unjudged} metrics have too few values to be judged)" if unjudged else ""
     return "within_noise", f"same within noise in {count}{rest}; {until}", None
@@ -347,5 +361,7 @@ def _notes(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
         if run.record.status == "running":
             notes.append(f"{name} is running: its steps so far are compared")
         if not run.samples and other.samples:
-            notes.append(f"{name} logged no completions (observe.completions_per_step): prompts and responses are not compared")
+            notes.append(
+                f"{name} logged no completions (observe.completions_per_step): prompts and responses are not compared"
+            )
     return tuple(notes)

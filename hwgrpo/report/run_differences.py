@@ -228,7 +228,9 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 def _fingerprint(value: Any) -> str:
     if not isinstance(value, Mapping):
         return NOT_RECORDED
-    hashes = [f"{what} {str(value[key])[:12]}" for what, key in (("rows", "sha256"), ("text", "text_sha256")) if key in value]
+    hashes = [
+        f"{what} {str(value[key])[:12]}" for what, key in (("rows", "sha256"), ("text", "text_sha256")) if key in value
+    ]
     return ", ".join([f"{value.get('rows')} rows", *hashes])
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import platform
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import hwgrpo_backends
 import hwgrpo_kernels
 import torch
 import transformers
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.environment import profile
+from packaging.requirements import Requirement
 
 import hwgrpo
 from hwgrpo.config import Config
@@ -19,11 +26,15 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
 from hwgrpo.data.prompts import dataset_notes, overlong_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
-from hwgrpo.support.run_files import write_whole
+from hwgrpo.support.run_files import read_whole, write_whole
+from hwgrpo.training.code_files import checksums
 from hwgrpo.training.model_setup import Models
-from hwgrpo.training.module_fusion import Fused
+from hwgrpo.training.policy.auto_settings import choose_strategy
+from hwgrpo.training.resume import LockedFolder
 from hwgrpo.training.startup_checks import Prompts
 from hwgrpo.training.strategies.strategy import Strategy
+
+ENVIRONMENT = "environment.json"
 
 
 def prompt_notes(config: DataConfig, data: Prompts) -> Iterator[str]:
@@ -83,35 +94,107 @@ def _named(dtype: torch.dtype) -> str:
 
 
 def write_run_record(
-    output: Path,
+    folder: LockedFolder,
     config: Config,
     device: Device,
     total_steps: int,
-    fused: Fused,
+    models: Models,
+    data: Prompts,
     strategy: Strategy,
     template_date: str | None,
+    notes: Sequence[str],
 ) -> None:
-    """Write config.yaml, and environment.json: the run's machine, versions, variables, and its templates' date."""
-    write_whole(output / "config.yaml", to_yaml(config))
+    """Write config.yaml, and environment.json: the run's machine, versions, variables, data, and starts.
+
+    Args:
+        folder: the run's folder.
+        config: the settings, with the user's own paths.
+        device: rank 0's device.
+        total_steps: steps of the run.
+        models, data: those of the run.
+        strategy: connects the ranks.
+        template_date: the date that chat templates write.
+        notes: what has changed since the checkpoint that this start resumes from.
+    """
+    path = folder.path / ENVIRONMENT
+    earlier = _earlier_starts(path, folder.start) if folder.checkpoint is not None else []
+    start = {
+        "step": folder.start,
+        "checkpoint": None if folder.checkpoint is None else str(folder.checkpoint.folder),
+        "notes": list(notes),
+        "device": device.name,
+        "ranks": strategy.world_size,
+        "torch": torch.__version__,
+    }
+    fingerprints = {"train": data.training.fingerprint} | (
+        {} if data.validation is None else {"validation": data.validation.fingerprint}
+    )
+    write_whole(folder.path / "config.yaml", to_yaml(config))
     environment = {
         "hwgrpo": hwgrpo.__version__,
+        "source_sha256": _source_digest(),
         "backend": device.backend.name,
         "device": device.name,
         "arch": device.arch,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "packages": _package_versions(),
+        "dtype": _named(models.policy.compute_dtype),
+        "ranks": strategy.world_size,
+        "strategy": choose_strategy(config.trainer.strategy),
         "variables": {
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
             for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
-        "attention": {"selected": fused.attention.name, "skipped": dict(fused.attention.skipped)},
-        "fused_modules": fused.record,
+        "attention": {"selected": models.fused.attention.name, "skipped": dict(models.fused.attention.skipped)},
+        "fused_modules": models.fused.record,
         "total_steps": total_steps,
         "template_date": template_date,
+        "data": {name: dict(fingerprint) for name, fingerprint in fingerprints.items()},
+        "code": checksums(config),
+        "starts": [*earlier, start],
         **strategy.record,
     }
-    write_whole(output / "environment.json", json.dumps(environment, indent=1))
+    write_whole(path, json.dumps(environment, indent=1))
+
+
+def _earlier_starts(path: Path, step: int) -> list[Any]:
+    """Return the starts that environment.json has of a run that resumes after a step."""
+    try:
+        starts = json.loads(read_whole(path))["starts"]
+        return [each for each in starts if each["step"] <= step]
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        LookupError,
+        TypeError,
+    ):  # of an older version, or another run's checkpoint
+        return []
+
+
+def _source_digest() -> str:
+    """Return a hash of the Python files of this project's packages, which a version does not distinguish."""
+    digest = hashlib.sha256()
+    for package in (hwgrpo, hwgrpo_backends, hwgrpo_kernels):
+        root = Path(str(package.__file__)).parent
+        for file in sorted(root.rglob("*.py")):
+            digest.update(f"{package.__name__}/{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _package_versions() -> dict[str, str]:
+    """Return the installed packages that hwgrpo requires or can use, without those of its development."""
+    versions = {}
+    with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree that is not installed
+        for line in metadata.requires("hwgrpo") or ():
+            requirement = Requirement(line)
+            if re.search(r"extra == ['\"](dev|docs)['\"]", line) or requirement.name in ("torch", "transformers"):
+                continue
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[requirement.name] = metadata.version(requirement.name)
+    return versions
 
 
 def write_kernel_selections(output: Path, rank: int) -> None:

@@ -135,12 +135,13 @@ def _build(
     """
     strategy = start_strategy(config, device)
     folder = open_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
-    start, notes = folder.start, [*notes, *folder.notes]
+    start, notes = folder.start, [*notes]
     metrics = CustomMetrics(config.observe)
     config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = open_data(config, load_tokenizer(config.model), strategy.rank, device)
     undo.callback(data.rewards.close)
-    notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
+    changes = [*folder.notes, *compare_data(folder.checkpoint, train=data.training, validation=data.validation)]
+    notes += changes
     settings = load_model_config(config.model)
     resumes = folder.checkpoint is not None
     resolved = check_start(config, device.backend, settings, device=device, data=data, resumes=resumes)
@@ -202,7 +203,7 @@ def _build(
         if start < total_steps or start == 0:
             keep_copies(config, folder.path)
             date = config.data.template_date
-            write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
+            write_run_record(folder, written, device, total_steps, models, data, strategy, date, changes)
     observer.resume_from(start)
     notes += filter(
         None, (frozen_dtype_note(config.model, models), filters_note(config, models), reference_note(config))

@@ -186,10 +186,11 @@ def _build(
         command=training.command,
         open_data=opened_for,
     )
-    start, notes = folder.start, [*notes, *folder.notes]
+    start, notes = folder.start, [*notes]
     config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = opened()
-    notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
+    changes = [*folder.notes, *compare_data(folder.checkpoint, train=data.training, validation=data.validation)]
+    notes += changes
     models, model_notes = training.build_models(config, device, strategy, data)
     notes += (*filter(None, (dtype_note(config.model.dtype, device),)), *model_notes)
     total_steps = max(start, planned_steps(config, len(data.training)))
@@ -204,7 +205,7 @@ def _build(
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
             date = config.data.template_date
-            write_run_record(folder.path, written, device, total_steps, models.fused, strategy, date)
+            write_run_record(folder, written, device, total_steps, models, data, strategy, date, changes)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config.model, models),))
     notes += (*prompt_notes(config.data, data), *training.example_notes(config, data, total_steps))
