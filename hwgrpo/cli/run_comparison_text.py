@@ -47,6 +47,8 @@ def comparison_text(a: LoadedRun, b: LoadedRun, result: RunComparison, *, every:
             lines += fold(f"logged by {name} alone: {', '.join(map(terminal_line, only))}", width, "  ")
     for note in result.notes:
         lines += fold(f"note: {terminal_line(note)}", width, "  ")
+    expected = "not expected to be equal to the bit (" + "; ".join(map(terminal_line, result.reasons)) + ")"
+    lines += fold(expected if result.reasons else "expected to be equal to the bit: any difference counts", width, "  ")
     lines += ["", *_metrics(result, every)]
     lines += ["", "what explains it", *_explanations(result, width)]
     if result.gap:
@@ -65,7 +67,8 @@ def _run_line(name: str, run: LoadedRun) -> str:
 
 def _metrics(result: RunComparison, every: bool) -> list[str]:
     lines = [
-        "first difference per metric, in the order of a step; (=) equal to the bit",
+        "first difference per metric, in the order of a step (= equal to the bit). Beyond noise: the step from",
+        "which the curves part, or no, with the largest gap and the one that counts, in standard errors (se)",
         f"  {'':{_NAME}}  {'step':>5}  {'A':>10}  {'B':>10}  {'B - A':>9}  beyond noise",
     ]
     for stage in STAGES:
@@ -74,7 +77,7 @@ def _metrics(result: RunComparison, every: bool) -> list[str]:
         if not rows:
             continue
         if not different:
-            lines.append(f"{stage.name} (=)")
+            lines.append(f"{stage.name} =")
             continue
         shown = [row for row in different if every or row.is_main or row.name.startswith(LOGGED)]
         shown = shown or [min(different, key=lambda row: (row.step, row.name))]

@@ -30,15 +30,19 @@ STAGES = (
     ),
     Stage(
         "rewards",
-        ("reward", "reward_std", "frac_reward_zero_std", "rewards/*/mean", "filter_groups/reward")
-        + ("reward_model/accuracy", "reward_model/margin"),
+        (
+            *("reward", "reward_std", "frac_reward_zero_std", "rewards/*/mean", "filter_groups/reward"),
+            *("reward_model/accuracy", "reward_model/margin"),
+        ),
         ("rewards/*", "critic/*", "reward/*", "reward_failures/*", "reward_model/*"),
     ),
     Stage("advantages", (), ("critic/advantages/*",)),
     Stage(
         GAP,
-        ("rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/log_ratio_slope", "training/rollout_probs_diff_mean")
-        + ("rollout/probe_logprob_diff",),
+        (
+            *("rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/log_ratio_slope"),
+            *("training/rollout_probs_diff_mean", "rollout/probe_logprob_diff"),
+        ),
         ("rollout_corr/*", "training/*", "rollout/guard_level"),
     ),
     Stage("loss", ("actor/loss", "actor/pg_loss"), ("actor/*", "clip_ratio/*", "cispo_*")),
@@ -54,6 +58,8 @@ STAGES = (
 )
 """In the order of a step; a validation follows the step that it is logged with."""
 
+SCHEDULED = ("actor/lr", "rollout/temperature", "data/epoch")
+"""What settings alone decide: compared, but no result that parts."""
 NOT_RESULTS = ("timing_s/*", "perf/*", "rollout/server_retries", "rollout/server_restarts", "rollout/servers_alive")
 """What a clock, the memory and the machines decide; a longer pattern of a stage wins."""
 

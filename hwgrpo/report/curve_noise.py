@@ -50,6 +50,8 @@ class GapTest:
     """Largest mean gap of a window, in its standard errors."""
     limit: float
     """Standard errors from which a gap counts."""
+    smallest: float
+    """Smallest gap that would count if it were the same at all values."""
 
 
 def estimate_noise(values: Sequence[float], variance: float | None = None) -> CurveNoise:
@@ -114,9 +116,9 @@ def compare_curves(
     noise, drift = a.noise + b.noise, 2 * min(a.drift, b.drift)
     d = np.asarray(gaps, dtype=float)[start:]
     if len(d) == 0 or not d.any():
-        return GapTest(None, 0.0, 0.0)
+        return GapTest(None, 0.0, 0.0, 0.0)
     if noise + drift == 0.0:
-        return GapTest(start + int(np.flatnonzero(d)[0]), math.inf, 0.0)
+        return GapTest(start + int(np.flatnonzero(d)[0]), math.inf, 0.0, 0.0)
     widths = [2**k for k in range(len(d).bit_length()) if 2**k <= len(d)]
     limit = t_quantile(FALSE_ALARMS / 2 / (tests * sum(len(d) - w + 1 for w in widths)), _freedom(a, b))
     steps = elapsed + np.arange(len(d))
@@ -125,16 +127,19 @@ def compare_curves(
         d = np.clip(d, -single, single)
     sums = np.concatenate([[0.0], np.cumsum(d)])
     largest, ends = 0.0, []
-    for w in range(1, len(d) + 1) if len(d) <= 64 else widths:
+    smallest = math.inf
+    for w in widths:
         means = (sums[w:] - sums[:-w]) / w
         variance = noise / w + drift * (steps[: len(means)] + (w - 1) * (2 * w - 1) / (6 * w))
+        if w > 1 or alone or len(d) == 1:
+            smallest = min(smallest, limit * math.sqrt(float(variance.min())))
         errors = np.divide(np.abs(means), np.sqrt(variance), out=np.zeros(len(means)), where=variance > 0)
         errors[(variance == 0) & (means != 0)] = math.inf
         largest = max(largest, float(errors.max()))
         above = np.flatnonzero(errors > limit * (1 + 1e-9))
         if len(above):
             ends.append((int(above[0]) + w - 1, -float(errors[above[0]]), int(above[0])))
-    return GapTest(start + min(ends)[2] if ends else None, largest, limit)
+    return GapTest(start + min(ends)[2] if ends else None, largest, limit, smallest)
 
 
 def _freedom(a: CurveNoise, b: CurveNoise) -> float:

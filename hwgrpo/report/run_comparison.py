@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.report.compared_metrics import GAP, OTHER, STAGES, VALIDATION, placed
+from hwgrpo.report.compared_metrics import GAP, OTHER, SCHEDULED, STAGES, VALIDATION, placed
 from hwgrpo.report.curve_noise import FEWEST, compare_curves, estimate_noise
 from hwgrpo.report.loaded_run import SAMPLES, LoadedRun
 from hwgrpo.report.run_data import RunRecord
@@ -56,6 +56,8 @@ class MetricComparison:
     """Largest gap of the curves, in its standard errors; None: not judged."""
     limit: float | None = None
     """Standard errors from which a gap counts."""
+    smallest: float | None = None
+    """Smallest lasting gap that would count; None: not judged."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,10 @@ def compare(a: LoadedRun, b: LoadedRun) -> RunComparison:
         raise ConfigError(f"{first.folder} and {second.folder} share no metric; compare runs of one command")
     found = differences(first, second)
     reasons = reasons_against_equality(first, second, found)
-    unequal = [row for row in rows if row.step is not None]
-    start = min((row.step for row in unequal if row.step is not None), default=None)
+    start = min((row.step for row in rows if row.step is not None and _is_unequal(row)), default=None)
     if start is not None:
         count = sum(row.is_main for row in rows)
         rows = [_with_noise(row, first.metrics, second.metrics, start, count) for row in rows]
-        unequal = [row for row in rows if row.step is not None]
     verdict, headline, parted = _judge(rows, reasons, steps, start)
     parts_from = None if parted is None else parted.step if verdict == "parts" and not reasons else parted.parts
     if parted is not None and parts_from is None:
@@ -142,6 +142,10 @@ def compare(a: LoadedRun, b: LoadedRun) -> RunComparison:
         parts_in=None if parted is None else parted.name,
         notes=_notes(a, b),
     )
+
+
+def _is_unequal(row: MetricComparison) -> bool:
+    return row.step is not None and row.name not in SCHEDULED
 
 
 def _exact_rows(a: LoadedRun, b: LoadedRun, steps: Sequence[int]) -> list[MetricComparison]:
@@ -228,7 +232,7 @@ def _with_noise(row: MetricComparison, a: Metrics, b: Metrics, start: int, tests
     broken = next((s for s, x, y in shared if math.isfinite(x) != math.isfinite(y)), None)
     pairs = [each for each in shared if math.isfinite(each[1]) and math.isfinite(each[2])]
     known = _known_variances(row.name, a, b, [s for s, _, _ in pairs])
-    parts, errors, limit = broken, None, None
+    parts, errors, limit, smallest = broken, None, None, None
     if pairs and (known is not None or len(pairs) >= FEWEST):
         noises = [
             estimate_noise([each[side] for each in pairs], None if known is None else known[side - 1])
@@ -249,12 +253,12 @@ def _with_noise(row: MetricComparison, a: Metrics, b: Metrics, start: int, tests
                 tests=tests,
                 alone=known is not None,
             )
-            errors, limit = test.largest, test.limit
+            errors, limit, smallest = test.largest, test.limit, test.smallest
             at = None if test.index is None else pairs[test.index][0]
             parts = min((each for each in (broken, at) if each is not None), default=None)
     there = next(((x, y) for s, x, y in shared if s == parts), (None, None))
     return MetricComparison(
-        row.name, row.stage, True, row.compared, row.step, row.a, row.b, parts, *there, errors, limit
+        row.name, row.stage, True, row.compared, row.step, row.a, row.b, parts, *there, errors, limit, smallest
     )
 
 
@@ -277,14 +281,10 @@ def _judge(
         return "identical", f"identical to the bit in {count}", None
     equal = _before(steps, start)
     until = "not equal at any step" if equal is None else f"equal to the bit until step {equal}"
-    first = min((row for row in rows if row.step is not None), key=_flow_order)
+    first = min((row for row in rows if _is_unequal(row)), key=_flow_order)
+    from_first = f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}"
     if not reasons:
-        why = "nothing explains a difference, so they should be equal to the bit"
-        return (
-            "parts",
-            f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}; {why}",
-            first,
-        )
+        return "parts", f"{from_first}; nothing explains a difference: they should be equal to the bit", first
     parted = [row for row in rows if row.parts is not None]
     if parted:
         row = min(parted, key=lambda each: (each.parts, _flow_order(each)))
@@ -294,13 +294,12 @@ def _judge(
     differing = [row for row in rows if row.is_main and row.step is not None]
     if differing and all(row.errors is None for row in differing):
         why = f"fewer than {FEWEST} shared steps have values, too few to estimate noise, so any difference counts"
-        return (
-            "parts",
-            f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}; {why}",
-            first,
-        )
+        return "parts", f"{from_first}; {why}", first
     unjudged = sum(row.errors is None for row in differing)
     rest = f" ({unjudged} metrics have too few values to be judged)" if unjudged else ""
+    widest = next((row for name in ("reward", "actor/loss") for row in differing if row.name == name), None)
+    if widest is not None and widest.smallest is not None:
+        rest += f", where gaps below {widest.smallest:.2g} in {widest.name} are not seen"
     return "within_noise", f"same within noise in {count}{rest}; {until}", None
 
 
@@ -361,7 +360,5 @@ def _notes(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
         if run.record.status == "running":
             notes.append(f"{name} is running: its steps so far are compared")
         if not run.samples and other.samples:
-            notes.append(
-                f"{name} logged no completions (observe.completions_per_step): prompts and responses are not compared"
-            )
+            notes.append(f"{name} logged no completions (observe.completions_per_step), so these are not compared")
     return tuple(notes)

@@ -128,7 +128,7 @@ def _environments(a: RunRecord, b: RunRecord) -> list[Difference]:
         _flat({key: value for key, value in run.environment.items() if key not in _OTHER_GROUPS}) | _kernels(run)
         for run in (a, b)
     ]
-    found = [each for each in _different("", *values)]
+    found = _different("", *values)
     grouped = [
         Difference(
             "versions" if each.name.split(".")[0] in VERSIONS else "machine",
@@ -174,10 +174,9 @@ def _starts(a: RunRecord, b: RunRecord) -> list[Difference]:
         notes.append([str(note) for each in starts for note in each.get("notes") or ()])
     found = [Difference("start", "starts", *texts, explains=changed)] if texts[0] != texts[1] else []
     for side, other, of in ((0, 1, "A"), (1, 0, "B")):
-        for note in notes[side]:
-            if note not in notes[other]:
-                # such as "changed since the checkpoint: optim.lr 0.001 -> 0.002"
-                found.append(Difference("start", f"note of {of}", *((note, "-") if side == 0 else ("-", note))))
+        # such as "changed since the checkpoint: optim.lr 0.001 -> 0.002"
+        only = (note for note in notes[side] if note not in notes[other])
+        found += [Difference("start", f"note of {of}", *((note, "-") if of == "A" else ("-", note))) for note in only]
     return found
 
 

@@ -121,7 +121,7 @@ def write_run_record(
     start = {
         "step": folder.start,
         "checkpoint": None if folder.checkpoint is None else str(folder.checkpoint.folder),
-        "notes": list(notes),
+        "notes": [note for note in notes if folder.lock is None or note != folder.lock.note],
         "device": device.name,
         "ranks": strategy.world_size,
         "torch": torch.__version__,

@@ -135,7 +135,7 @@ def _build(
     """
     strategy = start_strategy(config, device)
     folder = open_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
-    start, notes = folder.start, [*notes]
+    start, notes = folder.start, list(notes)
     metrics = CustomMetrics(config.observe)
     config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = open_data(config, load_tokenizer(config.model), strategy.rank, device)

@@ -186,7 +186,7 @@ def _build(
         command=training.command,
         open_data=opened_for,
     )
-    start, notes = folder.start, [*notes]
+    start, notes = folder.start, list(notes)
     config.data.template_date = strategy.gather_objects(template_date(config, folder.checkpoint))[0]
     data = opened()
     changes = [*folder.notes, *compare_data(folder.checkpoint, train=data.training, validation=data.validation)]
