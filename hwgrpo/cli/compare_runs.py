@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from hwgrpo.report.loaded_run import LoadedRun
     from hwgrpo.report.run_comparison import RunComparison
 
-HELP = "show where the curves of runs part, and what explains it (exit code 0: they are the same, 1: they part)"
+HELP = "show where the curves of runs part, and what explains it"
+EXIT_CODES = (
+    "exit codes: 0 identical to the bit, or the same within noise; 1 they part; 2 a folder is no run, or is damaged"
+)
 SCHEMA = "hwgrpo.compare_runs/1"
 SAME, PARTS = 0, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.epilog = EXIT_CODES
     parser.add_argument("first", metavar="A", help="folder of a run, finished or not")
     parser.add_argument("others", nargs="+", metavar="B", help="folders of runs, each compared with A")
     parser.add_argument("--all", action="store_true", help="show every metric that differs, not only the main ones")

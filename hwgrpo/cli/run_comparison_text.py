@@ -11,7 +11,7 @@ from hwgrpo.support.terminal_width import fold
 from hwgrpo.support.text import terminal_line
 
 COLUMNS = 100
-_NAME = 36
+_NAME = 33
 """Columns of a metric's name."""
 _VALUE = 24
 """Characters of a text, such as a response, in a table."""
@@ -67,8 +67,8 @@ def _run_line(name: str, run: LoadedRun) -> str:
 
 def _metrics(result: RunComparison, every: bool) -> list[str]:
     lines = [
-        "first difference per metric, in the order of a step (= equal to the bit). Beyond noise: the step from",
-        "which the curves part, or no, with the largest gap and the one that counts, in standard errors (se)",
+        "first difference per metric, in the order of a step (= equal to the bit). Beyond noise: the step",
+        "from which curves part, or no: the largest gap and the least that counts, in standard errors (se)",
         f"  {'':{_NAME}}  {'step':>5}  {'A':>10}  {'B':>10}  {'B - A':>9}  beyond noise",
     ]
     for stage in STAGES:

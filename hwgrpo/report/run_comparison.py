@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.report.compared_metrics import GAP, OTHER, SCHEDULED, STAGES, VALIDATION, placed
+from hwgrpo.report.compared_metrics import GAP, SCHEDULED, STAGES, VALIDATION, placed
 from hwgrpo.report.curve_noise import FEWEST, compare_curves, estimate_noise
 from hwgrpo.report.loaded_run import SAMPLES, LoadedRun
 from hwgrpo.report.run_data import RunRecord
@@ -303,11 +303,10 @@ def _judge(
     return "within_noise", f"same within noise in {count}{rest}; {until}", None
 
 
-def _flow_order(row: MetricComparison) -> tuple[int, int, bool, int, bool]:
-    """Sort by step, and within a step by stage; what someone's own function measures comes last."""
-    stage = _NAMES.index(row.stage)
+def _flow_order(row: MetricComparison) -> tuple[float, ...]:
+    """Sort by the first difference, and within a step by stage: its completions, its main metrics, further ones."""
     step = math.inf if row.step is None else row.step
-    return step, row.stage == OTHER, stage, not row.name.startswith(LOGGED), not row.is_main  # type: ignore[return-value]
+    return step, _NAMES.index(row.stage), not row.name.startswith(LOGGED), not row.is_main
 
 
 def _values(a: float | str | None, b: float | str | None) -> str:

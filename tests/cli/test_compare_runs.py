@@ -1,0 +1,27 @@
+"""`hwgrpo compare-runs` from the shell, as its page shows it."""
+
+import json
+import re
+import shlex
+
+from tests.docs.pages import blocks, page
+
+COMMANDS = re.findall(r"^hwgrpo (.*?)(?: +#.*)?$", "".join(blocks(page("compare-runs.md"), "bash")), flags=re.MULTILINE)
+SMALL = ("backend.name=cpu", "trainer.threads=1", "data.validation_max_rows=8")
+
+
+def test_the_commands_of_the_page_run(hwgrpo):
+    commands = [shlex.split(line) for line in COMMANDS]
+    assert [words[0] for words in commands] == ["train", "train", *["compare-runs"] * 3]
+    for words in commands[:2]:
+        done = hwgrpo(*words, *SMALL)
+        assert done.returncode == 0, done.stderr
+    compared = [hwgrpo(*words) for words in commands[2:]]
+    assert len({done.returncode for done in compared}) == 1
+    assert all(done.returncode in (0, 1) for done in compared), compared[0].stderr
+    shown, full, document = (done.stdout for done in compared)
+    assert shown.splitlines()[:-1] != full.splitlines()[:-1]
+    assert max(map(len, full.splitlines())) <= 100
+    [comparison] = json.loads(document)["comparisons"]
+    assert [each["name"] for each in comparison["differences"]] == ["optim.lr"]
+    assert comparison["headline"] in " ".join(shown.split())
