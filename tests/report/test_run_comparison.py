@@ -141,6 +141,12 @@ def test_runs_part_from_the_step_at_which_the_gap_begins(make: Make):
     assert "parts from step 6 in reward (A 0.505, B 2.505)" in result.headline
 
 
+def test_another_gap_between_engine_and_trainer_is_named_and_parts_no_runs(make: Make):
+    result = compare(make(), make(from_step(1, "rollout_corr/k3_kl", 1e-3), config=OTHER_SEED))
+    assert (result.verdict, row(result, "rollout_corr/k3_kl").parts) == ("within_noise", 1)
+    assert "differs from step 1, in rollout_corr/k3_kl" in result.headline
+
+
 def test_a_nan_in_one_run_parts_whatever_the_noise(make: Make):
     result = compare(make(), make({4: {"actor/loss": math.nan}}, config=OTHER_SEED))
     assert (result.parts_from, result.parts_in) == (4, "actor/loss")
