@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the comparison of A with each other run. Returns 0 where all are the same within noise, else 1."""
     from hwgrpo.cli.run_comparison_text import comparison_text
-    from hwgrpo.report.loaded_run import load_run
+    from hwgrpo.report.loaded_run import load_run, name_damage
     from hwgrpo.report.run_comparison import compare
     from hwgrpo.support.terminal_width import terminal_columns
 
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     results = []
     for i, folder in enumerate(folders[1:]):
         other = load_run(folder)
-        results.append((other, compare(first, other)))
+        with name_damage(folders[0], folder):
+            results.append((other, compare(first, other)))
         if not args.json:
             print("\n" * bool(i) + comparison_text(first, *results[-1], every=args.all, columns=terminal_columns()))
     if args.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 OTHER = "other"
 VALIDATION = "validation"
@@ -64,6 +65,7 @@ NOT_RESULTS = ("timing_s/*", "perf/*", "rollout/server_retries", "rollout/server
 """What a clock, the memory and the machines decide; a longer pattern of a stage wins."""
 
 
+@lru_cache(maxsize=4096)
 def placed(name: str) -> tuple[int, bool] | None:
     """Return (index of the stage, whether it is a main metric); None for a metric that is not a result."""
     matches = [

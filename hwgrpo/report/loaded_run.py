@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,16 +41,27 @@ def load_run(folder: Path) -> LoadedRun:
     Raises:
         ConfigError: it is not the folder of a run, or a file in it is damaged; the message names it.
     """
-    try:
+    with name_damage(folder):
         return LoadedRun(read_run(folder), _read_samples(folder))
+
+
+@contextmanager
+def name_damage(*folders: Path) -> Iterator[None]:
+    """Turn what damaged files of runs raise into errors that name the folders.
+
+    Raises:
+        ConfigError: the body raised an error.
+    """
+    try:
+        yield
     except ConfigError:
         raise
     except DataError as error:
         raise ConfigError(str(error)) from error
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError) as error:
         raise ConfigError(
-            f"{folder} has files that no run wrote, or that were changed: {error_text(error)}; move the JSON files "
-            "aside, one after another, to find which"
+            f"{' or '.join(map(str, folders))} has files that no run wrote, or that were changed: {error_text(error)}; "
+            "move the YAML and JSON files aside, one after another, to find which"
         ) from error
 
 

@@ -59,6 +59,21 @@ def folders() -> dict[str, dict[str, str]]:
 FOLDERS = folders()
 
 
+def test_a_hostile_folder_is_compared_or_refused(tmp_path: Path, capsys):
+    (tmp_path / "sound").mkdir()
+    (tmp_path / "sound/config.yaml").write_text(CONFIG)
+    (tmp_path / "sound/metrics.jsonl").write_text(METRICS)
+    for i, (name, files) in enumerate(FOLDERS.items()):
+        run = tmp_path / str(i)
+        run.mkdir()
+        for file, text in ({"config.yaml": CONFIG, "metrics.jsonl": METRICS} | files).items():
+            (run / file).write_text(text)
+        code = main(["compare-runs", str(tmp_path / "sound"), str(run)])
+        printed = capsys.readouterr()
+        assert code in (0, 1) or (code == 2 and len(printed.err.splitlines()) == 1), f"{name}: {printed.err}"
+        assert "\x1b" not in printed.out + printed.err, name
+
+
 def test_a_hostile_folder_is_reported_or_refused_in_bounds(tmp_path, capsys):
     assert len(FOLDERS) >= 70
     wrong = {}
