@@ -20,7 +20,7 @@ WITHOUT_EFFECT = (
 LENGTH = ("trainer.max_steps", "trainer.epochs")
 """Settings without an effect on the steps that two runs share, unless a schedule ends with the run."""
 VERSIONS = ("hwgrpo", "source_sha256", "python", "torch", "transformers", "packages")
-"""Keys of environment.json; others are of the machine, but for these three."""
+"""Keys of environment.json that are versions; those of no group are of the machine."""
 _OTHER_GROUPS = ("data", "code", "template_date", "starts", "total_steps")
 
 
@@ -78,7 +78,10 @@ def reasons_against_equality(a: RunRecord, b: RunRecord, found: Iterable[Differe
             reasons.append(f"the engine of {name} does not promise equal bits")
         if rollout.get("partial") or _number(rollout.get("max_staleness")) > 1:
             reasons.append(f"which weights sample in {name} depends on its speed")
-        if len(_recorded_starts(run)) > 1 and run.environment.get("dtype") not in (None, "float32"):
+        if any(each.get("step") for each in _recorded_starts(run)) and run.environment.get("dtype") not in (
+            None,
+            "float32",
+        ):
             reasons.append(f"{name} was resumed, which is exact in float32")
     return reasons
 
@@ -128,18 +131,9 @@ def _environments(a: RunRecord, b: RunRecord) -> list[Difference]:
         _flat({key: value for key, value in run.environment.items() if key not in _OTHER_GROUPS}) | _kernels(run)
         for run in (a, b)
     ]
-    found = _different("", *values)
-    grouped = [
-        Difference(
-            "versions" if each.name.split(".")[0] in VERSIONS else "machine",
-            each.name.removeprefix("packages."),
-            _short(each.name, each.a),
-            _short(each.name, each.b),
-            each.explains,
-        )
-        for each in found
-    ]
-    return sorted(grouped, key=lambda each: (each.group != "versions", each.name))
+    versions = [{key: each[key] for key in each if key.split(".")[0] in VERSIONS} for each in values]
+    machine = [{key: each[key] for key in each if key.split(".")[0] not in VERSIONS} for each in values]
+    return [*_different("versions", *versions), *_different("machine", *machine)]
 
 
 def _data(a: RunRecord, b: RunRecord) -> list[Difference]:
@@ -157,11 +151,7 @@ def _data(a: RunRecord, b: RunRecord) -> list[Difference]:
         if dates[0] != dates[1]:
             found.append(Difference("data", "template_date", *dates, explains=False))
     code = [_flat(run.environment.get("code") or {}) for run in (a, b)]
-    found += [
-        Difference("data", f"code of {each.name}", each.a[:12], each.b[:12], each.explains)
-        for each in _different("", *code)
-    ]
-    return found
+    return [*found, *_different("data", *({f"sha256 of {key}": each[key] for key in each} for each in code))]
 
 
 def _starts(a: RunRecord, b: RunRecord) -> list[Difference]:
@@ -202,10 +192,15 @@ def _machine(start: Mapping[str, Any]) -> str:
 def _different(group: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Return the keys of two flat mappings whose values differ; one that is missing explains nothing."""
     return [
-        Difference(group, key, str(a.get(key, NOT_RECORDED)), str(b.get(key, NOT_RECORDED)), key in a and key in b)
+        Difference(group, key.removeprefix("packages."), _shown(key, a), _shown(key, b), key in a and key in b)
         for key in sorted(a.keys() | b.keys())
         if a.get(key, NOT_RECORDED) != b.get(key, NOT_RECORDED)
     ]
+
+
+def _shown(key: str, values: Mapping[str, Any]) -> str:
+    value = str(values.get(key, NOT_RECORDED))
+    return value[:12] if "sha256" in key and key in values else value
 
 
 def _kernels(run: RunRecord) -> dict[str, str]:
@@ -231,10 +226,6 @@ def _fingerprint(value: Any) -> str:
         f"{what} {str(value[key])[:12]}" for what, key in (("rows", "sha256"), ("text", "text_sha256")) if key in value
     ]
     return ", ".join([f"{value.get('rows')} rows", *hashes])
-
-
-def _short(name: str, value: str) -> str:
-    return value[:12] if name.endswith("sha256") and value != NOT_RECORDED else value
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

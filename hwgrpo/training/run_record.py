@@ -164,14 +164,8 @@ def _earlier_starts(path: Path, step: int) -> list[Any]:
     try:
         starts = json.loads(read_whole(path))["starts"]
         return [each for each in starts if each["step"] <= step]
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-        LookupError,
-        TypeError,
-    ):  # of an older version, or another run's checkpoint
-        return []
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return []  # an older version wrote none, and a checkpoint of another run has no file here
 
 
 def _source_digest() -> str:

@@ -280,7 +280,7 @@ def test_the_length_of_a_run_counts_where_a_schedule_ends_with_it(schedule: str,
             True,
         ),
         (({"code": {"reward.functions.0.name": "a"}}, {"code": {"reward.functions.0.name": "b"}}), "data",
-         "code of reward.functions.0.name", True),
+         "sha256 of reward.functions.0.name", True),
     ],
 )  # fmt: skip
 def test_versions_machine_and_data_explain_a_difference(
