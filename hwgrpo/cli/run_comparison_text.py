@@ -50,7 +50,8 @@ def comparison_text(a: LoadedRun, b: LoadedRun, result: RunComparison, *, every:
     expected = "not expected to be equal to the bit (" + "; ".join(map(terminal_line, result.reasons)) + ")"
     lines += fold(expected if result.reasons else "expected to be equal to the bit: any difference counts", width, "  ")
     lines += ["", *_metrics(result, every)]
-    lines += ["", "what explains it", *_explanations(result, width)]
+    title = "what else differs" if result.verdict == "identical" else "what explains it"
+    lines += ["", title, *_explanations(result, width)]
     if result.gap:
         lines += ["", f"log-probs of engine and trainer at step {result.gap_step}"]
         name = max(len(row[0]) for row in result.gap)
