@@ -5,9 +5,13 @@ import re
 import shlex
 
 from tests.docs.pages import blocks, page
+from tests.support.runs import runs
 
 COMMANDS = re.findall(r"^hwgrpo (.*?)(?: +#.*)?$", "".join(blocks(page("compare-runs.md"), "bash")), flags=re.MULTILINE)
-SMALL = ("backend.name=cpu", "trainer.threads=1", "data.validation_max_rows=8")
+SMALL = (
+    "backend.name=cpu",
+    *(word for word in runs.SMALL if not word.startswith(("observe.", "optim.", "trainer.max"))),
+)
 
 
 def test_the_commands_of_the_page_run(hwgrpo):

@@ -95,8 +95,8 @@ def strings() -> frozenset[str]:
 
 
 def names_in_code() -> set[str]:
-    """Return the strings that look like metrics."""
-    return {name for name in strings() if re.fullmatch(rf"({FAMILIES})/[\w@<>/.-]*[^/]", name)} - METRIC_NAMES.keys()
+    """Return the strings that look like metrics; patterns of names do not."""
+    return {name for name in strings() if re.fullmatch(rf"({FAMILIES})/[\w@<>/.-]*[^/*]", name)} - METRIC_NAMES.keys()
 
 
 def test_every_metric_stands_once_on_the_page():
