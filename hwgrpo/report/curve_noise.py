@@ -11,12 +11,12 @@ Source: Harvey 1989, Forecasting, Structural Time Series Models and the Kalman F
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 FEWEST = 4
 """Values of a curve from which its noise is estimated."""
@@ -54,7 +54,7 @@ class GapTest:
     """Smallest gap that would count if it were the same at all values."""
 
 
-def estimate_noise(values: Sequence[float], variance: float | None = None) -> CurveNoise:
+def estimate_noise(values: ArrayLike, variance: float | None = None) -> CurveNoise:
     """Return the noise of a curve.
 
     Args:
@@ -97,7 +97,7 @@ def _filter(count: int) -> tuple[Any, Any]:
 
 
 def compare_curves(
-    gaps: Sequence[float], a: CurveNoise, b: CurveNoise, *, start: int, elapsed: int, tests: int, alone: bool = False
+    gaps: ArrayLike, a: CurveNoise, b: CurveNoise, *, start: int, elapsed: int, tests: int, alone: bool = False
 ) -> GapTest:
     """Return from where two curves part by more than their noise.
 

@@ -181,7 +181,8 @@ def _samples_row(stage: str, a: LoadedRun, b: LoadedRun, steps: Sequence[int]) -
             values = [tuple(each.get(key) for key in fields) for each in (one, other)]
             if values[0] != values[1]:
                 place = next(i for i in range(len(fields)) if values[0][i] != values[1][i])
-                return MetricComparison(name, stage, False, compared, step, *(str(each[place]) for each in values))
+                shown = [str(each[place]) for each in values]
+                return MetricComparison(name, stage, False, compared, step, a=shown[0], b=shown[1])
     return MetricComparison(name, stage, False, compared)
 
 
@@ -301,9 +302,9 @@ def _judge(
     widest = next((row for name in ("reward", "actor/loss") for row in differing if row.name == name), None)
     if widest is not None and widest.smallest is not None:
         rest += f", where gaps below {widest.smallest:.2g} in {widest.name} are not seen"
-    gap = min((row for row in rows if row.parts is not None), key=lambda each: each.parts, default=None)
-    if gap is not None:
-        rest += f"; the gap between engine and trainer differs from step {gap.parts}, in {gap.name}"
+    gaps = [(row.parts, row.name) for row in rows if row.parts is not None]
+    if gaps:
+        rest += "; the gap between engine and trainer differs from step {}, in {}".format(*min(gaps))
     return "within_noise", f"same within noise in {count}{rest}; {until}", None
 
 

@@ -145,7 +145,7 @@ def _data(a: RunRecord, b: RunRecord) -> list[Difference]:
         if both[0].get(name) != both[1].get(name):
             # validation data do not reach a training step
             explains = NOT_RECORDED not in shown and name != "validation"
-            found.append(Difference("data", f"data.{name}", *shown, explains))
+            found.append(Difference("data", f"data.{name}", *shown, explains=explains))
     if None in fingerprints or any(each.group == "data" for each in found):
         dates = [str(run.environment.get("template_date", NOT_RECORDED)) for run in (a, b)]
         if dates[0] != dates[1]:
