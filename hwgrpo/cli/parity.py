@@ -13,6 +13,8 @@ from hwgrpo.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hwgrpo_backends.device import Device
+
     from hwgrpo.config import Config
     from hwgrpo.parity.comparison import Parity
 
@@ -47,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.cli.backend_selection import prepare_host
     from hwgrpo.parity.settings import load_settings
 
+    if args.save and not args.save.absolute().parent.is_dir():
+        raise ConfigError(f"--save {args.save}: its folder does not exist; make it, or choose another place")
     if args.families and (args.save or args.against):
         raise ConfigError("--families with --save or --against: save one model, with model.path")
     config = load_settings(args.overrides, families=args.families)
@@ -55,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from hwgrpo.parity import saved_step
-    from hwgrpo.parity.comparison import compare
     from hwgrpo.parity.stages import as_json, first_difference, table
     from hwgrpo.training.shared_setup import prepare_process
 
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     passed = True
     for name, each in _models(config, families=args.families):
         with tempfile.TemporaryDirectory() as folder:
-            parity = compare(each, device, Path(folder))
+            parity = _compare(each, device, Path(folder))
         if not parity.is_main:
             passed &= first_difference(parity.stages) is None
             continue
@@ -84,6 +87,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json and reports:
         print(json.dumps({"schema": SCHEMA, "passed": passed, "comparisons": reports}, indent=1, allow_nan=False))
     return SAME if passed else DIFFERENT
+
+
+def _compare(config: Config, device: Device, folder: Path) -> Parity:
+    """Compare, and name what keeps a device from computing the step."""
+    from hwgrpo.parity.comparison import compare
+    from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
+    from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
+
+    try:
+        with name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING):
+            return compare(config, device, folder)
+    except ConfigError:
+        raise
+    except (NotImplementedError, ValueError) as error:  # an operation that the device lacks; a kernel that cannot run
+        raise ConfigError(f"{device.name} ({device.backend.name}) cannot compute the step: {error}") from error
 
 
 def _models(config: Config, *, families: bool) -> Iterator[tuple[str, Config]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,16 +38,21 @@ from hwgrpo.parity.golden import (
 from hwgrpo.parity.measured import MeasuredStep, build_measured, measured_step
 from hwgrpo.parity.rounded_operations import Precision
 from hwgrpo.parity.saved_step import SavedTensor, checksum_of
+from hwgrpo.parity.settings import BASE
 from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.rollout.stopping import end_token_ids
+from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 
-MARGIN = 3.0
-"""Tolerance in effects of rounding: the computation on the device is another draw of the same size."""
+MARGIN = 2.0
+"""Tolerance in bounds of the effect of rounding: the model of rounding may be off by this factor."""
+DEVIATIONS = 4.0
+"""The bound is the mean of draws plus this many standard deviations: the device's rounding is another draw."""
 LEAST = 4.0
 """Least tolerance, in fp32's eps times the largest summand of the stage: what is exact is stored in fp32, too."""
 BYTES_PER_PARAMETER = 4 * 7 + 8 * 3
 """Host memory: in fp32 the model, the engine's copy, its gradient, two optimizer states, and copies of gradient and
 updated weights; in fp64 the model, and gradients without and with rounding."""
+DENSE = "log-probs, dense mask"
 GREEDY = "greedy tokens"
 UPDATED = "updated weights"
 
@@ -59,7 +66,7 @@ class Parity:
     layout: str
     dtype: str
     notes: tuple[str, ...]
-    """What runs on the device: attention, fused modules, a fallback of the layout, kernels."""
+    """What runs on the device: attention, fused modules, a fallback of the layout, the engine's decoding, kernels."""
     tensors: Mapping[str, SavedTensor]
     """What the device computed, by name; on rank 0, as the checksum."""
     model: str
@@ -86,12 +93,8 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
     measured = build_measured(config, device, tokenizer, layer_names(empty), folder)
     strategy, dtype = measured.strategy, measured.update.policy.compute_dtype
     step = make_step(measured.model.get_input_embeddings().weight.shape[0], config.trainer.seed)
-    golden = None
-    if strategy.rank == 0:
-        model = load_golden_model(config.model)
-        precision = Precision(dtype, rounds_weights=strategy.shards)
-        expected, gradients = golden_step(model, step, config)
-        golden = Golden(model, expected, gradients, rounding_of(model, step, config, precision, expected, gradients))
+    precision = Precision(dtype, rounds_weights=strategy.shards)
+    golden = raise_on_all_ranks(strategy, lambda: golden_of(config, step, precision) if strategy.rank == 0 else None)
     logprobs = strategy.gather_objects(golden and golden.stages["log-probs"])[0]
     actual = measured_step(measured, step, logprobs)
     kept: dict[str, SavedTensor] = {}
@@ -105,11 +108,18 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
         stages=stages,
         layout=measured.update.layout.name,
         dtype=str(dtype).removeprefix("torch."),
-        notes=(*measured.notes, *default_registry.explain()),
+        notes=(*measured.notes, *actual.engine_notes, *default_registry.explain()),
         tensors=kept,
-        model=checksum_of(golden.model, step) if golden else "",
+        model=checksum_of(golden.model, step, BASE) if golden else "",
         is_main=strategy.rank == 0,
     )
+
+
+def golden_of(config: Config, step: FixedStep, precision: Precision) -> Golden:
+    """Return the step in fp64, and how far rounding moves it on a device of a precision."""
+    model = load_golden_model(config.model)
+    expected, gradients = golden_step(model, step, config)
+    return Golden(model, expected, gradients, rounding_of(model, step, config, precision, expected, gradients))
 
 
 @dataclass(frozen=True)
@@ -119,8 +129,13 @@ class Golden:
     model: Any
     stages: Mapping[str, torch.Tensor]
     gradients: Gradients
-    moved: Mapping[str, float]
-    """Tensor -> how far rounding moves it."""
+    moved: Mapping[str, Sequence[float]]
+    """Tensor -> how far rounding moves it, in several draws."""
+
+    def tolerance(self, tensor: str) -> float:
+        """Return the largest error of a tensor that rounding explains."""
+        draws = torch.tensor(self.moved.get(tensor, (0.0, 0.0)), dtype=torch.float64)
+        return MARGIN * float(draws.mean() + DEVIATIONS * draws.std())
 
 
 def _stages(
@@ -135,14 +150,19 @@ def _stages(
 
     def compared(stage: str, tensor: str, actual: torch.Tensor, right: torch.Tensor, summands: torch.Tensor) -> Stage:
         floor = LEAST * torch.finfo(torch.float32).eps * float(summands.abs().max()) if summands.numel() else 0.0
-        tolerance = max(MARGIN * golden.moved.get(tensor, 0.0), floor)
+        tolerance = max(golden.tolerance(tensor), floor)
         kept[tensor] = SavedTensor(stage, actual.float(), tolerance)
         return compare_tensor(stage, tensor, actual, right, tolerance)
 
-    for name, actual in measured.stages.items():
-        right = golden.stages[name]
+    for name, right in golden.stages.items():
         # the loss is a mean of products of ratios and advantages, which cancel
-        yield compared(name, name, actual, right, golden.stages["advantages"] if name == "loss" else right)
+        summands = golden.stages["advantages"] if name == "loss" else right
+        of_ranks = [compared(name, name, stages[name], right, summands) for stages in measured.stages if name in stages]
+        yield worst_of(of_ranks) if len(of_ranks) == len(measured.stages) else _missing(name, name)
+        if name == "log-probs" and measured.dense is not None:
+            tolerance = kept[name].tolerance
+            kept[DENSE] = SavedTensor(DENSE, measured.dense, tolerance)
+            yield compare_tensor(DENSE, DENSE, measured.dense, right, tolerance)
         if name == "entropy":
             yield _greedy(golden, step, measured.greedy, ends, kept["log-probs"].tolerance)
     weights = dict(golden.model.named_parameters())
@@ -153,21 +173,31 @@ def _stages(
         for name in names:
             gradient = golden.gradients[name]
             right = torch.zeros_like(weights[name]) if gradient is None else gradient
-            actual = measured.gradients.get(name, torch.zeros_like(right))
-            rows.append(compared(f"gradients, {part}", gradient_name(name), actual, right, right))
+            stage, actual = f"gradients, {part}", measured.gradients.get(name)
+            if actual is None and gradient is not None:
+                rows.append(_missing(stage, gradient_name(name)))
+            else:
+                actual = torch.zeros_like(right) if actual is None else actual
+                rows.append(compared(stage, gradient_name(name), actual, right, right))
         yield worst_of(rows)
     norm = gradient_norm(golden.gradients)
     yield compared(NORM, NORM, measured.norm, norm, norm)
     scale = clip_coefficient(golden.gradients, config)
 
-    def after(name: str) -> torch.Tensor:
-        gradient, before = golden.gradients[name], weights[name].detach()
-        return before if gradient is None else adamw(before, gradient * scale, config)
+    rows = []
+    for name, weight in weights.items():
+        before, gradient, actual = weight.detach(), golden.gradients[name], measured.updated.get(name)
+        if actual is None:
+            rows.append(_missing(UPDATED, updated_name(name)))
+            continue
+        after = before if gradient is None else adamw(before, gradient * scale, config)
+        rows.append(compared(UPDATED, updated_name(name), actual.double() - before, after - before, before))
+    yield worst_of(rows)
 
-    yield worst_of(
-        compared(UPDATED, updated_name(name), actual, after(name), weights[name].detach())
-        for name, actual in measured.updated.items()
-    )
+
+def _missing(stage: str, tensor: str) -> Stage:
+    """Return a stage that the device did not compute, which fails."""
+    return Stage(stage, math.nan, 0.0, f"{tensor} (missing)")
 
 
 def check_features(model: ModelConfig) -> None:
@@ -201,18 +231,28 @@ def check_memory(path: str, parameters: int) -> None:
 
 
 def _greedy(
-    golden: Golden, step: FixedStep, measured: Sequence[Sequence[int]], ends: Collection[int], tolerance: float
+    golden: Golden,
+    step: FixedStep,
+    measured: Sequence[Sequence[Sequence[int]]],
+    ends: Collection[int],
+    tolerance: float,
 ) -> Stage:
     """Count the responses that leave the likeliest tokens where these lead by more than rounding."""
     tokens, leads = greedy_tokens(golden.model, step, ends)
     different = decided = 0
-    for right, lead, actual in zip(tokens, leads, measured, strict=True):
+    for right, lead, *of_ranks in zip(tokens, leads, *measured, strict=True):
         count = next((i for i, each in enumerate(lead) if each <= 2 * tolerance), len(lead))
-        ends_alike = count < len(right) or len(actual) == len(right)
-        different += actual[:count] != right[:count] or not ends_alike
+        for actual in of_ranks:
+            ends_alike = count < len(right) or len(actual) == len(right)
+            different += actual[:count] != right[:count] or not ends_alike
         decided += count
-    return Stage(GREEDY, float(different), 0.0, f"{decided} tokens that lead by more than rounding")
+    leading = f"{decided} of {sum(map(len, leads))} tokens lead by more than rounding"
+    return Stage(GREEDY, float(different), 0.0, leading, is_coarse=decided == 0)
 
 
 def _host_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return the host's memory, or the limit of this process's control group."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)

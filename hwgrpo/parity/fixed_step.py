@@ -11,9 +11,10 @@ from hwgrpo.models.rounding import check_ids
 from hwgrpo.ragged import offsets_of
 from hwgrpo.values import Prompt, PromptBatch, TrainBatch
 
-PROMPTS = (5, 3, 6, 2)
-"""Tokens of each prompt: of different lengths, so that padding, packing and shared prompts all have work."""
-RESPONSES = ((6, 3, 6), (8, 5, 5), (2, 5, 5), (9, 6, 6))
+PROMPTS = (5, 3, 6, 2, 4, 3, 6, 5)
+"""Tokens of each prompt: of different lengths, so that padding, packing and shared prompts all have work; 8 for as many
+ranks."""
+RESPONSES = ((6, 3, 6), (8, 5, 5), (2, 5, 5), (9, 6, 6), (4, 7, 4), (5, 8, 5), (5, 5, 2), (3, 6, 6))
 """Tokens of the responses to each prompt; sequences have one of two lengths, so that fp64 needs no padding."""
 ALIKE = 2
 """Tokens with which the first and the last response to the first prompt begin alike: a layout may share them."""

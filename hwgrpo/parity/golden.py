@@ -21,8 +21,8 @@ from hwgrpo.models.loading import load_model
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
 
-DRAWS = 4
-"""Computations with other roundings, of which the largest difference counts."""
+DRAWS = 12
+"""Computations with other roundings."""
 FORWARD = ("log-probs", "entropy", "advantages", "loss")
 """Stages after the hidden states, in the order in which a step computes them."""
 
@@ -52,20 +52,20 @@ def golden_step(
         step: the step.
         config: settings of loss, advantages, optimizer and temperature.
         around: [R] log-probs around which the old and reference ones lie; None: those of this model.
-        rounded: (precision, seed): change the results of operations by up to one rounding, and those of loss and
+        rounded: (precision, draw): change the results of operations by up to one rounding, and those of loss and
             statistics by one of fp32.
     """
 
-    def passes(precision: Precision | None = None) -> AbstractContextManager[Any]:
+    def passes(part: int, precision: Precision | None = None) -> AbstractContextManager[Any]:
         if rounded is None:
             return nullcontext()
-        return Rounded(precision or rounded[0], rounded[1])
+        return Rounded(precision or rounded[0], seed=3 * rounded[1] + part)
 
     parameters = dict(model.named_parameters())
     with in_fp64():
-        with passes():
+        with passes(0):
             hidden, logits = _forward(model, step)
-        with passes(Precision(torch.float32)):
+        with passes(1, Precision(torch.float32)):
             log_p = (logits / config.rollout.temperature).log_softmax(-1)
             logprobs = log_p.gather(1, step.tokens[:, None])[:, 0]
             entropies = -(log_p.exp() * log_p).sum(-1)
@@ -76,7 +76,7 @@ def golden_step(
             loss = token.mean()
         values = (logprobs, entropies, advantages, loss[None])
         stages = {name: value.detach() for name, value in (*hidden.items(), *zip(FORWARD, values, strict=True))}
-        with passes():
+        with passes(2):
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return stages, dict(zip(parameters, gradients, strict=True))
 
@@ -88,8 +88,8 @@ def rounding_of(
     precision: Precision,
     expected: Mapping[str, torch.Tensor],
     exact: Gradients,
-) -> dict[str, float]:
-    """Return how far rounding moves each stage and the update: the largest difference of any entry in `DRAWS` draws.
+) -> dict[str, tuple[float, ...]]:
+    """Return how far rounding moves each tensor: the largest difference of any entry, in each of `DRAWS` draws.
 
     What a model amplifies shows in it: each operation's result, in forward and backward passes, is changed at random by
     as much as the device rounds it.
@@ -99,14 +99,14 @@ def rounding_of(
         precision: of the device.
         expected, exact: what `golden_step` returns without rounding.
     """
-    moved: dict[str, float] = {}
+    moved: dict[str, tuple[float, ...]] = {}
     weights = dict(model.named_parameters())
 
     def note(name: str, value: torch.Tensor, right: torch.Tensor) -> None:
-        moved[name] = max(moved.get(name, 0.0), float((value - right).abs().max()))
+        moved[name] = (*moved.get(name, ()), float((value - right).abs().max()))
 
-    for seed in range(DRAWS):
-        stages, gradients = golden_step(model, step, config, expected["log-probs"], (precision, seed))
+    for draw in range(DRAWS):
+        stages, gradients = golden_step(model, step, config, expected["log-probs"], (precision, draw))
         for name, value in stages.items():
             note(name, value, expected[name])
         scale, right_scale = (clip_coefficient(of, config) for of in (gradients, exact))

@@ -56,7 +56,8 @@ class Measured:
 def build_measured(config: Config, device: Device, tokenizer: Any, layers: Sequence[str], folder: Path) -> Measured:
     """Load the model onto the device, and check layouts and fused modules as the start of a run does.
 
-    Rows are as short as the step; their attention is that of long rows.
+    Rows are as short as the step; their attention is that of long rows. Log-probs are computed with that of short ones,
+    too.
 
     Args:
         config: the settings.
@@ -69,8 +70,8 @@ def build_measured(config: Config, device: Device, tokenizer: Any, layers: Seque
     attention = attention_of(config, device)
     layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
     models = build_models(config, device, strategy, tokenizer, attention, layout)
-    models = replace(models, layout=replace(models.layout, dense_up_to=0))
     update = make_update(config, device, strategy, models, folder, total_steps=1)
+    update.layout = replace(models.layout, dense_up_to=0)
     return Measured(config, device, tokenizer, models, layers, update, strategy)
 
 
@@ -78,10 +79,14 @@ def build_measured(config: Config, device: Device, tokenizer: Any, layers: Seque
 class MeasuredStep:
     """What the device computed; tensors are on the host."""
 
-    stages: Mapping[str, torch.Tensor]
-    """Stages up to the loss, in their order: hidden states, log-probs, entropy, advantages, loss."""
-    greedy: Sequence[Sequence[int]]
-    """The likeliest tokens after each prompt, by the rollout engine, with the weights before the update."""
+    stages: Sequence[Mapping[str, torch.Tensor]]
+    """Of each rank: hidden states, log-probs, entropy, advantages, loss."""
+    dense: torch.Tensor | None
+    """[R] log-probs with the mask that the layout uses in short rows; None: it has the same attention in all rows."""
+    greedy: Sequence[Sequence[Sequence[int]]]
+    """Of each rank: the likeliest tokens after each prompt, by the rollout engine, before the update."""
+    engine_notes: Sequence[str]
+    """How the engine decodes, and its fallbacks."""
     gradients: Mapping[str, torch.Tensor] | None
     """Parameter -> gradient, of those that have one; None: the strategy does not show them."""
     norm: torch.Tensor
@@ -103,7 +108,12 @@ def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -
     entropies = torch.zeros(len(step.tokens))
     stages["log-probs"] = update.score(step.train_batch(torch.zeros(len(step.rewards))), entropies=entropies)
     stages["entropy"] = entropies
-    greedy = _greedy_tokens(measured, step)
+    dense = None
+    if measured.models.layout != update.layout:
+        branched, update.layout = update.layout, measured.models.layout
+        dense = update.score(step.train_batch(torch.zeros(len(step.rewards))))
+        update.layout = branched
+    greedy, engine_notes = _greedy_tokens(measured, step)
     mine = step.of_rank(strategy.rank, strategy.world_size)
     advantages = _advantages(measured, mine.step)
     stages["advantages"] = torch.zeros(len(step.rewards))
@@ -117,7 +127,10 @@ def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -
     strategy.step(optim.lr)
     # a copy: on the host it is the weight itself
     updated = {name: weight.detach().cpu().clone() for name, weight in strategy.gather_full_parameters()}
-    return MeasuredStep(stages, greedy, gradients, norm, updated)
+    ranks = strategy.gather_objects((stages, greedy))
+    return MeasuredStep(
+        [each for each, _ in ranks], dense, [each for _, each in ranks], engine_notes, gradients, norm, updated
+    )
 
 
 def _hidden_states(measured: Measured, step: FixedStep) -> dict[str, torch.Tensor]:
@@ -148,7 +161,7 @@ def _gradients(measured: Measured) -> dict[str, torch.Tensor] | None:
     return gradients
 
 
-def _greedy_tokens(measured: Measured, step: FixedStep) -> list[list[int]]:
+def _greedy_tokens(measured: Measured, step: FixedStep) -> tuple[list[list[int]], list[str]]:
     strategy, models = measured.strategy, measured.models
     weights = ShardedWeights(models.policy.model, strategy.gather_full_parameters) if strategy.shards else None
     policy, replica = models.policy, models.replica
@@ -156,7 +169,8 @@ def _greedy_tokens(measured: Measured, step: FixedStep) -> list[list[int]]:
     try:
         engine.update_weights(0)
         done = engine.generate(step.prompt_batch, Sampling(n=1, max_response_tokens=GREEDY_TOKENS, greedy=True))
-        return done.token_lists()
+        path = getattr(engine, "decode_path", None)
+        return done.token_lists(), [*([f"decoding: {path}"] if path else []), *engine.notes]
     finally:
         engine.close()
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from hwgrpo.models.rounding import unit_of_products
 
 LOWER = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64}
+FP32 = torch.finfo(torch.float32).eps
 CASTS = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
 
 SUMS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "dot", "convolution", "convolution_backward", "_grouped_mm"}
@@ -40,6 +41,7 @@ EXACT = {
     *("clamp", "clamp_min", "constant_pad_nd", "tril", "triu", "repeat", "roll", "flip", "scatter", "index_put_"),
     *("zeros", "ones", "full", "arange", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
     *("empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "scalar_tensor", "lift_fresh"),
+    *("_unsafe_view", "index_put", "repeat_interleave"),
     *("slice_backward", "select_backward", "detach_", "sign", "eye", "_unsafe_index", "index_fill", "unfold_backward"),
 }
 """Operations that copy, select or fill: nothing is rounded."""
@@ -94,6 +96,7 @@ class Rounded(TorchDispatchMode):
         self._eps = torch.finfo(dtype).eps
         self._products = unit_of_products(dtype)
         self._sums_round = dtype == torch.float32
+        self._elementwise = self._eps / 2 if precision.rounds_weights else FP32 / 2
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,6 +121,6 @@ class Rounded(TorchDispatchMode):
             operand = args[1] if name in ("addmm", "baddbmm", "addbmm", "convolution") else args[0]
             terms = operand[0].numel() if name.startswith("convolution") else operand.shape[-1]
             return max(self._products, self._eps / 2 * math.sqrt(terms)) if self._sums_round else self._eps
-        if name in REDUCTIONS and self._sums_round:
-            return self._eps / 2 * math.sqrt(max(args[0].shape, default=1))
-        return self._eps / 2
+        if name in REDUCTIONS:
+            return FP32 / 2 * math.sqrt(max(args[0].shape, default=1))
+        return self._elementwise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+import hwgrpo
 from hwgrpo.errors import ConfigError
 from hwgrpo.parity.fixed_step import FixedStep
 from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
@@ -45,9 +46,10 @@ class SavedStep:
     """The device, its backend, dtype and torch, for people."""
 
 
-def checksum_of(model: torch.nn.Module, step: FixedStep) -> str:
-    """Return a checksum of the model's weights, names included, and of the step."""
-    digest = hashlib.sha256(repr(step.prompts).encode())
+def checksum_of(model: Any, step: FixedStep, settings: Sequence[str]) -> str:
+    """Return a checksum of all that determines the result: version, settings, model, step."""
+    digest = hashlib.sha256(repr((hwgrpo.__version__, settings, step.prompts)).encode())
+    digest.update(model.config.to_json_string().encode())
     of_step = (step.tokens, step.offsets, step.rewards, step.old_gaps, step.ref_gaps)
     for name, tensor in (*model.named_parameters(), *enumerate(of_step)):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
@@ -111,6 +113,11 @@ def compare_steps(mine: SavedStep, theirs: SavedStep, path: Path) -> Iterator[St
         raise ConfigError(
             f"--against {path} is of another model, seed or step; run both with the same model.path, trainer.seed and "
             "version of hwgrpo"
+        )
+    if several := sorted(mine.tensors.keys() ^ theirs.tensors.keys()):
+        raise ConfigError(
+            f"--against {path}: only one of the two machines computed {', '.join(several[:3])}, ...; run both with the "
+            "same trainer.strategy and model.layout"
         )
     for stage, names in groupby(mine.tensors, lambda name: mine.tensors[name].stage):
         pairs = [(name, mine.tensors[name], theirs.tensors[name]) for name in names]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from hwgrpo.support.jsonlines import jsonable
+
+COARSE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Stage:
     """Place of that entry."""
     expected: float = math.nan
     actual: float = math.nan
+    is_coarse: bool = False
+    """Whether a tensor of the stage has a tolerance above `COARSE` of its largest value: rounding hides mistakes."""
 
     @property
     def share(self) -> float:
@@ -63,12 +67,15 @@ def compare_tensor(stage: str, tensor: str, actual: torch.Tensor, expected: torc
     place = int(gaps.flatten().argmax())  # of NaN, if there is one
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), actual.shape))
     values = [float(each.flatten()[place]) for each in (gaps, expected, actual)]
-    return Stage(stage, values[0], tolerance, tensor, index, values[1], values[2])
+    is_coarse = tolerance > COARSE * float(expected.abs().max())
+    return Stage(stage, values[0], tolerance, tensor, index, values[1], values[2], is_coarse)
 
 
 def worst_of(stages: Iterable[Stage]) -> Stage:
     """Return of the tensors of a stage the one whose error takes the largest share of its tolerance."""
-    return max(stages, key=lambda stage: stage.share)
+    stages = list(stages)
+    worst = max(stages, key=lambda stage: stage.share)
+    return replace(worst, is_coarse=any(stage.is_coarse for stage in stages))
 
 
 def first_difference(stages: Iterable[Stage]) -> Stage | None:
@@ -82,16 +89,19 @@ def table(stages: Iterable[Stage]) -> str:
     width = max(len(stage.name) for stage in stages)
     lines = [f"{'stage':{width}}  {'error':>8}  {'tolerance':>9}  {'share':>6}"]
     for stage in stages:
-        mark = "" if stage.passed else "  DIFFERS"
+        mark = "  DIFFERS" if not stage.passed else "  coarse" if stage.is_coarse else ""
         lines.append(f"{stage.name:{width}}  {stage.error:8.2g}  {stage.tolerance:9.2g}  {stage.share:6.2f}{mark}")
     return "\n".join([*lines, verdict(stages)])
 
 
 def verdict(stages: Iterable[Stage]) -> str:
     """Return whether rounding explains every difference, or the first stage that differs, its tensor and place."""
+    stages = list(stages)
     first = first_difference(stages)
     if first is None:
-        return "rounding explains every difference"
+        coarse = [stage.name for stage in stages if stage.is_coarse]
+        hidden = f"; it would hide a mistake, too, in {', '.join(coarse)}" if coarse else ""
+        return f"rounding explains every difference{hidden}"
     place = f"[{', '.join(map(str, first.index))}]" if first.index else ""
     values = "" if math.isnan(first.expected) else f", {first.actual:.6g} instead of {first.expected:.6g}"
     return f"first difference: {first.name}" + (f", in {first.tensor}{place}{values}" if first.tensor else "")

@@ -30,7 +30,7 @@ def test_the_pages_table_has_the_stages_of_this_code(capsys):
     assert main(["parity", "backend.name=cpu", "model.dtype=float32", "trainer.threads=1"]) == 0
     printed = capsys.readouterr().out
     assert shown == ROW.findall(printed)
-    assert len(shown) == 15
+    assert len(shown) == 16
     assert printed.splitlines()[-1] in page("parity.md")
 
 

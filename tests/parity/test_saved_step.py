@@ -40,7 +40,18 @@ def test_another_layout_computes_the_same(saved: Path, capsys):
 
 
 def test_a_coarser_dtype_decides_the_tolerance(saved: Path, capsys):
-    assert against(saved, capsys, "model.dtype=bfloat16")["passed"]
+    report = against(saved, capsys, "model.dtype=bfloat16", "model.layout=packed")
+    assert report["passed"]
+    assert all(stage["tolerance"] > 1e-3 for stage in report["stages"] if stage["name"].startswith("layer"))
+
+
+def test_a_file_with_other_tensors_is_refused(saved: Path, tmp_path: Path, capsys):
+    step = saved_step.read(saved)
+    tensors = {name: each for name, each in step.tensors.items() if not name.startswith("gradient of")}
+    path = tmp_path / "fewer"
+    saved_step.write(path, saved_step.SavedStep(tensors, step.model, step.machine))
+    assert main([*ARGUMENTS, "model.layout=packed", "--against", str(path)]) == 2
+    assert "only one of the two machines computed gradient of " in capsys.readouterr().err
 
 
 def test_a_difference_is_found_at_its_stage(saved: Path, tmp_path: Path, capsys):
@@ -49,7 +60,7 @@ def test_a_difference_is_found_at_its_stage(saved: Path, tmp_path: Path, capsys)
     changed = saved_step.SavedTensor(step.tensors[name].stage, step.tensors[name].values * 1.01, 0.0)
     path = tmp_path / "changed"
     saved_step.write(path, saved_step.SavedStep({**step.tensors, name: changed}, step.model, step.machine))
-    report = against(path, capsys)
+    report = against(path, capsys, "model.layout=packed")
     assert report["first_difference"] == "gradients, layer 1"
     (stage,) = (stage for stage in report["stages"] if stage["name"] == "gradients, layer 1")
     assert stage["tensor"] == name
@@ -88,4 +99,6 @@ def test_another_step_or_model_is_refused(argument: str, saved: Path, capsys):
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys):
     path = tmp_path / "missing" / "file"
     assert main([*ARGUMENTS, "--save", str(path)]) == 2
-    assert f"--save {path} cannot be written" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert f"--save {path}: its folder does not exist" in captured.err
+    assert not captured.out
