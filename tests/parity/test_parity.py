@@ -241,7 +241,7 @@ def without_kl(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(policy_loss, "build_kl", lambda *args: lambda logprob, ref: 0 * logprob)
 
 
-def wrong_betas(patch: pytest.MonkeyPatch) -> None:
+def much_larger_step(patch: pytest.MonkeyPatch) -> None:
     right = Stepping.step
     patch.setattr(Stepping, "step", lambda self, lr: right(self, 1.5 * lr))
 
@@ -256,7 +256,7 @@ GROSS = {
         ),
         "gradients, layer 2",
     ),
-    "a step half too large": (wrong_betas, "updated weights"),
+    "a step half too large": (much_larger_step, "updated weights"),
 }
 
 
@@ -269,9 +269,11 @@ def test_gross_mistakes_are_found_in_bf16_too(name: str, capsys, monkeypatch):
 
 def test_short_rows_with_a_dense_mask_are_compared_too(capsys, monkeypatch):
     right = micro_batch._row_mask
-    monkeypatch.setattr(
-        micro_batch, "_row_mask", lambda *args, **kwargs: torch.ones_like(right(*args, **kwargs)).tril()
-    )
+
+    def plant(model: Any) -> None:  # after the startup check, which would find it
+        monkeypatch.setattr(micro_batch, "_row_mask", lambda *args: torch.ones_like(right(*args)).tril())
+
+    changed_parts(plant)(monkeypatch)
     assert parity(capsys, *FLOAT32)["first_difference"] == "log-probs, dense mask"
 
 
