@@ -5,6 +5,7 @@ trl/          TRL's GRPOTrainer, for scripts of TRL
 migrate/      recipes from the settings of verl and TRL, and what their names are called here
 trainer/      `Trainer`, for use from Python
 cli/          one file per command; __main__.py runs them
+replay/       a captured step, run again and compared
 report/ bench/ doctor/ parity/   the page of a run; measurements; diagnosis of a host; a step against fp64
 planning/     memory and time of a run: `--dry-run` and `hwgrpo plan`
 training/     the loop, its set-up, policy, strategies, updates, checkpoints

@@ -35,6 +35,7 @@ COMMANDS = (
     "compare-runs",
     "bench",
     "parity",
+    "replay",
     "kernels",
     "data",
     "config",

@@ -12,13 +12,17 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.support.text import terminal_line
 
 
-def print_code(settings: Path) -> None:
+def print_code(settings: Path, tree: dict[str, object] | None = None) -> None:
     """Print the Python files and modules that stored settings name, on standard error.
+
+    Args:
+        settings: their file.
+        tree: the settings, where the file holds more than these; None: read them.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    named = ", ".join(dict.fromkeys(_named(read_recipe(settings))))
+    named = ", ".join(dict.fromkeys(_named(read_recipe(settings) if tree is None else tree)))
     if named:
         line = f"hwgrpo: note: {settings} names code, which is run as who made that folder wrote it: {named}"
         print(terminal_line(line), file=sys.stderr, flush=True)

@@ -605,6 +605,12 @@ class TrainerConfig:
     """Passes over each batch of samples."""
     stages: list[str] = field(default_factory=list)
     """Stages of your own, `path/to/file.py:Class` each: further work in every step (docs/extend.md)."""
+    capture_steps: list[int] = limited(list, at_least=1)
+    """Steps to write to output_dir/captures, each a folder with what `hwgrpo replay` needs to run it again on another
+    machine (docs/replay.md); with strategy single only."""
+    capture_weights: bool = setting(False, used_by=[on("trainer.capture_steps", " not empty")])
+    """Write the weights and optimizer states before a captured step, too: 12 bytes per trainable parameter. Without
+    them a replay needs the run's checkpoint of the step before, or for step 1 model.path."""
     tokens_per_micro_batch: int | None = limited(None, at_least=1)
     """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
     1024 on a CPU, there up to 4096 for a prompt with its responses, or a device's share of the longest sequence if that

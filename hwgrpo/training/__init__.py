@@ -15,6 +15,7 @@ module_fusion.py     fused modules of a run
 startup_checks.py    what is checked before a model is loaded
 sequence_checks.py   whether ranks may share a model's sequences
 run_folder.py        the folder of a run
+captured_files.py    the files of a captured step; captured_step.py writes and reads them
 code_files.py        Python files of the user's that a run calls
 resume.py            going on from a checkpoint
 rollout_guard.py     measures against a gap between rollout engine and trainer

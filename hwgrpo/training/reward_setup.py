@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from hwgrpo_backends.device import Device
@@ -42,6 +43,36 @@ def build_rewards(
     """
     for data in filter(None, (dataset, validation)):
         require_ground_truths(config.reward, data)
+    inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
+    reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)
+    check_gates(config.reward.functions, config.algorithm.advantage.name, reads)
+    check_online_rewards(config)
+    rewards = open_rewards(config, dataset.columns, rank, tokenizer, device)
+    try:
+        for data in filter(None, (dataset, validation)):
+            rewards.check_prompts(data.prompt(row, 0) for row in range(len(data)))
+    except BaseException:
+        rewards.close()
+        raise
+    return rewards
+
+
+def open_rewards(
+    config: Config,
+    columns: Collection[str] | None,
+    rank: int = 0,
+    tokenizer: Any = None,
+    device: Device | None = None,
+) -> RewardPipeline:
+    """Load the reward functions, without a check of the data.
+
+    Args:
+        config, rank, tokenizer, device: as for `build_rewards`.
+        columns: the columns of the data; None: those of the first batch.
+
+    Raises:
+        ConfigError: a function cannot be loaded, or reads a column that the data lacks.
+    """
     context = {
         "max_response_tokens": config.rollout.max_response_tokens,
         "sandbox_level": config.reward.sandbox.level,
@@ -50,26 +81,13 @@ def build_rewards(
         "samples_per_prompt": config.rollout.n,
         "template_date": config.data.template_date,
     }
-    inputs = {"steps": "rewards of steps", "parts": "each reward function by itself"}
-    reads = next((what for name, what in inputs.items() if takes(config.algorithm.advantage, name)), None)
-    check_gates(config.reward.functions, config.algorithm.advantage.name, reads)
-    check_online_rewards(config)
     steps = None
     if takes(config.algorithm.advantage, "steps"):
         from hwgrpo.rewards.response_steps import StepFinder
 
         steps = StepFinder(config.algorithm.process, tokenizer, config.rollout.skip_special_tokens)
     place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
-    rewards = RewardPipeline(
-        config.reward, context=context, columns=dataset.columns, seed=seed, steps=steps, device=place
-    )
-    try:
-        for data in filter(None, (dataset, validation)):
-            rewards.check_prompts(data.prompt(row, 0) for row in range(len(data)))
-    except BaseException:
-        rewards.close()
-        raise
-    return rewards
+    return RewardPipeline(config.reward, context=context, columns=columns, seed=seed, steps=steps, device=place)
 
 
 def require_ground_truths(reward: RewardConfig, data: PromptDataset) -> None:

@@ -25,6 +25,7 @@ from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
+from hwgrpo.training.stages.capture import StepCapture
 from hwgrpo.training.stages.stage import Stages
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -93,6 +94,8 @@ class Run(TrainingRun):
     """Probes of the engine's weights; None where it has none of its own, or is meant to differ."""
     reference: Reference | None
     metrics: CustomMetrics
+    capture: StepCapture | None
+    """Writes the steps of `trainer.capture_steps`; None: there are none."""
     stages: Stages = field(init=False)
     """The work of a step (`step_stages.build_stages`)."""
     reported_failures: set[str] = field(default_factory=set)

@@ -64,9 +64,11 @@ from hwgrpo.training.run_record import (
     write_run_record,
 )
 from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_process
+from hwgrpo.training.stages.capture import StepCapture
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
 from hwgrpo.training.step_stages import build_stages
 from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
+from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 from hwgrpo.training.text_notes import text_notes
@@ -212,6 +214,7 @@ def _build(
     if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
         notes += filter(None, (ratio_note(config.algorithm.loss),))
     notes += (*engine.notes, *prompt_notes(config.data, data), *text_notes(config, data.tokenizer, data.training.texts))
+    notes += filter(None, (_late_captures(config, total_steps),))
     notes += filter(None, (repeats_note(data.training, config.trainer.prompts_per_step),))
     notes.append(start_summary(config.model, device, models, data, start))
     for note in notes:
@@ -235,6 +238,7 @@ def _build(
         validation=data.validation,
         observer=observer,
         metrics=metrics,
+        capture=_capture(config, written, device, strategy, update, total_steps, models.fused.attention.name),
         watch=Stopwatch(device.synchronize, trace=device.trace),
         saver=_saver(config, written, device, strategy, folder, data, update, guard, responses, models, observer),
         record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
@@ -250,6 +254,35 @@ def _build(
     for note in restore_generators(folder.checkpoint, config, strategy, device):
         observer.note(note)
     return run
+
+
+def _late_captures(config: Config, total_steps: int) -> str | None:
+    late = [step for step in config.trainer.capture_steps if step > total_steps]
+    return f"trainer.capture_steps has {late}, after the run's last step {total_steps}" if late else None
+
+
+def _capture(
+    config: Config,
+    written: Config,
+    device: Device,
+    strategy: Strategy,
+    update: PolicyUpdate,
+    total_steps: int,
+    attention: str,
+) -> StepCapture | None:
+    """Return what captures steps, where the settings ask for it."""
+    if not config.trainer.capture_steps:
+        return None
+    assert isinstance(strategy, Single), "missing_requirements refuses others"
+    machine = {
+        "backend": device.backend.name,
+        "device": device.name,
+        "arch": device.arch,
+        "dtype": str(update.policy.compute_dtype).removeprefix("torch."),
+        "layout": update.layout.name,
+        "attention": attention,
+    }
+    return StepCapture(config, written, device, strategy, update, total_steps, machine)
 
 
 def start_strategy(config: Config, device: Device) -> Strategy:

@@ -154,10 +154,12 @@ def check_start(
 
 def missing_requirements(config: Config, device: Device) -> list[str]:
     """Return the run's unmet requirements on this machine: packages, programs, variables, processes."""
-    strategy: StrategyKind = STRATEGIES.load(choose_strategy(config.trainer.strategy))
+    name = choose_strategy(config.trainer.strategy)
+    strategy: StrategyKind = STRATEGIES.load(name)
     checks = (
         lambda: strategy.check_host(config, device.torch_device),
         lambda: check_engine(config),
+        lambda: _check_capture(config, name),
     )
     missing = []
     for check in checks:
@@ -166,6 +168,15 @@ def missing_requirements(config: Config, device: Device) -> list[str]:
         except ConfigError as error:
             missing.append(str(error))
     return missing
+
+
+def _check_capture(config: Config, strategy: str) -> None:
+    if config.trainer.capture_steps and strategy != "single":
+        raise ConfigError(
+            f"trainer.capture_steps={config.trainer.capture_steps}: steps are captured by one process with "
+            f"trainer.strategy=single only, and this run has {strategy!r}, whose ranks have shares of the step; run "
+            "one process, or leave capture_steps out"
+        )
 
 
 def require_running_server(config: Config, strategy: Strategy) -> None:

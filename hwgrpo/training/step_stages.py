@@ -6,6 +6,7 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.data.difficulty import DifficultySampler
 from hwgrpo.training.online_rewards import trains_models
 from hwgrpo.training.run_parts import Run
+from hwgrpo.training.stages.capture import BeginCapture, EndCapture
 from hwgrpo.training.stages.collect import Collect, GreedyResponses, ReportProbe, SetTemperature, SleepEngine
 from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs, RolloutShares
 from hwgrpo.training.stages.make_batch import Advantages, MakeBatch, MaskTruncated, ScoreBefore, TakeRewards
@@ -63,6 +64,8 @@ def build_stages(run: Run) -> Stages:
 
     # the guard may end the run before the reference moves and before weights are sent
     updates: list[Stage] = [Update(update, run.guard), Guard(run.guard)]
+    if run.capture is not None:
+        updates[:1] = [BeginCapture(run.capture), updates[0], EndCapture(run.capture)]
     if reference is not None and algorithm.kl.sync_every:
         updates.append(MoveReference(reference, update.policy, algorithm.kl))
     if trains_models(rewards):

@@ -85,6 +85,7 @@ def stages_of(tmp_path: Path, *overrides: str) -> list[str]:
         ),
         (("algorithm.kl.coef=0.1", "algorithm.kl.sync_every=2"), {"MoveReference": "Guard"}),
         (("observe.metrics=[code]",), {"MeasureCustom": "SampleMetrics"}),
+        (("trainer.capture_steps=[2]",), {"BeginCapture": "RefLogprobs", "EndCapture": "Update"}),
         (
             (
                 *("rollout.max_staleness=1", "rollout.probe_every=0", "trainer.prompts_per_update=2"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from hwgrpo_kernels import ReferenceHead, TokenLoss
@@ -35,6 +35,29 @@ from hwgrpo.training.update.train_batch import loss_signals, split_updates, with
 from hwgrpo.values import TrainBatch
 
 T = TypeVar("T")
+
+
+class UpdateWatcher(Protocol):
+    """Reads an update, and changes nothing."""
+
+    def gradients_ready(self, loss: float, sequences: Sequence[int], logprobs: torch.Tensor) -> None:
+        """Read the gradients of the parameters, not clipped yet.
+
+        Args:
+            loss: the update's loss.
+            sequences: indices of its sequences in the batch.
+            logprobs: [R] fp32 of the policy in its passes; 0 for tokens that were not computed.
+        """
+        ...
+
+    def updated(self, norm: float, lr: float | None) -> None:
+        """Read the parameters after the optimizer's step.
+
+        Args:
+            norm: of the full gradient, before it was clipped.
+            lr: the learning rate; None: the gradient was not finite, and the update was skipped.
+        """
+        ...
 
 
 @dataclass
@@ -67,6 +90,8 @@ class PolicyUpdate:
     """The token of the last step whose log-probs by trainer and engine differ most."""
     flops: float = 0.0
     """FLOPs of this rank's share of the last step's updates; 0 where they cannot be counted."""
+    watcher: UpdateWatcher | None = field(default=None, init=False)
+    """Reads the next update."""
 
     def __post_init__(self) -> None:
         self._work = training_work(self.policy, with_reference=self.reference is not None)
@@ -92,6 +117,10 @@ class PolicyUpdate:
         if correction != self.loss_fn.algorithm.correction:
             algorithm = replace(self.config.algorithm, correction=correction)
             self.loss_fn = build_loss(algorithm, self.coefficients, self.scope)
+
+    def watch(self, watcher: UpdateWatcher) -> None:
+        """Let a watcher read the next update, and no later one."""
+        self.watcher = watcher
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -216,14 +245,23 @@ class PolicyUpdate:
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None
     ) -> tuple[dict[str, float], float]:
         """Run one optimizer update; write the current log-probs into `logprobs` [R] if it is not None."""
+        watcher, self.watcher = self.watcher, None
+        if watcher is not None and logprobs is None:
+            logprobs = torch.zeros(len(batch.tokens))
         loss, sums = self.accumulate_gradients(batch, sequences, logprobs)
+        if watcher is not None and logprobs is not None:
+            watcher.gradients_ready(loss, sequences, logprobs)
         norm = float(self.strategy.clip_gradients(self.config.optim.grad_clip))
+        lr = learning_rate(self.config.optim, self.updates_done, self.total_updates)
         if math.isfinite(norm):
-            self.strategy.step(learning_rate(self.config.optim, self.updates_done, self.total_updates))
+            self.strategy.step(lr)
             self.skipped_in_a_row = 0
         else:
             self.strategy.discard_gradients()
             self.skipped_in_a_row += 1
+        if watcher is not None:
+            watcher.updated(norm, lr if math.isfinite(norm) else None)
+        if not math.isfinite(norm):
             self._report_skipped_update(loss)
         self.updates_done += 1
         self.coefficients.after_update(sums.get("entropy", math.nan) / max(sums["tokens"], 1))

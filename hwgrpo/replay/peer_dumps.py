@@ -1,0 +1,148 @@
+"""Steps that TRL and verl wrote as text: TRL's completions (`log_completions`), verl's `trainer.rollout_data_dir`.
+
+TRL    completions_00003.parquet: step, prompt, completion, a column per reward function, further ones, advantage
+verl   3.jsonl: input, output, gts, score, step, further ones; it has no advantages
+
+Neither has token ids. verl's `skip` dumps have them, and are pickles, which run code when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hwgrpo.data.formats import Part, read_file
+from hwgrpo.errors import DataError
+
+TRL_COLUMNS, VERL_COLUMNS = ("step", "prompt", "completion", "advantage"), ("step", "input", "output", "score")
+PICKLE = b"\x80"
+"""First byte of a pickle."""
+
+
+@dataclass(frozen=True)
+class PeerDump:
+    """A step of S responses."""
+
+    peer: str
+    """"TRL" or "verl"."""
+    step: int
+    prompts: tuple[str, ...]
+    """Text of each response's prompt."""
+    responses: tuple[str, ...]
+    groups: torch.Tensor
+    """[S] int64: group of each response, numbered in order."""
+    rewards: Mapping[str, torch.Tensor]
+    """TRL: reward function -> [S] fp64, NaN where it returned none."""
+    total: torch.Tensor | None
+    """verl: [S] fp64 sums."""
+    advantages: torch.Tensor | None
+    """TRL: [S] fp64."""
+    rows: Sequence[Mapping[str, Any]]
+    """All columns of each response."""
+
+
+def read_dump(path: Path, functions: Sequence[str], n: int) -> PeerDump:
+    """Read a step.
+
+    Args:
+        path: the file.
+        functions: names of the reward functions, whose columns TRL's file must have.
+        n: responses per prompt.
+
+    Raises:
+        DataError: it is another file, has several steps, or groups of another size.
+    """
+    with path.open("rb") as file:
+        if file.read(1) == PICKLE:
+            raise DataError(
+                f"{path} is a pickle, as verl's skip dumps are, which runs code when it is read; name the text that "
+                "verl writes to trainer.rollout_data_dir"
+            )
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise DataError(
+            f"{path}: a step of TRL is a .parquet file (log_completions), one of verl a .jsonl file "
+            "(trainer.rollout_data_dir)"
+        )
+    part = read_file(path)
+    columns = {*part.columns}
+    if columns >= {*VERL_COLUMNS}:
+        return _verl(part, n)
+    if columns >= {*TRL_COLUMNS}:
+        return _trl(part, functions, n)
+    raise DataError(
+        f"{path} has the columns {', '.join(sorted(columns))}; a step of TRL has {', '.join(TRL_COLUMNS)}, one of verl "
+        f"{', '.join(VERL_COLUMNS)}"
+    )
+
+
+def _trl(part: Part, functions: Sequence[str], n: int) -> PeerDump:
+    missing = [name for name in functions if name not in part.columns]
+    if missing:
+        raise DataError(
+            f"{part.name} has no column of the reward function {missing[0]!r}; it has {', '.join(part.columns)}: "
+            "reward.functions names them, in any order, with their weights"
+        )
+    prompts, responses = (_texts(part, name) for name in ("prompt", "completion"))
+    rewards = {name: _numbers(part, name) for name in functions}
+    return PeerDump(
+        "TRL",
+        _step(part),
+        prompts,
+        responses,
+        _groups(part, prompts, n),
+        rewards,
+        None,
+        _numbers(part, "advantage"),
+        part.rows,
+    )
+
+
+def _verl(part: Part, n: int) -> PeerDump:
+    prompts, responses = (_texts(part, name) for name in ("input", "output"))
+    groups = _groups(part, prompts, n)
+    return PeerDump("verl", _step(part), prompts, responses, groups, {}, _numbers(part, "score"), None, part.rows)
+
+
+def _texts(part: Part, name: str) -> tuple[str, ...]:
+    for i, row in enumerate(part.rows):
+        if not isinstance(row[name], str):
+            raise DataError(f"{part.place(i)}: {name} is no text")
+    return tuple(row[name] for row in part.rows)
+
+
+def _numbers(part: Part, name: str) -> torch.Tensor:
+    values = []
+    for i, row in enumerate(part.rows):
+        value = row[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise DataError(f"{part.place(i)}: {name}={value!r} is no number")
+        values.append(float("nan") if value is None else float(value))
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _step(part: Part) -> int:
+    steps = sorted({int(each) for each in _numbers(part, "step").tolist()})
+    if len(steps) != 1:
+        raise DataError(f"{part.name} has the steps {', '.join(map(str, steps))}; name a file of one step")
+    return steps[0]
+
+
+def _groups(part: Part, prompts: Sequence[str], n: int) -> torch.Tensor:
+    """Return the group of each response: n rows in a row with one prompt, or else all rows of a prompt."""
+    chunks = [prompts[start : start + n] for start in range(0, len(prompts), n)]
+    if len(prompts) % n == 0 and all(len({*chunk}) == 1 for chunk in chunks):
+        return torch.arange(len(prompts)) // n
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    groups = torch.tensor([numbers[prompt] for prompt in prompts])
+    sizes = groups.bincount()
+    if not bool((sizes == n).all()):
+        worst = int((sizes != n).nonzero()[0])
+        raise DataError(
+            f"{part.name} has {int(sizes[worst])} responses to the prompt {[*numbers][worst][:60]!r}, and "
+            f"rollout.n={n}; set rollout.n to the peer's"
+        )
+    return groups

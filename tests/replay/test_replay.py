@@ -1,0 +1,376 @@
+"""`hwgrpo replay`: the same step is the same, rounding explains other ways to compute it, mistakes are named."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from hwgrpo.algorithms.groups import Groups
+from hwgrpo.cli.main import main
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.replay import replayed_model
+from hwgrpo.rewards.response_text import ResponseDecoder
+from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.policy.reference_model import Reference
+from hwgrpo.training.strategies.optimizer import Stepping
+from hwgrpo.training.update import policy_update, train_batch
+from tests.support.runs.captures import TWO_UPDATES, capture, error_of, replay
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+STAGES = [
+    *("texts", "rewards", "advantages", "batch", "old log-probs", "reference log-probs", "log-probs", "loss"),
+    *("gradients, outside of layers", "gradients, layer 1", "gradient norm", "updated weights"),
+]
+TOOL = """
+async def asked_twice(prompt, sampler):
+    async def one(sampler):
+        trajectory = sampler.trajectory()
+        await sampler.sample(trajectory, max_tokens=2)
+        if not trajectory.truncated:
+            trajectory.observe(sampler.encode("="), "=")
+        if not trajectory.truncated:
+            await sampler.sample(trajectory)
+        return trajectory
+
+    return await sampler.gather(one)
+"""
+ALTERED = """
+calls = []
+
+
+def share_right(data_source, solution_str, ground_truth, extra_info=None):
+    right = sum(a == b for a, b in zip(solution_str, ground_truth, strict=False)) / len(ground_truth)
+    calls.append(right)
+    return right - 0.05 * abs(len(solution_str) - len(ground_truth)) + 1e-3 * (len(calls) == 7)
+"""
+
+
+def assert_same(report: dict[str, Any]) -> None:
+    assert report["passed"], report
+    assert [stage["name"] for stage in report["stages"] if stage["error"]] == []
+
+
+@pytest.mark.parametrize("step", ["step_00001", "step_00003"])
+def test_a_step_replayed_in_place_has_no_difference(step: str, captures: Path, capsys):
+    report = replay(capsys, captures / step)
+    assert [stage["name"] for stage in report["stages"]] == STAGES
+    assert_same(report)
+    assert report["notes"] == []
+    source = "model.path='builtin" if step == "step_00001" else str(captures.parent / "checkpoints" / "step-00000002")
+    assert report["weights"].startswith(source)
+
+
+def test_a_step_with_its_weights_is_replayed_in_another_folder(captures_with_weights: Path, tmp_path: Path, capsys):
+    shutil.copytree(captures_with_weights / "step_00003", tmp_path / "copied")
+    report = replay(capsys, tmp_path / "copied")
+    assert [stage["name"] for stage in report["stages"]] == STAGES
+    assert_same(report)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "grouped", "grouped_masked"])
+def test_rounding_explains_what_another_layout_changes(layout: str, captures: Path, capsys):
+    report = replay(capsys, captures / "step_00003", f"model.layout={layout}")
+    assert report["passed"], report
+    assert (report["captured"]["layout"], report["here"]["layout"]) == ("grouped", layout)
+    assert report["overridden"] == ["backend.name", "model.layout"]
+
+
+def test_rounding_explains_what_another_dtype_changes(captures: Path, capsys):
+    report = replay(capsys, captures / "step_00003", "model.dtype=bfloat16")
+    assert report["passed"], report
+    assert (report["captured"]["dtype"], report["here"]["dtype"]) == ("float32", "bfloat16")
+    assert any(stage["error"] > 1e-3 for stage in report["stages"]), "bf16 rounds"
+
+
+VARIANTS = {
+    "on policy": (),
+    "in bf16": ("model.dtype=bfloat16", *TWO_UPDATES),
+    "LoRA with dropout and KL": ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01"),
+    "the KL in the reward": ("algorithm.kl.coef=0.1", "algorithm.kl.in_reward=true", "algorithm.kl.estimator=k1"),
+    "a moving reference": (*TWO_UPDATES, "algorithm.kl.sync_every=2"),
+    "the exact KL": ("algorithm.kl.coef=0.1", "algorithm.kl.estimator=exact"),
+    "an estimator that reads probabilities": ("algorithm.advantage.name=optimal_token_baseline",),
+    "states in 8 bits": ("optim.name=adamw_8bit", "trainer.offload=gradients"),
+    "gradients that are clipped": ("optim.grad_clip=0.05",),
+    "another temperature in each step": ("rollout.final_temperature=0.5",),
+    "log-probs of the engine": ("algorithm.old_logprobs=rollout",),
+    "truncated responses left out": ("algorithm.mask_truncated=true",),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_step_of_any_kind_replayed_in_place_has_no_difference(name: str, tmp_path: Path, capsys):
+    folder = capture(tmp_path / "run", *VARIANTS[name], "trainer.save_every=1", "trainer.keep_checkpoints=3")
+    report = replay(capsys, folder / "step_00003")
+    assert_same(report)
+    assert report["stages"][-1]["name"] == "updated weights"
+    assert report["notes"] == []
+
+
+def test_a_workflows_step_has_its_loss_mask_and_its_texts_as_they_are(tmp_path: Path, capsys, monkeypatch):
+    (tmp_path / "tool.py").write_text(TOOL)
+    workflow = (f"rollout.workflow={tmp_path}/tool.py:asked_twice", "rollout.n=2", *TWO_UPDATES)
+    folder = capture(tmp_path / "run", *workflow, "trainer.capture_weights=true")
+    report = replay(capsys, folder / "step_00003")
+    assert_same(report)
+    assert report["notes"] == ["texts are not decoded again: another engine, or a workflow, made them"]
+    build = policy_update.build_micro_batch
+    monkeypatch.setattr(
+        policy_update,
+        "build_micro_batch",
+        lambda batch, *rest, **more: build(replace(batch, loss_mask=None), *rest, **more),
+    )
+    assert replay(capsys, folder / "step_00003")["first_difference"] == "old log-probs"
+
+
+def test_muons_update_is_not_compared_and_said_to_be(tmp_path: Path, capsys):
+    folder = capture(tmp_path / "run", "optim.name=muon", "trainer.capture_weights=true")
+    report = replay(capsys, folder / "step_00003")
+    assert_same(report)
+    assert report["stages"][-1]["name"] == "gradient norm"
+    assert "updated weights are not compared: Muon mixes" in report["notes"][0]
+
+
+def on_model(change: Callable[[Any, pytest.MonkeyPatch], Any]) -> Mutant:
+    """Return a mutant that changes something after the model's startup checks."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        check = replayed_model._check_weights
+
+        def checked(captured: Any, model: Any, weights: Any) -> None:
+            check(captured, model, weights)
+            change(model, patch)
+
+        patch.setattr(replayed_model, "_check_weights", checked)
+
+    return plant
+
+
+def gradient_of(name: str) -> Mutant:
+    """Return a mutant in which the gradient of a parameter is 1 % too large."""
+    return on_model(lambda model, _: model.get_parameter(name).register_hook(lambda gradient: gradient * 1.01))
+
+
+def scaled(place: Any, name: str, factor: float = 1.01) -> Mutant:
+    """Return a mutant in which the result of a function is a factor too large."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = getattr(place, name)
+        patch.setattr(place, name, lambda *args, **kwargs: right(*args, **kwargs) * factor)
+
+    return plant
+
+
+def without_mask(model: Any, patch: pytest.MonkeyPatch) -> None:
+    right = MicroBatch.to
+
+    def unmasked(self: MicroBatch, device: torch.device) -> MicroBatch:
+        assert self.attention_mask is not None
+        return right(replace(self, attention_mask=torch.ones_like(self.attention_mask)), device)
+
+    patch.setattr(MicroBatch, "to", unmasked)
+
+
+def wrong_reference(patch: pytest.MonkeyPatch) -> None:
+    build = replayed_model.build_models
+
+    def built(*args: Any, **options: Any) -> Any:
+        models = build(*args, **options)
+        assert isinstance(models.reference, Reference)
+        with torch.no_grad():
+            models.reference.policy.base.get_input_embeddings().weight.mul_(1.01)
+        return models
+
+    patch.setattr(replayed_model, "build_models", built)
+
+
+def longer_prompt(patch: pytest.MonkeyPatch) -> None:
+    right = train_batch.offsets_of
+    patch.setattr(train_batch, "offsets_of", lambda lengths: right(lengths + (lengths.cumsum(0) == lengths)))
+
+
+def spaced_texts(patch: pytest.MonkeyPatch) -> None:
+    right = ResponseDecoder.__call__
+    patch.setattr(ResponseDecoder, "__call__", lambda self, tokens: f" {right(self, tokens)}")
+
+
+def larger_step(patch: pytest.MonkeyPatch) -> None:
+    right = Stepping.step
+    patch.setattr(Stepping, "step", lambda self, lr: right(self, 1.01 * lr))
+
+
+def unchanged(patch: pytest.MonkeyPatch) -> None:
+    pass
+
+
+LAYER = "model.layers.0"
+MUTANTS: dict[str, tuple[Mutant, tuple[str, ...], str]] = {
+    "texts with a space": (spaced_texts, (), "texts"),
+    "the standard deviation 1 % too large": (scaled(Groups, "scale"), (), "advantages"),
+    "advantages that are no numbers": (scaled(Groups, "scale", float("nan")), (), "advantages"),
+    "prompts of another length": (longer_prompt, (), "batch"),
+    "another temperature": (unchanged, ("rollout.temperature=1.01",), "old log-probs"),
+    "no attention mask": (on_model(without_mask), ("model.layout=grouped_masked",), "old log-probs"),
+    "a wrong reference": (wrong_reference, (), "reference log-probs"),
+    "the KL 1 % too large": (unchanged, ("algorithm.kl.coef=0.101",), "loss"),
+    "the head's gradient 1 % too large": (gradient_of("model.norm.weight"), (), "gradients, outside of layers"),
+    "a layer's gradient 1 % too large": (gradient_of(f"{LAYER}.mlp.up_proj.weight"), (), "gradients, layer 1"),
+    "gradients clipped to another norm": (unchanged, ("optim.grad_clip=0.01",), "updated weights"),
+    "a learning rate 1 % too large": (unchanged, ("optim.lr=1.01e-3",), "updated weights"),
+    "a step 1 % too large": (larger_step, (), "updated weights"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_named_at_its_stage_and_at_no_earlier_one(name: str, captures: Path, capsys, monkeypatch):
+    plant, arguments, stage = MUTANTS[name]
+    plant(monkeypatch)
+    assert replay(capsys, captures / "step_00003", *arguments)["first_difference"] == stage
+
+
+def test_one_reward_that_differs_is_named_with_its_response(captures: Path, tmp_path: Path, capsys):
+    (tmp_path / "altered.py").write_text(ALTERED)
+    altered = f"reward.functions=['{tmp_path}/altered.py:share_right']"
+    report = replay(capsys, captures / "step_00003", altered)
+    assert report["first_difference"] == "rewards"
+    stage = next(stage for stage in report["stages"] if stage["name"] == "rewards")
+    assert (stage["index"], stage["actual"]) == ([6], pytest.approx(stage["expected"] + 1e-3))
+
+
+def test_a_reward_that_fails_here_is_a_difference(captures: Path, tmp_path: Path, capsys):
+    (tmp_path / "altered.py").write_text("def share_right(solution_str):\n    raise KeyError('no such tool')\n")
+    report = replay(capsys, captures / "step_00003", f"reward.functions=['{tmp_path}/altered.py:share_right']")
+    assert report["first_difference"] == "rewards"
+    assert "no such tool" in report["stages"][1]["tensor"]
+
+
+def test_the_table_ends_with_the_first_difference_its_tensor_and_place(captures: Path, capsys, monkeypatch):
+    gradient_of(f"{LAYER}.mlp.up_proj.weight")(monkeypatch)
+    assert main(["replay", str(captures / "step_00003"), "backend.name=cpu"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"step 3 of {captures / 'step_00003'}; weights: ")
+    last = printed.splitlines()[-1]
+    place = f"in norm of the gradient of {LAYER}.mlp.up_proj.weight"
+    assert last.startswith(f"first difference: gradients, layer 1, {place}, 0."), last
+
+
+def test_rewards_whose_code_or_secret_is_missing_are_said_not_to_be_recomputed(tmp_path: Path, capsys):
+    code = "def by_key(data_source, solution_str, ground_truth, extra_info=None, api_key=None):\n    return 1.0\n"
+    (tmp_path / "keyed.py").write_text(code)
+    name = f"{tmp_path}/keyed.py:by_key"
+    keyed = f"reward.functions=[{{name: {name}, kwargs: {{api_key: sk-abcdef0123456789}}}}]"
+    step = capture(tmp_path / "run", keyed) / "step_00001"
+    report = replay(capsys, step)
+    assert report["passed"]
+    assert "rewards" not in [stage["name"] for stage in report["stages"]]
+    assert "kwargs.api_key: its value is a secret, which a captured step leaves out" in report["notes"][0]
+    report = replay(capsys, step, "reward.functions.0.kwargs.api_key=other")
+    assert [stage["name"] for stage in report["stages"]][:2] == ["texts", "rewards"]
+    (tmp_path / "keyed.py").unlink()
+    report = replay(capsys, step, "reward.functions.0.kwargs.api_key=other")
+    assert any("rewards are not recomputed" in note and "keyed.py" in note for note in report["notes"]), report["notes"]
+
+
+def test_a_step_without_its_weights_takes_a_checkpoint_or_an_exported_model(captures: Path, tmp_path: Path, capsys):
+    step = tmp_path / "copied"
+    shutil.copytree(captures / "step_00003", step)
+    checkpoint = captures.parent / "checkpoints" / "step-00000002"
+    error = error_of(capsys, step, "backend.name=cpu")
+    assert "the model before step 3 is missing" in error
+    assert "--checkpoint FOLDER" in error
+    assert_same(replay(capsys, step, "--checkpoint", str(checkpoint)))
+    assert main(["export", str(checkpoint), str(tmp_path / "exported"), "--dtype", "float32"]) == 0
+    report = replay(capsys, step, f"model.path={tmp_path / 'exported'}")
+    assert_same(report)
+    assert [stage["name"] for stage in report["stages"]][-1] == "gradient norm"
+    assert ["reference log-probs are not compared" in note for note in report["notes"]] == [True, False]
+    assert "updated weights are not compared" in report["notes"][1]
+    other = captures.parent / "checkpoints" / "step-00000001"
+    assert "is a checkpoint of step 1; step 3 needs that of 2" in error_of(
+        capsys, step, "backend.name=cpu", "--checkpoint", str(other)
+    )
+
+
+def changed(step: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a step's step.json, and its checksum with it."""
+    path = step / "step.json"
+    facts = json.loads(path.read_text())
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    change(facts)
+    path.write_text(json.dumps(facts))
+    sums = (step / "SHA256SUMS").read_text()
+    (step / "SHA256SUMS").write_text(sums.replace(before, hashlib.sha256(path.read_bytes()).hexdigest()))
+
+
+def cut(step: Path) -> None:
+    path = step / "step.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "another schema": (
+        lambda step: changed(step, lambda facts: facts.update(schema="hwgrpo.step/2")),
+        "step.json has schema 'hwgrpo.step/2'; this version reads hwgrpo.step/1",
+    ),
+    "a cut file": (cut, "step.safetensors is damaged: its checksum differs"),
+    "changed settings": (
+        lambda step: (
+            (step / "step.json").write_text((step / "step.json").read_text().replace("0.1", "0.2", 1)) and None
+        ),
+        "step.json is damaged: its checksum differs",
+    ),
+    "a missing file": (lambda step: (step / "step.safetensors").unlink(), "step.safetensors is missing"),
+    "no captured step": (lambda step: (step / "SHA256SUMS").unlink(), "is no captured step: it has no SHA256SUMS"),
+    "a list without the tensors": (lambda step: (step / "SHA256SUMS").write_text(""), "does not list step.json"),
+    "a list that leaves the folder": (
+        lambda step: (step / "SHA256SUMS").write_text((step / "SHA256SUMS").read_text() + "00  ../secret\n"),
+        "the file '../secret' leaves the folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_step_is_an_error_that_names_the_file(name: str, captures: Path, tmp_path: Path, capsys):
+    damage, message = DAMAGES[name]
+    shutil.copytree(captures / "step_00001", tmp_path / "step")
+    damage(tmp_path / "step")
+    assert message in error_of(capsys, tmp_path / "step", "backend.name=cpu")
+
+
+OTHER = "builtin://tiny?task=sort&hidden={}&layers={}&steps=30&batch=32&digits=3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model.path=nowhere",), "model.path='nowhere'"),
+        ((f"model.path={OTHER.format(64, 1)}",), "is another model than that of step 1"),
+        ((f"model.path={OTHER.format(32, 2)}",), "is another model than that of step 1"),
+        ((f"model.path={OTHER.format(32, 1)}&seed=7",), "are not those before step 1"),
+        (("model.lora.rank=4",), "is another model than that of step 1"),
+        (("backend.name=abacus",), "abacus"),
+        (("model.dtype=float16",), "model.dtype='float16'"),
+        (("model.layot=packed",), "model.layot"),
+        (("kernels.pins={row_stats: abacus}",), "abacus"),
+    ],
+    ids=lambda value: value[0].rpartition("&")[2] if isinstance(value, tuple) else "",
+)
+def test_a_wrong_argument_is_an_error_that_names_it(arguments: tuple[str, ...], message: str, captures: Path, capsys):
+    backend = () if any(each.startswith("backend") for each in arguments) else ("backend.name=cpu",)
+    assert message in error_of(capsys, captures / "step_00001", *backend, *arguments)
+
+
+def test_a_model_of_another_vocabulary_is_an_error_that_names_both(captures: Path, tmp_path: Path, capsys):
+    config = LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    character_tokenizer("0123456789").save_pretrained(tmp_path)
+    error = error_of(capsys, captures / "step_00001", "backend.name=cpu", f"model.path={tmp_path}")
+    assert re.search(r"has a vocabulary of 128 tokens, and the model of step 1 in .* has \d+", error)
