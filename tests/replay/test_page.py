@@ -11,6 +11,7 @@ from tests.support.runs import runs
 COMMANDS = re.findall(r"^hwgrpo (.*?)(?: +#.*)?$", "".join(blocks(page("replay.md"), "bash")), flags=re.MULTILINE)
 SMALL = [each for each in runs.SMALL if each.startswith(("model.path=", "data.train=", "data.max_prompt", "rollout."))]
 """A model that other tests have made, too."""
+ROW = r"^(\w[\w ,-]*?) +[\d.e+-]+ +[\d.e+-]+ +[\d.]+(?:  \w+)?$"
 TRAIN = (*SMALL, "trainer.prompts_per_step=4", "observe.progress=none")
 
 
@@ -22,6 +23,6 @@ def test_the_commands_of_the_page_pass_and_print_its_stages(tmp_path: Path, caps
         assert main(arguments + [*TRAIN] * (arguments[0] == "train")) == 0, command
         printed.append(capsys.readouterr().out)
     assert [command.split()[0] for command in COMMANDS] == ["train", "replay", "replay", "replay"]
-    shown = re.findall(r"^(\w[\w ,-]*?) {2,}\S+ +\S+ +\S+$", "".join(blocks(page("replay.md"), "text")), re.MULTILINE)
-    stages = re.findall(r"^(\w[\w ,-]*?) {2,}\S+ +\S+ +\S+$", printed[1], re.MULTILINE)
+    shown = re.findall(ROW, "".join(blocks(page("replay.md"), "text")), re.MULTILINE)
+    stages = re.findall(ROW, printed[1], re.MULTILINE)
     assert [stage for stage in shown if stage != "gradients, layer 2"] == stages, "the small model has one layer"
