@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from hwgrpo.parity import saved_step
-    from hwgrpo.parity.stages import as_json, first_difference, table
+    from hwgrpo.support.stage_differences import as_json, first_difference, table
     from hwgrpo.training.shared_setup import prepare_process
 
     theirs = saved_step.read(args.against) if args.against else None

@@ -68,9 +68,9 @@ def _run_captured(args: argparse.Namespace) -> int:
 
     import torch
 
-    from hwgrpo.parity.stages import as_json, first_difference, table
     from hwgrpo.replay.replayed_model import build_replay
     from hwgrpo.replay.step_comparison import compare
+    from hwgrpo.support.stage_differences import as_json, first_difference, table
     from hwgrpo.training.captured_step import read_step
     from hwgrpo.training.shared_setup import prepare_process
 
@@ -128,11 +128,11 @@ def _run_peer(args: argparse.Namespace) -> int:
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, unread=UNREAD)
 
     from hwgrpo.models.loading import load_tokenizer
-    from hwgrpo.parity.stages import as_json, first_difference, table
     from hwgrpo.replay.peer_comparison import compare_dump
     from hwgrpo.replay.peer_dumps import read_dump
     from hwgrpo.rewards.signatures import split_name
     from hwgrpo.support.jsonlines import jsonable
+    from hwgrpo.support.stage_differences import as_json, first_difference, table
 
     functions = [split_name(function.name)[1] for function in config.reward.functions]
     try:

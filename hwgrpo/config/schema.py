@@ -642,6 +642,10 @@ class TrainerConfig:
     resume: str = setting("auto", path=True, home=True)
     """`auto`: from the newest checkpoint in output_dir; `never`: from step 0 (a used folder is refused); or the folder
     of a checkpoint."""
+    resume_check: str = choice("error", ("error", "warn", "off"))
+    """What happens if the log-probs that this machine computes of a checkpoint's weights differ from those of the
+    machine that saved it by more than rounding explains: `error` ends the run before its first step, `warn` prints a
+    warning and continues. `off` computes none, neither at a resume nor at a checkpoint."""
     save_every: int = limited(0, at_least=0)
     """Steps between checkpoints; 0 writes one at the end and on a signal."""
     save_async: bool = setting(True, used_by=[on("trainer.save_every", " of 1 or more")])

@@ -7,6 +7,5 @@ golden.py       the step in fp64 by formulas written out, and what rounding does
 rounded_operations.py  fp64 within transformers' code, and each operation changed by one rounding
 measured.py     the step by this project's parts, on a device
 comparison.py   tensor by tensor: error and tolerance
-stages.py       stages: table, verdict, JSON; for every command that compares steps
 saved_step.py   what a machine computed, in a file
 """

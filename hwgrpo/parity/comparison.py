@@ -39,8 +39,8 @@ from hwgrpo.parity.measured import MeasuredStep, build_measured, measured_step
 from hwgrpo.parity.rounded_operations import Precision
 from hwgrpo.parity.saved_step import SavedTensor, checksum_of
 from hwgrpo.parity.settings import BASE
-from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.rollout.stopping import end_token_ids
+from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 
 MARGIN = 2.0

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 import hwgrpo
 from hwgrpo.errors import ConfigError
 from hwgrpo.parity.fixed_step import FixedStep
-from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.support.permissions import follow_umask
+from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
 
 SCHEMA = "hwgrpo.parity_step/1"
 

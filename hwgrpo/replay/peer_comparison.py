@@ -13,11 +13,11 @@ from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.ragged import offsets_of
 from hwgrpo.replay.peer_dumps import PeerDump
 from hwgrpo.replay.recomputed_rewards import OF_MODELS
 from hwgrpo.rewards.combine import gated_sum
+from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
 from hwgrpo.training.reward_setup import open_rewards
 from hwgrpo.values import Completions, Prompt, PromptBatch
 

@@ -13,11 +13,11 @@ import torch
 from hwgrpo.algorithms.token_advantages import TokenProbs
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
-from hwgrpo.parity.stages import Stage, compare_tensor, worst_of
 from hwgrpo.replay.recomputed_rewards import decoded_texts, recompute
 from hwgrpo.replay.replayed_model import ReplayedModel
 from hwgrpo.replay.results import KL, LOGPROBS, LOSS, OLD, PROBABILITIES, REFERENCE, SQUARE_SUMS, Passes
 from hwgrpo.replay.rounding_effects import Effects, largest, measure, unit_of
+from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
 from hwgrpo.training.captured_step import Parameter, entries_of, entry_places
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.strategies.muon import MuonAdamW

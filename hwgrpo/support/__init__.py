@@ -13,6 +13,7 @@ permissions.py           permissions of files and folders
 pretrained_tokenizer.py  a tokenizer as its `tokenizer.json` defines it
 run_files.py             files of a run's folder, which a stranger may have made
 scratch.py               folders that end with the process that made them
+stage_differences.py     error and tolerance of the stages of a computation that was made twice
 template_clock.py        the date that chat templates with a clock write: one for all prompts of a run
 template_limit.py        a time limit for chat templates
 terminal_width.py        text folded into the columns of a terminal

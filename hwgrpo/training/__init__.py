@@ -18,6 +18,7 @@ run_folder.py        the folder of a run
 captured_files.py    the files of a captured step; captured_step.py writes and reads them
 code_files.py        Python files of the user's that a run calls
 resume.py            going on from a checkpoint
+resume_check.py      a resumed run's log-probs against those of the machine that saved the checkpoint
 rollout_guard.py     measures against a gap between rollout engine and trainer
 moving_reference.py  a reference model that follows the policy
 online_rewards.py    reward models that are trained during the run

@@ -44,7 +44,7 @@ REFUSED_ON_RESUME = (
     *("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora", "model.quantize"),
 )
 """Settings that define the model of the saved parameters; a run with others does not resume."""
-NOT_REPORTED = ("trainer.resume", "trainer.output_dir", "observe")
+NOT_REPORTED = ("trainer.resume", "trainer.resume_check", "trainer.output_dir", "observe")
 """Settings that may change without a note when a run resumes."""
 TEXT = "text_sha256"
 """Field of a fingerprint of data: the hash of what a model reads of it."""
@@ -54,7 +54,14 @@ IRRELEVANT_TO_WEIGHTS = (
     *("data.validation", "data.validation_split", "data.validation_max_rows"),
     *("rollout.max_sequences", "rollout.graphs", "rollout.gpu_memory_utilization", "rollout.kv_cache_gb"),
     *("rollout.sleep_mode", "rollout.max_model_len", "rollout.enforce_eager", "rollout.tensor_parallel_size"),
-    *("trainer.output_dir", "trainer.resume", "trainer.max_steps", "trainer.epochs", "trainer.strategy"),
+    *(
+        "trainer.output_dir",
+        "trainer.resume",
+        "trainer.resume_check",
+        "trainer.max_steps",
+        "trainer.epochs",
+        "trainer.strategy",
+    ),
     *("trainer.sequence_parallel_size", "trainer.tensor_parallel_size", "trainer.tokens_per_micro_batch"),
     *("trainer.save_every", "trainer.save_async", "trainer.keep_checkpoints", "trainer.save_final_model"),
     *("trainer.validate_every", "trainer.validate_at_start", "trainer.validation_n", "trainer.validation_sampling"),

@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ def write_run_record(
     strategy: Strategy,
     template_date: str | None,
     notes: Sequence[str],
+    resumes: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write config.yaml, and environment.json: the run's machine, versions, variables, data, and starts.
 
@@ -115,6 +116,7 @@ def write_run_record(
         strategy: connects the ranks.
         template_date: the date that chat templates write.
         notes: what has changed since the checkpoint that this start resumes from.
+        resumes: records of `resume_check`, of this start and those before it.
     """
     path = folder.path / ENVIRONMENT
     earlier = _earlier_starts(path, folder.start) if folder.checkpoint is not None else []
@@ -154,6 +156,7 @@ def write_run_record(
         "data": {name: dict(fingerprint) for name, fingerprint in fingerprints.items()},
         "code": checksums(config),
         "starts": [*earlier, start],
+        "resumes": list(resumes),
         **strategy.record,
     }
     write_whole(path, json.dumps(environment, indent=1))

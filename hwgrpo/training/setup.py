@@ -51,6 +51,7 @@ from hwgrpo.training.online_rewards import further_files, restore_rewards
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, restore_generators, template_date
+from hwgrpo.training.resume_check import RECORD, ResumeCheck
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
@@ -164,6 +165,9 @@ def _build(
         notes += restore(folder.checkpoint, update, source, strategy)
         notes += restore_rewards(data.rewards, folder.checkpoint, strategy)
         notes += restore_reference(models.reference, folder.checkpoint, strategy, config.algorithm.kl)
+    resume_check = ResumeCheck(config, device, update, strategy)
+    if folder.checkpoint is not None and start < total_steps:
+        notes += filter(None, (resume_check.compare(folder.checkpoint),))
     gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
     engine = _engine(config, device, strategy, models, data, folder, gate)
     position, kept, prefetched = source.state(), NO_GROUPS, []
@@ -205,7 +209,8 @@ def _build(
         if start < total_steps or start == 0:
             keep_copies(config, folder.path)
             date = config.data.template_date
-            write_run_record(folder, written, device, total_steps, models, data, strategy, date, changes)
+            resumes = resume_check.resumes
+            write_run_record(folder, written, device, total_steps, models, data, strategy, date, changes, resumes)
     observer.resume_from(start)
     notes += filter(
         None, (frozen_dtype_note(config.model, models), filters_note(config, models), reference_note(config))
@@ -240,7 +245,9 @@ def _build(
         metrics=metrics,
         capture=_capture(config, written, device, strategy, update, total_steps, models.fused.attention.name),
         watch=Stopwatch(device.synchronize, trace=device.trace),
-        saver=_saver(config, written, device, strategy, folder, data, update, guard, responses, models, observer),
+        saver=_saver(
+            config, written, device, strategy, folder, data, update, guard, responses, models, observer, resume_check
+        ),
         record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
         memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
@@ -354,6 +361,7 @@ def _saver(
     responses: ResponseSource,
     models: Models,
     observer: Observer,
+    resume_check: ResumeCheck,
 ) -> Saver:
     """Return the saver of checkpoints, with all state that a resumed run restores or compares."""
     # Salts are random, and files may differ between hosts: all ranks save rank 0's values.
@@ -374,6 +382,7 @@ def _saver(
             "data": fingerprints,
             "template_date": config.data.template_date,
             "code": code,
+            RECORD: resume_check.resumes,
         }
 
     return Saver(
@@ -384,7 +393,9 @@ def _saver(
         asynchronous=config.trainer.save_async,
         state=state,
         extra_files=lambda: (
-            responses.files() | further_files(config.algorithm, data.rewards, models.reference, strategy)
+            responses.files()
+            | further_files(config.algorithm, data.rewards, models.reference, strategy)
+            | resume_check.files()
         ),
         note=observer.note,
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,

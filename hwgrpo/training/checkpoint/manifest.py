@@ -122,6 +122,10 @@ def _check_state(require: _Requirements, state: Mapping[str, Any]) -> None:
         require("state.data", lambda value: isinstance(value, dict))
         for name in state["data"]:
             require(f"state.data.{name}", _is_fingerprint)
+    if "resumes" in state:
+        require(
+            "state.resumes", lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value)
+        )
     if "template_date" in state:
         require("state.template_date", _is_date)
 

@@ -33,6 +33,7 @@ from hwgrpo.training.model_setup import Models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import dtype_note
 from hwgrpo.training.resume import compare_data, open_folder, restore, restore_generators, template_date
+from hwgrpo.training.resume_check import RECORD, ResumeCheck
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.run_record import (
     frozen_dtype_note,
@@ -198,6 +199,10 @@ def _build(
     update = make_update(config, device, strategy, models, folder.path, total_steps, training.update)
     if folder.checkpoint is not None:
         notes += restore(folder.checkpoint, update, source, strategy)
+    check = ResumeCheck(config, device, update, strategy) if training.trains_head else None
+    if check is not None and folder.checkpoint is not None and start < total_steps:
+        notes += filter(None, (check.compare(folder.checkpoint),))
+    resumes = [] if check is None else check.resumes
     observer = make_observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)
     if strategy.rank == 0:
@@ -205,7 +210,7 @@ def _build(
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
             date = config.data.template_date
-            write_run_record(folder, written, device, total_steps, models, data, strategy, date, changes)
+            write_run_record(folder, written, device, total_steps, models, data, strategy, date, changes, resumes)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config.model, models),))
     notes += (*prompt_notes(config.data, data), *training.example_notes(config, data, total_steps))
@@ -226,6 +231,7 @@ def _build(
             "secrets": secrets,
             "data": fingerprints,
             "template_date": config.data.template_date,
+            RECORD: resumes,
         }
 
     saver = Saver(
@@ -235,7 +241,7 @@ def _build(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=dict,
+        extra_files=dict if check is None else check.files,
         note=observer.note,
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,

@@ -31,7 +31,7 @@ from hwgrpo.training.update.flops import training_work
 from hwgrpo.training.update.group_batch import GroupBatch, gather_group_batch
 from hwgrpo.training.update.step_metrics import WorstToken, gap_to_rollout, update_metrics
 from hwgrpo.training.update.token_budget import TokenBudget
-from hwgrpo.training.update.train_batch import loss_signals, split_updates, with_weights
+from hwgrpo.training.update.train_batch import loss_signals, short_sample, split_updates, with_weights
 from hwgrpo.values import TrainBatch
 
 T = TypeVar("T")
@@ -88,6 +88,8 @@ class PolicyUpdate:
     """Consecutive updates skipped until now because their gradient was not finite."""
     worst_token: WorstToken | None = None
     """The token of the last step whose log-probs by trainer and engine differ most."""
+    sample: TrainBatch | None = None
+    """A few short sequences of the last step that had any on this rank, for `sample_scores`; None: none yet."""
     flops: float = 0.0
     """FLOPs of this rank's share of the last step's updates; 0 where they cannot be counted."""
     watcher: UpdateWatcher | None = field(default=None, init=False)
@@ -214,6 +216,7 @@ class PolicyUpdate:
                 keeps the weights of the last good one.
         """
         t = self.config.trainer
+        self.sample = short_sample(batch, self.policy.options.temperature) or self.sample
         local = prompts_per_update(self.config) // self.strategy.world_size
         updates = split_updates(batch, t.prompts_per_step // self.strategy.world_size, local)
         scored = batch.old_logprobs if self.config.algorithm.old_logprobs == "trainer" else None

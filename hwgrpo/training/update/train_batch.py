@@ -115,6 +115,49 @@ def assemble(
     )
 
 
+SAMPLE_SEQUENCES, SAMPLE_PROMPT_TOKENS, SAMPLE_RESPONSE_TOKENS = 4, 32, 32
+"""Bounds of a short sample: 256 tokens in total."""
+
+
+def short_sample(batch: TrainBatch, temperature: float) -> TrainBatch | None:
+    """Return a few sequences of a batch, cut short, for a scoring pass that costs next to nothing.
+
+    They are the first two and the last two responses, so that responses with and without a common prompt are among
+    them: the last tokens of their prompts, and the first of the responses, all of which count as sampled.
+
+    Args:
+        batch: this rank's sequences.
+        temperature: at which they are scored, where the batch has none of its own.
+
+    Returns:
+        The sample; None where the batch has no response with tokens.
+    """
+    filled = batch.lengths.nonzero()[:, 0].tolist()
+    if not filled:
+        return None
+    half = SAMPLE_SEQUENCES // 2
+    chosen = sorted({*filled[:half], *filled[-half:]})
+    numbers, prompt_index = batch.prompt_index[chosen].unique(return_inverse=True)
+    ends, starts = batch.prompt_offsets[numbers + 1], batch.prompt_offsets[numbers]
+    prompts = [
+        batch.prompt_tokens[max(start, end - SAMPLE_PROMPT_TOKENS) : end]
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+    bounds = batch.offsets.tolist()
+    responses = [batch.tokens[bounds[s] : min(bounds[s + 1], bounds[s] + SAMPLE_RESPONSE_TOKENS)] for s in chosen]
+    tokens = torch.cat(responses)
+    return TrainBatch(
+        prompt_tokens=torch.cat(prompts),
+        prompt_offsets=offsets_of(torch.tensor([len(prompt) for prompt in prompts])),
+        prompt_index=prompt_index,
+        tokens=tokens,
+        offsets=offsets_of(torch.tensor([len(response) for response in responses])),
+        advantages=torch.ones(len(chosen)),
+        logprobs=torch.zeros(len(tokens)),
+        temperature=temperature if batch.temperature is None else batch.temperature,
+    )
+
+
 def _check_added(completions: Completions) -> None:
     """Check what engines of one's own may add to responses.
 
