@@ -19,6 +19,7 @@ from hwgrpo.config.document import entries
 from hwgrpo.config.written_config import shown_settings
 from hwgrpo.errors import ConfigError, DataError, error_text
 from hwgrpo.report.compact_completions import compact, read_completions
+from hwgrpo.report.resume_rows import resume_rows
 from hwgrpo.report.run_data import CONFIG, RunRecord, read_run
 from hwgrpo.support.jsonlines import jsonable
 from hwgrpo.support.run_files import write_whole
@@ -123,6 +124,7 @@ def _run_data(record: RunRecord, completions: dict[str, Any]) -> dict[str, Any]:
         },
         "settings": setting_rows(record.config),
         "environment": record.environment,
+        "resumes": resume_rows(record.resumes),
         "kernels": record.kernels,
         "completions": {
             "total": completions["total"],

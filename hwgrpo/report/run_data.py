@@ -31,6 +31,9 @@ class RunRecord:
     folder: Path
     config: dict[str, Any]
     environment: dict[str, Any]
+    """environment.json, without `resumes`."""
+    resumes: list[dict[str, Any]]
+    """The records of the run's resumes, oldest first (`hwgrpo.training.resume_check`)."""
     kernels: dict[str, Any]
     metrics: dict[int, dict[str, float]]
     """step -> metrics; step 0 has the validation before training."""
@@ -61,6 +64,7 @@ def read_run(folder: Path) -> RunRecord:
     problems: list[str] = []
     config = _read(folder / CONFIG, lambda text: read_yaml(text, CONFIG, Config), problems)
     environment = _read(folder / "environment.json", json.loads, problems)
+    resumes = _resumes(environment.pop("resumes", []), problems)
     kernels = _read(folder / "kernels.json", json.loads, problems)
     closing = _read(folder / summary.FILE, json.loads, problems)
     metrics = jsonl.read_metrics(folder)
@@ -89,8 +93,26 @@ def read_run(folder: Path) -> RunRecord:
     recorded = list(read_lines(folder / warnings.FILE))
     verdict = judge(history, [warning["name"] for warning in recorded])
     return RunRecord(
-        folder, config, environment, kernels, metrics, status, closing, verdict, recorded, history.largest_kl, problems
+        folder=folder,
+        config=config,
+        environment=environment,
+        resumes=resumes,
+        kernels=kernels,
+        metrics=metrics,
+        status=status,
+        summary=closing,
+        verdict=verdict,
+        warnings=recorded,
+        largest_kl=history.largest_kl,
+        problems=problems,
     )
+
+
+def _resumes(records: Any, problems: list[str]) -> list[dict[str, Any]]:
+    if isinstance(records, list) and all(isinstance(record, dict) for record in records):
+        return records
+    problems.append("environment.json: its resumes are no list of records, so they are not shown")
+    return []
 
 
 def _largest_kl(config: Mapping[str, Any]) -> float | None:

@@ -144,6 +144,10 @@ class Chart {
       grid.append(s("line", { x1: x, x2: x, y1: bottom, y2: bottom + 4, class: "tick" }),
         s("text", { x: fits ? x : width, y: height - 6, "text-anchor": fits ? "middle" : "end" }, text));
     });
+    for (const { step, mood } of this.view.resumes.filter((each) => each.step >= steps[from] && each.step <= steps[to])) {
+      const x = this.x(step);
+      grid.append(s("line", { x1: x, x2: x, y1: top, y2: bottom, class: `resume ${mood}` }));
+    }
     const body = s("g", {});
     if (this.spec.stacked) drawStack(this, body, series.map((each) => ({ ...each, values: this.smoothed(each, smoothing) })));
     else series.forEach((each) => drawSeries(this, body, each, smoothing));

@@ -1,7 +1,7 @@
 // The page itself: head, tabs, theme. What is seen first is made first; completions are read when there is time.
 
 const run = readData("run-data");
-const view = new View(run.metrics.steps);
+const view = new View(run.metrics.steps, run.resumes);
 const browser = new GroupBrowser(run);
 
 function themeButton() {

@@ -75,6 +75,15 @@ function warnings(told) {
       h("p", {}, meaning), h("ul", {}, (remedies ?? []).map((text) => h("li", {}, text))))));
 }
 
+/** From which machine to which the run was resumed: the dotted lines in the curves. */
+function resumes(rows) {
+  if (rows.length === 0) return "";
+  const cells = ({ step, from, to, difference, mood }) => [h("td", {}, formatNumber(step)), h("td", {}, from), h("td", {}, to), h("td", { class: mood }, difference)];
+  return h("section", { class: "card resumes" }, h("h3", {}, "Resumes"),
+    h("p", { class: "muted" }, "Dotted lines in the curves. Differences are those of the log-probs of a few sequences, by the weights of the checkpoint."),
+    table(["After step", "Saved on", "Resumed on", "Difference"], rows.map((row) => h("tr", {}, cells(row)))));
+}
+
 function overview(run, view, openStep) {
   const { steps, series } = run.metrics;
   const charts = mainCharts(series, steps, run.kl_clamp);
@@ -88,7 +97,7 @@ function overview(run, view, openStep) {
   run.problems.forEach((text) => panel.append(h("p", { class: "notice" }, text)));
   if (steps.length === 0) return panel;
   const grid = h("div", { class: "charts" }, charts.filter((spec) => spec.series.length > 0).map((spec) => new Chart(view, spec).element));
-  panel.append(chartBar(view, openStep), grid, timeBar(run) ?? "");
+  panel.append(chartBar(view, openStep), grid, timeBar(run) ?? "", resumes(run.resumes));
   if (absent.length > 0) {
     panel.append(h("p", { class: "muted absent" }, "Not recorded: ", absent.map((spec) => `${spec.title} (${spec.missing})`).join("; "), "."));
   }

@@ -1,8 +1,9 @@
 // What all charts share: the range of steps, the smoothing, and the step under the cursor.
 
 class View {
-  constructor(steps) {
+  constructor(steps, resumes) {
     this.steps = steps;
+    this.resumes = resumes;
     this.from = 0;
     this.to = Math.max(0, steps.length - 1);
     this.cursor = null;
