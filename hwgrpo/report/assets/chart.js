@@ -146,7 +146,7 @@ class Chart {
     });
     for (const { step, mood } of this.view.resumes.filter((each) => each.step >= steps[from] && each.step <= steps[to])) {
       const x = this.x(step);
-      grid.append(s("line", { x1: x, x2: x, y1: top, y2: bottom, class: `resume ${mood}` }));
+      grid.append(s("line", { x1: x, x2: x, y1: top, y2: bottom, class: mood === "bad" ? "resume bad" : "resume muted" }));
     }
     const body = s("g", {});
     if (this.spec.stacked) drawStack(this, body, series.map((each) => ({ ...each, values: this.smoothed(each, smoothing) })));

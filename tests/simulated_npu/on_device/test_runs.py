@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch_npu
+from hwgrpo_backends import Backend
 from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.npu import BACKEND as NPU
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hwgrpo.errors import RunError
+from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.report.resume_rows import resume_rows
+from hwgrpo.report.run_data import read_run
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.strategies import held_adamw, host_gradients
@@ -23,8 +26,9 @@ from hwgrpo.training.strategies.held_adamw import gradient_of
 from hwgrpo.training.strategies.host_gradients import HostGradients
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.single import Single
-from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
+from tests.support.numbers.rounding import GENTLE, LOGITS, STEP, assert_metrics_close, drift
 from tests.support.runs import runs
+from tests.support.runs.wrong_devices import WRONG
 
 FULL = ("model.dtype=float32", "trainer.save_every=2", "trainer.validate_every=2", "trainer.max_steps=4")
 VARIANTS = {
@@ -199,3 +203,46 @@ def test_a_checkpoint_of_the_npu_goes_on_on_the_cpu_and_back(tmp_path: Path, cap
         told = capsys.readouterr().out
         assert ("random state" in told) == bool(note)
         assert note in told
+
+
+MOVED = ("model.dtype=float32", "rollout.temperature=0.7", "trainer.save_every=2", "trainer.validate_every=2", *GENTLE)
+
+
+def move(output: Path, steps: int, backend: Backend, *overrides: str) -> None:
+    assert runs.run(output, *MOVED, f"trainer.max_steps={steps}", *overrides, backend=backend) == "completed"
+
+
+def test_a_run_moved_to_the_npu_and_back_has_the_curve_of_one_that_stayed(tmp_path: Path):
+    move(tmp_path / "stayed", 6, CPU)
+    for steps, backend in ((2, CPU), (4, NPU), (6, CPU)):
+        move(tmp_path / "moved", steps, backend)
+    moved, stayed = (runs.metrics(tmp_path / name) for name in ("moved", "stayed"))
+    assert min(line["actor/grad_norm"] for line in stayed if "actor/grad_norm" in line) > 0, "nothing was learned"
+    assert_metrics_close(moved, stayed, drift(6))
+    record = read_run(tmp_path / "moved")
+    assert [each["step"] for each in record.resumes] == [2, 4]
+    assert [(each["from"]["backend"], each["to"]["backend"]) for each in record.resumes] == [
+        ("cpu", "npu"),
+        ("npu", "cpu"),
+    ]
+    for each in record.resumes:
+        assert each["passed"]
+        for stage in each["stages"]:
+            assert stage["error"] <= STEP * max(1.0, abs(stage["expected"]))
+            assert stage["tolerance"] <= STEP * LOGITS, "more than rounding passes"
+    rows = resume_rows(record.resumes)
+    assert [(row["from"][:5], row["to"][:5], row["mood"]) for row in rows] == [
+        ("cpu (", "npu (", "good"),
+        ("npu (", "cpu (", "good"),
+    ]
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_npu_on_the_way_is_named(tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch):
+    move(tmp_path / "run", 2, CPU)
+    WRONG[mistake](monkeypatch, "npu")
+    named = r"npu \(Ascend910B3, float32, .* computes other log-probs than cpu \(.*backend cpu -> npu"
+    with pytest.raises(CheckpointError, match=named):
+        move(tmp_path / "run", 4, NPU)
+    move(tmp_path / "run", 4, CPU)
+    assert [each["to"]["backend"] for each in read_run(tmp_path / "run").resumes] == ["cpu"]
