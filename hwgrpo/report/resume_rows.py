@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ def _machine(machine: Mapping[str, Any] | None) -> str:
 def _difference(stage: Mapping[str, Any]) -> str:
     """Return a stage's error, and its share of the tolerance; numbers that are not finite are strings."""
     error, tolerance = float(stage["error"]), float(stage["tolerance"])
+    if not math.isfinite(error):
+        return f"{stage['name']}: not finite"
     if not error:
         return f"{stage['name']}: none"
     share = f"{error / tolerance:.2g}" if tolerance else "inf"

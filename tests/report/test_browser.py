@@ -306,6 +306,40 @@ def test_the_environment_is_shown_without_json(browser: Browser, make_run):
     assert max(browser.evaluate(hidden)) <= 0, "a table is wider than its card"
 
 
+def test_resumes_are_lines_in_the_curves_and_rows_of_a_table(browser: Browser, make_run):
+    folder = make_run([{"step": step, "reward": step / 10} for step in range(1, 9)])
+    stage = {"name": "log-probs", "error": 2e-6, "tolerance": 8e-6}
+    machines = {"cpu": {"backend": "cpu", "device": "x86_64", "ranks": 2}, "npu": {"backend": "npu", "torch": "2.13.0"}}
+    resumes = [
+        {"step": 3, "from": machines["cpu"], "to": machines["npu"], "passed": True, "stages": [stage]},
+        {
+            "step": 6,
+            "from": machines["npu"],
+            "to": machines["cpu"],
+            "passed": False,
+            "stages": [stage | {"error": "NaN"}],
+        },
+        {"step": 7, "from": None, "to": machines["cpu"], "passed": None, "stages": []},
+    ]
+    (folder / "environment.json").write_text(json.dumps({"resumes": resumes}))
+    browser.open(report(folder), height=2000)
+    lines = f"[...{chart('Reward')}.querySelectorAll('.resume')]"
+    assert browser.evaluate(f"{lines}.map((line) => line.getAttribute('class'))") == [
+        "resume muted",
+        "resume bad",
+        "resume muted",
+    ]
+    places = browser.evaluate(f"{lines}.map((line) => Number(line.getAttribute('x1')))")
+    assert (places[1] - places[0]) / (places[2] - places[1]) == pytest.approx(3, rel=1e-3)
+    cells = browser.texts(".resumes td")
+    assert [cells[i : i + 4] for i in range(0, len(cells), 4)] == [
+        ["3", "cpu (x86_64, ranks: 2)", "npu (torch 2.13.0)", "log-probs: 2e-06, 0.25 of what rounding explains"],
+        ["6", "npu (torch 2.13.0)", "cpu (x86_64, ranks: 2)", "log-probs: not finite"],
+        ["7", "not recorded", "cpu (x86_64, ranks: 2)", "not compared"],
+    ]
+    assert browser.complaints() == []
+
+
 def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser: Browser, page: Path):
     browser.open(page, tab="settings")
     assert browser.texts(".differs td")[:3] == ["optim.lr", "0.5", "1e-06"]

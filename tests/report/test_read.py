@@ -89,6 +89,15 @@ def test_a_half_written_environment_is_a_problem_in_words_and_the_rest_is_read(m
     assert [problem.split()[0] for problem in record.problems] == ["environment.json", "kernels.json"]
 
 
+@pytest.mark.parametrize("resumes", ["1", "[1]", '{"step": 1}', "null"])
+def test_resumes_that_are_no_records_are_a_problem_and_the_rest_is_read(make_run, resumes: str):
+    folder = make_run(STEPS)
+    (folder / "environment.json").write_text(f'{{"torch": "2.13.0", "resumes": {resumes}}}')
+    record = read_run(folder)
+    assert (record.resumes, record.environment) == ([], {"torch": "2.13.0"})
+    assert ["its resumes" in problem for problem in record.problems] == [True]
+
+
 def test_a_run_without_metrics_says_why(make_run):
     folder = make_run()
     assert "no metrics yet" in read_run(folder).problems[0]

@@ -171,6 +171,8 @@ def test_a_killed_run_continues_to_the_same_bits(more: tuple[str, ...], tmp_path
     assert kept == ["step-00000002", "step-00000004"]
     assert runs.forked(lambda: supervised_runs.run(tmp_path / "killed", *words)) == 0
     assert supervised_runs.results(tmp_path / "killed") == supervised_runs.results(tmp_path / "whole")
+    [resume] = json.loads((tmp_path / "killed" / "environment.json").read_text())["resumes"]
+    assert [(stage["name"], stage["error"]) for stage in resume["stages"]] == [("log-probs", 0), ("entropy", 0)]
 
 
 def test_the_losses_are_in_metrics_summary_and_epochs(tmp_path: Path):
