@@ -16,7 +16,7 @@ def resume_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Args:
         records: `resumes` of environment.json.
     """
-    moods = {True: "good", False: "bad"}
+    moods: dict[Any, str] = {True: "good", False: "bad"}
     return [
         {
             "step": int(record["step"]),
