@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 from hwgrpo_backends.device import Device
+from hwgrpo_kernels import default_registry
 
 import hwgrpo
 from hwgrpo.config import Config
@@ -136,7 +137,9 @@ class ResumeCheck:
         if saved is None or reason is not None:
             self._record(checkpoint, None, [])
             return reason
-        mine = compare_scores(score_sample(self._update, saved.sample), saved.scores)
+        with default_registry.unrecorded():  # kernels.json has those of the run's own steps
+            now = score_sample(self._update, saved.sample)
+        mine = compare_scores(now, saved.scores)
         of_ranks = self._strategy.gather_objects((self._machine, mine))
         stages = _worst_of_ranks([stages for _, stages in of_ranks])
         self._record(checkpoint, saved.machine, stages)

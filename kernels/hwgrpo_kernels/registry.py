@@ -189,6 +189,15 @@ class KernelRegistry:
             self._selected.clear()
 
     @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Leave the selections of a block out of `choices`, as those of a check before the first step."""
+        before = dict(self._selected)
+        try:
+            yield
+        finally:
+            self._selected = before
+
+    @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore pins, preference and strictness after a block."""
         before = self._pins, self._preference, self._strict
