@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.cli.missing_operations import name_missing_operations
 from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,13 +96,8 @@ def _compare(config: Config, device: Device, folder: Path) -> Parity:
     from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
     from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 
-    try:
-        with name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING):
-            return compare(config, device, folder)
-    except ConfigError:
-        raise
-    except (NotImplementedError, ValueError) as error:  # an operation that the device lacks; a kernel that cannot run
-        raise ConfigError(f"{device.name} ({device.backend.name}) cannot compute the step: {error}") from error
+    with name_missing_operations(device), name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING):
+        return compare(config, device, folder)
 
 
 def _models(config: Config, *, families: bool) -> Iterator[tuple[str, Config]]:

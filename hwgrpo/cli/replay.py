@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hwgrpo.cli.missing_operations import name_missing_operations
+
 HELP = "run a captured training step again on this machine, and name the first stage that differs"
 SCHEMA = "hwgrpo.replay/1"
 SAME, DIFFERENT = 0, 1
@@ -72,6 +74,7 @@ def _run_captured(args: argparse.Namespace) -> int:
     from hwgrpo.replay.step_comparison import compare
     from hwgrpo.support.stage_differences import as_json, first_difference, table
     from hwgrpo.training.captured_step import read_step
+    from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
     from hwgrpo.training.shared_setup import prepare_process
 
     config = with_absolute_paths(settings.config)
@@ -80,8 +83,9 @@ def _run_captured(args: argparse.Namespace) -> int:
     captured = read_step(folder, facts)
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = None if args.checkpoint is None else Path(args.checkpoint)
-        model = build_replay(captured, settings, device, Path(scratch), checkpoint)
-        compared = compare(model)
+        with name_missing_operations(device), explain_out_of_memory(config, device, lambda: LOADING):
+            model = build_replay(captured, settings, device, Path(scratch), checkpoint)
+            compared = compare(model)
     here = {
         "backend": host.backend.name,
         "device": device.name,
@@ -140,6 +144,8 @@ def _run_peer(args: argparse.Namespace) -> int:
     except DataError as error:  # an error in the command's argument
         raise ConfigError(str(error)) from error
     compared = compare_dump(dump, config, load_tokenizer(config.model))
+    if not compared.stages:
+        raise ConfigError(f"{args.step}: nothing of it can be compared: {'; '.join(compared.notes)}")
     if args.json:
         record = {
             "schema": SCHEMA,
@@ -153,7 +159,7 @@ def _run_peer(args: argparse.Namespace) -> int:
     else:
         counts = f"{len(dump.responses)} responses, {len(compared.groups)} groups"
         print(f"step {dump.step} of {dump.peer}, {args.step}: {counts}")
-        print(table(compared.stages) if compared.stages else "nothing was compared")
+        print(table(compared.stages))
         for note in compared.notes:
             print(f"hwgrpo: note: {note}", file=sys.stderr)
     return SAME if first_difference(compared.stages) is None else DIFFERENT

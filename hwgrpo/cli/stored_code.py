@@ -11,6 +11,11 @@ from hwgrpo.config.recipe_files import read_recipe
 from hwgrpo.errors import ConfigError
 from hwgrpo.support.text import terminal_line
 
+FUNCTION_KEYS = (
+    *("name", "estimator", "function", "verifier", "source", "workflow", "loggers", "metrics", "stages", "plugins"),
+)
+"""Last parts of the settings that may name a function (`config.named_files.function_settings`)."""
+
 
 def print_code(settings: Path, tree: dict[str, object] | None = None) -> None:
     """Print the Python files and modules that stored settings name, on standard error.
@@ -37,6 +42,16 @@ def _named(tree: dict[str, object]) -> Iterator[str]:
         name = str(each.get("name")) if isinstance(each, dict) else str(each)
         if ":" in name:
             yield name
+    yield from _functions(tree)
+
+
+def _functions(tree: object, key: str = "") -> Iterator[str]:
+    """Yield each value that names a function in a file or module, wherever it is."""
+    if isinstance(tree, (dict, list)):
+        for name, value in tree.items() if isinstance(tree, dict) else ((key, each) for each in tree):
+            yield from _functions(value, str(name))
+    elif isinstance(tree, str) and (".py:" in tree or (key in FUNCTION_KEYS and ":" in tree)):
+        yield tree
 
 
 def check_trust(config: Config, given: Sequence[str], remedy: str) -> None:

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from safetensors.torch import load_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.captured_step import ENTRIES, StepWriter, entry_places
+from hwgrpo.training.stages import capture as capture_stages
 from hwgrpo.training.startup_checks import missing_requirements
 from tests.support.runs import runs
 from tests.support.runs.captures import SHORT, TWO_UPDATES, capture
@@ -74,6 +76,18 @@ def test_a_full_disk_costs_the_capture_and_not_the_run(tmp_path: Path, capsys, m
     assert (
         "warning: step 3 could not be captured: No space left on device; the run continues" in capsys.readouterr().out
     )
+    assert not any(folder.iterdir())
+    assert len([line for line in runs.metrics(output) if "actor/grad_norm" in line]) == 3
+
+
+def test_no_memory_for_the_gradients_costs_the_capture_and_not_the_run(tmp_path: Path, capsys, monkeypatch):
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(capture_stages, "vector_norm", full)
+    output = tmp_path / "run"
+    folder = capture(output, "observe.progress=plain")
+    assert "warning: step 3 could not be captured: out of memory; the run continues" in capsys.readouterr().out
     assert not any(folder.iterdir())
     assert len([line for line in runs.metrics(output) if "actor/grad_norm" in line]) == 3
 

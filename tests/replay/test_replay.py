@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hwgrpo.algorithms.groups import Groups
 from hwgrpo.cli.main import main
+from hwgrpo.cli.stored_code import print_code
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.replay import replayed_model
 from hwgrpo.rewards.response_text import ResponseDecoder
@@ -260,6 +261,32 @@ def test_the_table_ends_with_the_first_difference_its_tensor_and_place(captures:
     last = printed.splitlines()[-1]
     place = f"in norm of the gradient of {LAYER}.mlp.up_proj.weight"
     assert last.startswith(f"first difference: gradients, layer 1, {place}, 0."), last
+
+
+def test_an_operation_that_the_device_lacks_is_named(captures: Path, capsys, monkeypatch):
+    def lacking(*args: object, **kwargs: object) -> None:
+        raise NotImplementedError("Could not run 'aten::logsumexp' with arguments from the 'NPU' backend")
+
+    monkeypatch.setattr(policy_update.PolicyUpdate, "score", lacking)
+    assert main(["replay", str(captures / "step_00001"), "backend.name=cpu"]) == 2
+    assert "(cpu) cannot compute the step: Could not run 'aten::logsumexp'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"algorithm": {"advantage": {"name": "own.py:estimator"}}},
+        {"algorithm": {"loss": {"name": "package.module:loss"}}},
+        {"algorithm": {"process": {"function": "own.py:scores"}}},
+        {"reward": {"functions": [{"name": "code", "kwargs": {"verifier": "own.py:verify"}}]}},
+        {"trainer": {"stages": ["own.py:stage"]}},
+        {"observe": {"metrics": ["package.module:metric"]}},
+    ],
+    ids=str,
+)
+def test_all_code_that_stored_settings_name_is_printed(tree: dict, capsys):
+    print_code(Path("step.json"), tree)
+    assert " names code, which is run as who made that folder wrote it: " in capsys.readouterr().err
 
 
 def test_rewards_whose_code_or_secret_is_missing_are_said_not_to_be_recomputed(tmp_path: Path, capsys):

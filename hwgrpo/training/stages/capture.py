@@ -15,6 +15,7 @@ import torch
 import transformers
 from hwgrpo_backends.device import Device
 from safetensors import SafetensorError
+from torch.linalg import vector_norm
 
 import hwgrpo
 from hwgrpo.config import Config
@@ -53,6 +54,9 @@ class StepCapture:
     _writer: StepWriter | None = field(default=None, init=False)
     _tensors: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
     _facts: dict[str, Any] = field(default_factory=dict, init=False)
+    _step: int = field(default=0, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)
+    """The step's notes for the user."""
 
     def begin(self, state: StepState) -> None:
         """Keep what is before the update; write the weights, where the settings ask for them."""
@@ -72,14 +76,20 @@ class StepCapture:
             }
             self.update.watch(self)
 
-        self._guarded(state, work)
+        self._notes = state.notes
+        self._guarded(state.step, work)
 
     def gradients_ready(self, loss: float, sequences: Sequence[int], logprobs: torch.Tensor) -> None:
         """Keep the results of the first update's passes; see `UpdateWatcher`."""
+        self._guarded(self._step, lambda: self._keep_gradients(loss, sequences, logprobs))
+
+    def _keep_gradients(self, loss: float, sequences: Sequence[int], logprobs: torch.Tensor) -> None:
+        if self._writer is None:
+            return
         gradients = [self.strategy.gradient(p) for p in self._named().values() if p.requires_grad]
         shapes = [p for p in self._named().values() if p.requires_grad]
         kept = [torch.zeros_like(entries_of(p)) if g is None else entries_of(g) for g, p in zip(gradients, shapes)]
-        norms = [0.0 if g is None else float(torch.linalg.vector_norm(g.detach().float())) for g in gradients]
+        norms = [0.0 if g is None else float(vector_norm(g.detach(), dtype=torch.float32)) for g in gradients]
         self._tensors["gradients"] = _joined(kept)
         self._tensors["gradient_norms"] = torch.tensor(norms, dtype=torch.float64)
         self._tensors["update.logprobs"] = logprobs.clone()
@@ -88,8 +98,13 @@ class StepCapture:
 
     def updated(self, norm: float, lr: float | None) -> None:
         """Keep the weights after the first update; see `UpdateWatcher`."""
-        self._tensors["weights.after"] = _joined(entries_of(p) for p in self._named().values() if p.requires_grad)
-        self._facts["update"] = {"norm": norm, "lr": lr}
+
+        def work() -> None:
+            self._tensors["weights.after"] = _joined(entries_of(p) for p in self._named().values() if p.requires_grad)
+            self._facts["update"] = {"norm": norm, "lr": lr}
+
+        if self._writer is not None:
+            self._guarded(self._step, work)
 
     def end(self, state: StepState) -> None:
         """Write the step."""
@@ -104,19 +119,20 @@ class StepCapture:
             size = self._writer.bytes / 2**20
             state.notes.append(f"captured step {state.step}: {size:,.3g} MiB in {self._writer.folder}")
 
-        self._guarded(state, work)
+        self._guarded(state.step, work)
         self._writer, self._tensors, self._facts = None, {}, {}
 
-    def _guarded(self, state: StepState, work: Callable[[], None]) -> None:
-        """Write; a disk that refuses costs the capture and not the run, whose results do not depend on it."""
+    def _guarded(self, step: int, work: Callable[[], None]) -> None:
+        """Write; no disk or no memory costs the capture and not the run, whose results do not depend on it."""
+        self._step = step
         try:
             work()
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch's errors, out of memory among them
             if self._writer is not None:
                 self._writer.give_up()
             self._writer = None
             reason = getattr(error, "strerror", None) or error
-            state.notes.append(f"warning: step {state.step} could not be captured: {reason}; the run continues")
+            self._notes.append(f"warning: step {step} could not be captured: {reason}; the run continues")
 
     def _named(self) -> dict[str, torch.nn.Parameter]:
         """Return name -> parameter of those whose values are numbers, not codes of a quantization."""
