@@ -37,7 +37,7 @@ class CurveNoise:
     drift: float
     """q: variance of the level's change from one value to the next."""
     freedom: float
-    """Degrees of freedom of the estimate; infinite where the noise is known."""
+    """Degrees of freedom of the estimate."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,16 @@ class GapTest:
     """Smallest gap that would count if it were the same at all values."""
 
 
-def estimate_noise(values: ArrayLike, variance: float | None = None) -> CurveNoise:
+def estimate_noise(values: ArrayLike) -> CurveNoise:
     """Return the noise of a curve.
 
     Args:
-        values: [n] finite, n >= FEWEST; any n where the variance is known.
-        variance: s^2 where it is known, as the squared standard error of a validation; None: it is estimated.
+        values: [n] finite, n >= FEWEST.
     """
     x = np.asarray(values, dtype=float)
     changes = np.diff(x) - (x[-1] - x[0]) / max(1, len(x) - 1)  # about their mean, the slope
     freedom = len(x) - 2
     scale = float(changes @ changes) / max(1, freedom)
-    if variance is not None:
-        return CurveNoise(variance, max(0.0, scale - 2 * variance), math.inf)
     if scale == 0.0 or not math.isfinite(scale):
         return CurveNoise(scale, scale, freedom)
     gains, factors = _filter(len(x))
@@ -96,9 +93,7 @@ def _filter(count: int) -> tuple[Any, Any]:
     return gains, factors
 
 
-def compare_curves(
-    gaps: ArrayLike, a: CurveNoise, b: CurveNoise, *, start: int, elapsed: int, tests: int, alone: bool = False
-) -> GapTest:
+def compare_curves(gaps: ArrayLike, a: CurveNoise, b: CurveNoise, *, start: int, elapsed: int, tests: int) -> GapTest:
     """Return from where two curves part by more than their noise.
 
     The mean gap of each window of 1, 2, 4, ... values is compared with its standard error. The limit is the quantile
@@ -111,7 +106,6 @@ def compare_curves(
         start: first value that may differ.
         elapsed: steps of drift before it: 0 where the weights are still equal there.
         tests: metrics that are compared.
-        alone: a single value may part the curves: its standard error is known.
     """
     noise, drift = a.noise + b.noise, 2 * min(a.drift, b.drift)
     d = np.asarray(gaps, dtype=float)[start:]
@@ -122,16 +116,15 @@ def compare_curves(
     widths = [2**k for k in range(len(d).bit_length()) if 2**k <= len(d)]
     limit = t_quantile(FALSE_ALARMS / 2 / (tests * sum(len(d) - w + 1 for w in widths)), _freedom(a, b))
     steps = elapsed + np.arange(len(d))
-    if not alone:
-        single = limit * np.sqrt(noise + drift * steps)
-        d = np.clip(d, -single, single)
+    single = limit * np.sqrt(noise + drift * steps)
+    d = np.clip(d, -single, single)
     sums = np.concatenate([[0.0], np.cumsum(d)])
     largest, ends = 0.0, []
     smallest = math.inf
     for w in widths:
         means = (sums[w:] - sums[:-w]) / w
         variance = noise / w + drift * (steps[: len(means)] + (w - 1) * (2 * w - 1) / (6 * w))
-        if w > 1 or alone or len(d) == 1:
+        if w > 1 or len(d) == 1:
             smallest = min(smallest, limit * math.sqrt(float(variance.min())))
         errors = np.divide(np.abs(means), np.sqrt(variance), out=np.zeros(len(means)), where=variance > 0)
         errors[(variance == 0) & (means != 0)] = math.inf

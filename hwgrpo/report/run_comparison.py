@@ -232,13 +232,9 @@ def _with_noise(row: MetricComparison, a: Metrics, b: Metrics, start: int, tests
     # a NaN or infinity in one of the runs is no noise
     broken = next((s for s, x, y in shared if math.isfinite(x) != math.isfinite(y)), None)
     pairs = [each for each in shared if math.isfinite(each[1]) and math.isfinite(each[2])]
-    known = _known_variances(row.name, a, b, [s for s, _, _ in pairs])
     parts, errors, limit, smallest = broken, None, None, None
-    if pairs and (known is not None or len(pairs) >= FEWEST):
-        noises = [
-            estimate_noise([each[side] for each in pairs], None if known is None else known[side - 1])
-            for side in (1, 2)
-        ]
+    if len(pairs) >= FEWEST:
+        noises = [estimate_noise([each[side] for each in pairs]) for side in (1, 2)]
         places = [i for i, (s, _, _) in enumerate(pairs) if s >= start]
         # a validation measures the weights after its step's update, other metrics those before it
         same_weights = [
@@ -252,7 +248,6 @@ def _with_noise(row: MetricComparison, a: Metrics, b: Metrics, start: int, tests
                 start=places[0],
                 elapsed=elapsed,
                 tests=tests,
-                alone=known is not None,
             )
             errors, limit, smallest = test.largest, test.limit, test.smallest
             at = None if test.index is None else pairs[test.index][0]
@@ -261,16 +256,6 @@ def _with_noise(row: MetricComparison, a: Metrics, b: Metrics, start: int, tests
     return MetricComparison(
         row.name, row.stage, True, row.compared, row.step, row.a, row.b, parts, *there, errors, limit, smallest
     )
-
-
-def _known_variances(name: str, a: Metrics, b: Metrics, steps: Sequence[int]) -> tuple[float, float] | None:
-    """Return the mean squared standard errors of a validation; None where they were not logged."""
-    key = name.replace("val-core", "val-aux", 1) + "/stderr"
-    logged = [[each[step].get(key) for step in steps] for each in (a, b)]
-    squares = [[error**2 for error in errors if error is not None and math.isfinite(error)] for errors in logged]
-    if not steps or not name.startswith("val-core") or any(len(each) < len(steps) for each in squares):
-        return None
-    return sum(squares[0]) / len(steps), sum(squares[1]) / len(steps)
 
 
 def _judge(

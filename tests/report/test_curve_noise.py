@@ -83,14 +83,6 @@ def test_one_outlier_does_not_part_curves_but_two_in_a_row_do():
     assert compare_curves(gaps, a, a, start=0, elapsed=0, tests=1).index == 12
 
 
-def test_a_validation_with_a_known_error_may_part_alone():
-    known = estimate_noise([0.3, 0.5], variance=0.03**2)
-    assert known == CurveNoise(0.03**2, 0.0, math.inf)
-    options = {"start": 1, "elapsed": 1, "tests": 1, "alone": True}
-    assert compare_curves([0.0, 0.2], known, known, **options).index == 1
-    assert compare_curves([0.0, 0.05], known, known, **options).index is None
-
-
 def test_curves_without_noise_part_at_the_first_difference():
     a = estimate_noise([5.0] * 6)
     assert compare_curves([0, 0, 0, 1e-9, 0, 0], a, a, start=2, elapsed=0, tests=9).index == 3

@@ -167,16 +167,20 @@ def test_too_few_steps_let_any_difference_count(make: Make):
     assert "too few to estimate noise" in result.headline
 
 
-@pytest.mark.parametrize(("after", "verdict"), [(0.9, "parts"), (0.52, "within_noise")])
-def test_a_validation_is_compared_by_its_standard_errors(after: float, verdict: str, make: Make):
-    def validated(value: float) -> dict[int, dict[str, float]]:
-        values = {0: 0.3, STEPS: value}
-        names = {s: {"val-core/x/reward/greedy": v, "val-aux/x/reward/greedy/stderr": 0.03} for s, v in values.items()}
-        return {0: names[0], **METRICS, STEPS: METRICS[STEPS] | names[STEPS]}
+def test_two_validations_are_too_few_to_be_judged(make: Make):
+    def validated(value: float, steps: int) -> dict[int, dict[str, float]]:
+        metrics = {step: METRICS[step] for step in range(1, steps + 1)}
+        name = "val-core/x/reward/greedy"
+        return {0: {name: 0.3}, **metrics, steps: metrics[steps] | {name: value}}
 
-    result = compare(make(metrics=validated(0.5)), make(metrics=validated(after), config=OTHER_SEED))
-    assert result.verdict == verdict
-    assert row(result, "val-core/x/reward/greedy").parts == (STEPS if verdict == "parts" else None)
+    a_bit = {2: {"reward": METRICS[2]["reward"] + 1e-4}}
+    a, b = make(metrics=validated(0.5, STEPS)), make(a_bit, metrics=validated(0.9, STEPS), config=OTHER_SEED)
+    result = compare(a, b)
+    assert result.verdict == "within_noise"
+    assert row(result, "val-core/x/reward/greedy").errors is None
+    assert "have too few values to be judged" in result.headline
+    result = compare(make(metrics=validated(0.5, 3)), make(metrics=validated(0.9, 3), config=OTHER_SEED))
+    assert (result.verdict, result.parts_in) == ("parts", "val-core/x/reward/greedy")
 
 
 def test_only_shared_steps_are_compared_and_validations_of_either_run_may_be_missing(make: Make):
