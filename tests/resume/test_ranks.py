@@ -222,7 +222,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "moments-rank1.safetensors is missing",
     ),
     "a rank's file cut": (lambda f: os.truncate(f / "weights-rank1.safetensors", 900), "weights-rank1.* is damaged"),
-    "ranks' files swapped": (swap, "weights-rank0.safetensors is damaged"),
+    "ranks' files swapped": (swap, "weights-rank[01].safetensors is damaged"),
     "a bit of the manifest flipped": (lambda f: flip(f / "manifest.json"), "manifest.json is damaged"),
 }
 
@@ -296,5 +296,6 @@ def test_each_file_of_a_checkpoint_is_read_by_one_rank_when_it_is_verified(tmp_p
 
     assert ranks.forked(2, body) == [0, 0]
     read = [(tmp_path / str(rank)).read_text().split() for rank in (0, 1)]
-    assert len(read[0]) == len(read[1]) == 3
-    assert len({*read[0], *read[1]}) == 6
+    manifest = json.loads((of_two_ranks / "checkpoints/step-00000002/manifest.json").read_text())
+    assert sorted([*read[0], *read[1]]) == sorted(manifest["files"])
+    assert abs(len(read[0]) - len(read[1])) <= 1
