@@ -46,7 +46,7 @@ def test_a_flipped_bit_falls_back_with_a_note_or_changes_nothing(tmp_path: Path,
     newest = output / "checkpoints/step-00000003"
     files = sorted(newest.iterdir())
     assert [path.name.partition("-")[0] for path in files] == [
-        "ahead", "manifest.json", "manifest.sha256", "moments", "rng", "weights"
+        "ahead", "manifest.json", "manifest.sha256", "moments", "resume", "rng", "weights"
     ]  # fmt: skip
     expected = resumed(run)["weights"]
     for path in files:
