@@ -12,7 +12,8 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.support.text import terminal_line
 
 FUNCTION_KEYS = (
-    *("name", "estimator", "function", "verifier", "source", "workflow", "loggers", "metrics", "stages", "plugins"),
+    *("functions", "name", "estimator", "function", "verifier", "source"),
+    *("workflow", "loggers", "metrics", "stages", "plugins"),
 )
 """Last parts of the settings that may name a function (`config.named_files.function_settings`)."""
 
@@ -36,12 +37,6 @@ def print_code(settings: Path, tree: dict[str, object] | None = None) -> None:
 def _named(tree: dict[str, object]) -> Iterator[str]:
     plugins = tree.get("plugins")
     yield from map(str, plugins if isinstance(plugins, list) else ())
-    reward = tree.get("reward")
-    functions = reward.get("functions") if isinstance(reward, dict) else None
-    for each in functions if isinstance(functions, list) else ():
-        name = str(each.get("name")) if isinstance(each, dict) else str(each)
-        if ":" in name:
-            yield name
     yield from _functions(tree)
 
 

@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hwgrpo.algorithms.groups import Groups
 from hwgrpo.cli.main import main
-from hwgrpo.cli.stored_code import print_code
+from hwgrpo.cli.stored_code import FUNCTION_KEYS, print_code
+from hwgrpo.config import load_config
+from hwgrpo.config.named_files import function_settings
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.replay import replayed_model
 from hwgrpo.rewards.response_text import ResponseDecoder
@@ -275,6 +277,8 @@ def test_an_operation_that_the_device_lacks_is_named(captures: Path, capsys, mon
 @pytest.mark.parametrize(
     "tree",
     [
+        {"plugins": ["package.module"]},
+        {"reward": {"functions": ["package.module:reward"]}},
         {"algorithm": {"advantage": {"name": "own.py:estimator"}}},
         {"algorithm": {"loss": {"name": "package.module:loss"}}},
         {"algorithm": {"process": {"function": "own.py:scores"}}},
@@ -287,6 +291,12 @@ def test_an_operation_that_the_device_lacks_is_named(captures: Path, capsys, mon
 def test_all_code_that_stored_settings_name_is_printed(tree: dict, capsys):
     print_code(Path("step.json"), tree)
     assert " names code, which is run as who made that folder wrote it: " in capsys.readouterr().err
+
+
+def test_the_keys_of_code_are_those_of_the_settings_that_name_functions():
+    settings = function_settings(load_config("tiny_sort"))
+    last = {[part for part in each.key.split(".") if not part.isdigit()][-1] for each in settings}
+    assert last <= {*FUNCTION_KEYS}
 
 
 def test_rewards_whose_code_or_secret_is_missing_are_said_not_to_be_recomputed(tmp_path: Path, capsys):
