@@ -34,7 +34,7 @@ def comparison_text(a: LoadedRun, b: LoadedRun, result: RunComparison, *, every:
         columns: width of the terminal; None: 100.
     """
     width = columns or COLUMNS
-    lines = [_run_line("A", a), _run_line("B", b)]
+    lines = [line for name, run in (("A", a), ("B", b)) for line in fold(_run_line(name, run), width, "  ")]
     compared = sum(row.compared > 0 for row in result.metrics if not row.name.startswith(LOGGED))
     lines += fold(
         f"compared: {len(result.steps)} shared steps ({result.steps[0]} to {result.steps[-1]}), {compared} metrics, "
@@ -63,7 +63,7 @@ def comparison_text(a: LoadedRun, b: LoadedRun, result: RunComparison, *, every:
 def _run_line(name: str, run: LoadedRun) -> str:
     steps = sorted(run.record.metrics)
     span = f"steps {steps[0]} to {steps[-1]}"
-    return f"{name}  {terminal_line(str(run.record.folder))}: {span}, {terminal_line(run.record.status)}"
+    return f"{name}: {terminal_line(str(run.record.folder))}, {span}, {terminal_line(run.record.status)}"
 
 
 def _metrics(result: RunComparison, every: bool) -> list[str]:

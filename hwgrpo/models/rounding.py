@@ -138,3 +138,17 @@ def unit_of_products(dtype: torch.dtype) -> float:
     except RuntimeError:  # torch's other interface has set another one
         precision = "high"
     return UNIT_OF_PRODUCTS.get(precision, torch.finfo(dtype).eps)
+
+
+def unit_of_sum(dtype: torch.dtype, terms: int) -> float:
+    """Return the relative size of one rounding of a sum of products.
+
+    Sums of fp32 products round after each of their terms; products of other dtypes sum in fp32 and round operands and
+    result.
+
+    Args:
+        dtype: of products.
+        terms: number of products.
+    """
+    unit = unit_of_products(dtype)
+    return max(unit, torch.finfo(dtype).eps / 2 * math.sqrt(terms)) if dtype == torch.float32 else unit

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from hwgrpo.models.rounding import unit_of_products
+from hwgrpo.models.rounding import unit_of_sum
 
 LOWER = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64}
 FP32 = torch.finfo(torch.float32).eps
@@ -91,12 +91,9 @@ class Rounded(TorchDispatchMode):
 
     def __init__(self, precision: Precision, seed: int) -> None:
         super().__init__()
-        dtype = precision.dtype
+        self._dtype = precision.dtype
         self._exact = EXACT - {"embedding"} if precision.rounds_weights else EXACT
-        self._eps = torch.finfo(dtype).eps
-        self._products = unit_of_products(dtype)
-        self._sums_round = dtype == torch.float32
-        self._elementwise = self._eps / 2 if precision.rounds_weights else FP32 / 2
+        self._elementwise = (torch.finfo(self._dtype).eps if precision.rounds_weights else FP32) / 2
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,7 +117,7 @@ class Rounded(TorchDispatchMode):
         if name in SUMS:
             operand = args[1] if name in ("addmm", "baddbmm", "addbmm", "convolution") else args[0]
             terms = operand[0].numel() if name.startswith("convolution") else operand.shape[-1]
-            return max(self._products, self._eps / 2 * math.sqrt(terms)) if self._sums_round else self._eps
+            return unit_of_sum(self._dtype, terms)
         if name in REDUCTIONS:
             return FP32 / 2 * math.sqrt(max(args[0].shape, default=1))
         return self._elementwise

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from hwgrpo.models.layers import decoder_layers
-from hwgrpo.models.rounding import UNIT_OF_PRODUCTS
 from hwgrpo.replay.results import Passes
 from hwgrpo.training.policy.policy_model import PolicyModel
 
@@ -74,26 +73,6 @@ def measure(
 def largest(values: torch.Tensor) -> float:
     """Return the largest absolute value, 0 of none."""
     return float(values.abs().max()) if values.numel() else 0.0
-
-
-def unit_of(dtype: torch.dtype, width: int) -> float:
-    """Return the relative size of one rounding of a module's output.
-
-    Sums of fp32 products round after each of their terms; products of other dtypes sum in fp32 and round operands and
-    result. Where torch may compute fp32 products from rounded operands (TF32), one of these counts.
-
-    Args:
-        dtype: of products.
-        width: terms of the longest sum.
-    """
-    eps = torch.finfo(dtype).eps
-    if dtype != torch.float32:
-        return eps
-    try:
-        precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch's other interface has set another one
-        precision = "high"
-    return UNIT_OF_PRODUCTS.get(precision, eps / 2 * math.sqrt(width))
 
 
 @contextmanager

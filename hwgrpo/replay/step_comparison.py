@@ -13,10 +13,11 @@ import torch
 from hwgrpo.algorithms.token_advantages import TokenProbs
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
+from hwgrpo.models.rounding import unit_of_sum
 from hwgrpo.replay.recomputed_rewards import decoded_texts, recompute
 from hwgrpo.replay.replayed_model import ReplayedModel
 from hwgrpo.replay.results import KL, LOGPROBS, LOSS, OLD, PROBABILITIES, REFERENCE, SQUARE_SUMS, Passes
-from hwgrpo.replay.rounding_effects import Effects, largest, measure, unit_of
+from hwgrpo.replay.rounding_effects import Effects, largest, measure
 from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
 from hwgrpo.training.captured_step import Parameter, entries_of, entry_places
 from hwgrpo.training.code_files import checksums
@@ -70,7 +71,7 @@ def compare(model: ReplayedModel) -> Comparison:
     model.strategy.discard_gradients()
     policy = model.update.policy
     dtypes = policy.compute_dtype, getattr(torch, model.captured.facts["machine"]["dtype"])
-    unit = max(unit_of(dtype, policy.hidden_size) for dtype in dtypes)
+    unit = max(unit_of_sum(dtype, policy.hidden_size) for dtype in dtypes)
     effects = measure(passes, results, gradients, unit)
     expected = passes.expected()
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,7 @@ def test_the_output_fits_100_columns(make: Make):
         make(metrics=metrics, samples=SAMPLES),
         make(wide, metrics=metrics, samples=[sample(1, "0:3", "\x1b[2J" * 40)]),
     )
+    a, b = (replace(run, record=replace(run.record, folder=Path("runs", "long" * 20))) for run in (a, b))
     shown = text(a, b, every=True)
     assert max(map(len, shown.splitlines())) <= 100, shown
     assert "\x1b" not in shown

@@ -1,6 +1,5 @@
 """Runs of the tiny recipe with responses by vLLM: they learn as with the local engine, over a dead server too."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hwgrpo.support.jsonlines import read_lines
 from tests.support.numbers.rounding import GENTLE
 from tests.support.processes.launch import forked
 from tests.vllm import vllm_environment
@@ -34,9 +34,8 @@ RUN = (
 
 
 def steps(folder: Path) -> list[dict]:
-    path = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [line for line in lines if "critic/rewards/mean" in line]
+    """Return the lines of the steps that a run, which may be writing the next one, has logged."""
+    return [line for line in read_lines(folder / "metrics.jsonl") if "critic/rewards/mean" in line]
 
 
 def sampled_reward(line: dict) -> float:
