@@ -112,11 +112,14 @@ def compare(a: LoadedRun, b: LoadedRun) -> RunComparison:
         raise ConfigError(f"{first.folder} and {second.folder} share no metric; compare runs of one command")
     found = differences(first, second)
     reasons = reasons_against_equality(first, second, found)
-    start = min((row.step for row in rows if row.step is not None and _is_unequal(row)), default=None)
+    # without another setting or start, what settings decide is a result, too
+    results = [row for row in rows if not reasons or row.name not in SCHEDULED]
+    start = min((row.step for row in results if row.step is not None), default=None)
     if start is not None:
         count = sum(row.is_main for row in rows)
         rows = [_with_noise(row, first.metrics, second.metrics, start, count) for row in rows]
-    verdict, headline, parted = _judge(rows, reasons, steps, start)
+        results = [row for row in rows if not reasons or row.name not in SCHEDULED]
+    verdict, headline, parted = _judge(results, reasons, steps, start)
     parts_from = None if parted is None else parted.step if verdict == "parts" and not reasons else parted.parts
     if parted is not None and parts_from is None:
         parts_from = parted.step
@@ -124,6 +127,9 @@ def compare(a: LoadedRun, b: LoadedRun) -> RunComparison:
     names = [
         {name for values in record.metrics.values() for name in values if placed(name)} for record in (first, second)
     ]
+    one_sided = len(names[0] ^ names[1])
+    if verdict == "identical" and one_sided:
+        headline += f"; not compared: {one_sided} {'metric' if one_sided == 1 else 'metrics'} of one run alone"
     return RunComparison(
         steps=tuple(steps),
         completions=_compared_samples(a, b, steps),
@@ -142,10 +148,6 @@ def compare(a: LoadedRun, b: LoadedRun) -> RunComparison:
         parts_in=None if parted is None else parted.name,
         notes=_notes(a, b),
     )
-
-
-def _is_unequal(row: MetricComparison) -> bool:
-    return row.step is not None and row.name not in SCHEDULED
 
 
 def _exact_rows(a: LoadedRun, b: LoadedRun, steps: Sequence[int]) -> list[MetricComparison]:
@@ -267,7 +269,7 @@ def _judge(
         return "identical", f"identical to the bit in {count}", None
     equal = _before(steps, start)
     until = "not equal at any step" if equal is None else f"equal to the bit until step {equal}"
-    first = min((row for row in rows if _is_unequal(row)), key=_flow_order)
+    first = min((row for row in rows if row.step is not None), key=_flow_order)
     from_first = f"parts from step {first.step} in {first.name}{_values(first.a, first.b)}; {until}"
     if not reasons:
         return "parts", f"{from_first}; nothing explains a difference: they should be equal to the bit", first

@@ -157,6 +157,8 @@ def test_extremes_and_the_learning_rate_do_not_part_runs(make: Make):
     result = compare(make(), make(from_step(1, "actor/lr", 1.0), config=OTHER_SEED))
     assert row(result, "actor/lr").step == 1
     assert result.verdict == "identical"
+    result = compare(make(), make(from_step(2, "actor/lr", 1.0)))
+    assert (result.verdict, result.parts_from, result.parts_in) == ("parts", 2, "actor/lr"), "no setting explains it"
     result = compare(make(), make(from_step(2, "critic/advantages/max", 1.0), config=OTHER_SEED))
     assert result.verdict == "within_noise"
 
@@ -191,6 +193,7 @@ def test_only_shared_steps_are_compared_and_validations_of_either_run_may_be_mis
     assert result.steps == tuple(METRICS)
     assert result.verdict == "identical"
     assert result.only_b == ("val/loss",)
+    assert result.headline.endswith("in 12 shared steps; not compared: 1 metric of one run alone")
     assert "steps 1 to 14" in text(a, b)
 
 
