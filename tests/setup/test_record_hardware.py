@@ -41,6 +41,19 @@ def record(tmp_path: Path):
     return run
 
 
+def instead_of(tmp_path: Path, command: str, printed: str, code: int) -> str:
+    """Return a PYTHONPATH with which `hwgrpo COMMAND` prints a text and ends with a code."""
+    folder = tmp_path / "instead"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"if sys.orig_argv[1:4] == ['-m', 'hwgrpo', {command!r}] and '--run' not in sys.orig_argv:\n"
+        f"    print({printed!r}, end='', flush=True)\n"
+        f"    os._exit({code})\n"
+    )
+    return str(folder)
+
+
 @pytest.mark.slow
 def test_a_run_is_written_down_with_its_outcome_and_figures(record):
     done, [document] = record("--parts", "doctor,shaped", "--commit", COMMIT)
@@ -59,14 +72,20 @@ def test_a_run_is_written_down_with_its_outcome_and_figures(record):
     assert shaped["figures"]["last_grad_norm"] > 0
 
 
+DIFFERS = json.dumps({"passed": False, "comparisons": [{"stages": [{"error": 2.0, "tolerance": 1.0}]}]})
+
+
 @pytest.mark.slow
-def test_a_part_that_fails_is_written_down_as_failed(record):
-    done, [document] = record("--parts", "tiny_sort,shaped", "--commit", COMMIT, "--set", "optim.lr=-1")
+def test_a_part_that_fails_is_written_down_as_failed_and_no_speed_without_parity(record, tmp_path):
+    settings = ("trainer.max_steps=1", "optim.lr=1e-12", "data.validation_max_rows=16")
+    words = ("--parts", "tiny_sort,shaped", "--commit", COMMIT, *(f"--set={each}" for each in settings))
+    done, [document] = record(*words, PYTHONPATH=instead_of(tmp_path, "parity", DIFFERS, 1))
     assert done.returncode == 1
-    assert [(each["name"], each["outcome"]) for each in document["what"][2:]] == [
-        ("tiny_sort", "failed"),
-        ("Small-shaped", "failed"),
-    ]
+    *compared, tiny_sort, shaped = [(each["name"], each["outcome"]) for each in document["what"]]
+    assert compared == 2 * [("parity", "failed")]
+    assert tiny_sort == ("tiny_sort", "failed"), "at this learning rate nothing is learnt"
+    assert shaped == ("Small-shaped", "passed")
+    assert not any("tokens_per_s" in each["figures"] for each in document["what"])
 
 
 @pytest.mark.parametrize(
@@ -90,15 +109,8 @@ def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, told)
 @pytest.mark.slow
 @pytest.mark.parametrize("printed, told", [("", "nothing"), ("[1]\n{}\n", "[1]\n{}"), ("out of order", "out of order")])
 def test_a_diagnosis_that_tells_nothing_ends_it_before_anything_is_run(record, tmp_path, printed, told):
-    silent = tmp_path / "silent"
-    silent.mkdir()
-    (silent / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "if sys.orig_argv[1:4] == ['-m', 'hwgrpo', 'doctor'] and '--run' not in sys.orig_argv:\n"
-        f"    print({printed!r}, end='', flush=True)\n"
-        "    os._exit(3)\n"
-    )
-    done, documents = record("--parts", "doctor", "--commit", COMMIT, PYTHONPATH=str(silent))
+    path = instead_of(tmp_path, "doctor", printed, 3)
+    done, documents = record("--parts", "doctor", "--commit", COMMIT, PYTHONPATH=path)
     assert (done.returncode, documents) == (2, [])
     assert f"`hwgrpo doctor --json` printed no report (exit code 3):\n{told}\n" in done.stderr
     assert "doctor --run" not in done.stdout
