@@ -2,6 +2,7 @@
 
 settings.py     its settings, and those that may be chosen
 fixed_step.py   the step: prompts, responses, rewards and log-probs that a seed determines
+fixed_adapter.py  adapters as large as trained ones
 families.py     tiny random models of published architectures
 golden.py       the step in fp64 by formulas written out, and what rounding does to it
 rounded_operations.py  fp64 within transformers' code, and each operation changed by one rounding

@@ -18,7 +18,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model, load_tokenizer
-from hwgrpo.models.lora import uses_lora
+from hwgrpo.parity.fixed_adapter import with_adapter
 from hwgrpo.parity.fixed_step import FixedStep, make_step
 from hwgrpo.parity.golden import (
     NORM,
@@ -31,8 +31,10 @@ from hwgrpo.parity.golden import (
     greedy_tokens,
     layer_names,
     load_golden_model,
+    logprobs_of,
     parameters_by_part,
     rounding_of,
+    trained_parameters,
     updated_name,
 )
 from hwgrpo.parity.measured import MeasuredStep, build_measured, measured_step
@@ -54,6 +56,7 @@ BYTES_PER_PARAMETER = 4 * 7 + 8 * 3
 updated weights; in fp64 the model, and gradients without and with rounding."""
 DENSE = "log-probs, dense mask"
 GREEDY = "greedy tokens"
+SAMPLED = "sampled log-probs"
 UPDATED = "updated weights"
 
 
@@ -90,10 +93,14 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
     empty = load_model(config.model, attention="eager", on_meta_device=True)
     check_memory(config.model.path, sum(p.numel() for p in empty.parameters()))
     tokenizer = load_tokenizer(config.model)
-    measured = build_measured(config, device, tokenizer, layer_names(empty), folder)
+    layers = layer_names(empty)
+    config = with_adapter(config, empty, folder / "adapter")
+    measured = build_measured(config, device, tokenizer, layers, folder)
     strategy, dtype = measured.strategy, measured.update.policy.compute_dtype
     step = make_step(measured.model.get_input_embeddings().weight.shape[0], config.trainer.seed)
-    precision = Precision(dtype, rounds_weights=strategy.shards)
+    # a frozen base, and all weights that are sharded, are held in the compute dtype
+    held = strategy.shards or measured.models.frozen_dtype == dtype
+    precision = Precision(dtype, rounds_embeddings=held, rounds_results=strategy.shards)
     golden = raise_on_all_ranks(strategy, lambda: golden_of(config, step, precision) if strategy.rank == 0 else None)
     logprobs = strategy.gather_objects(golden and golden.stages["log-probs"])[0]
     actual = measured_step(measured, step, logprobs)
@@ -164,8 +171,14 @@ def _stages(
             kept[DENSE] = SavedTensor(DENSE, measured.dense, tolerance)
             yield compare_tensor(DENSE, DENSE, measured.dense, right, tolerance)
         if name == "entropy":
-            yield _greedy(golden, step, measured.greedy, ends, kept["log-probs"].tolerance)
-    weights = dict(golden.model.named_parameters())
+            tolerance = kept["log-probs"].tolerance  # the step's tokens are less likely than an engine's
+            yield _greedy(golden, step, measured.greedy, ends, tolerance)
+            right_ones = [
+                logprobs_of(golden.model, step, each, config.rollout.temperature) for each in measured.sampled
+            ]
+            pairs = zip(measured.sampled, right_ones, strict=True)
+            yield worst_of([compare_tensor(SAMPLED, SAMPLED, each.logprobs, of, tolerance) for each, of in pairs])
+    weights = trained_parameters(golden.model)
     for part, names in parameters_by_part(golden.model).items():
         if measured.gradients is None:
             break
@@ -204,10 +217,11 @@ def check_features(model: ModelConfig) -> None:
     """Check that the settings of the model ask for nothing that fp64 lacks.
 
     Raises:
-        ConfigError: they ask for adapters, quantized weights or the router's loss.
+        ConfigError: they ask for quantized weights, the router's loss, dropout or new DoRA adapters.
     """
     for key, chosen, what in (
-        ("model.lora", uses_lora(model.lora), "adapters"),
+        ("model.lora.dora", model.lora.dora, "new DoRA adapters (existing ones: model.lora.adapter=FOLDER)"),
+        ("model.lora.dropout", model.lora.dropout > 0, "dropout"),
         ("model.quantize", model.quantize != "none", "quantized weights"),
         ("model.router_loss_coef", model.router_loss_coef > 0, "the router's loss"),
     ):

@@ -18,8 +18,10 @@ from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model
+from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
+from hwgrpo.values import Completions
 
 DRAWS = 12
 """Computations with other roundings."""
@@ -31,8 +33,16 @@ Gradients = Mapping[str, torch.Tensor | None]
 
 
 def load_golden_model(config: ModelConfig) -> Any:
-    """Load the model of `model.path` in fp64 on the CPU, with transformers' own attention and loops over experts."""
-    model = load_model(config, attention="eager").double().eval()
+    """Load the model of `model.path` in fp64 on the CPU, with transformers' own attention and loops over experts.
+
+    Adapters are peft's own, on the model's layers; then they alone need gradients.
+    """
+    model = load_model(config, attention="eager")
+    if config.lora.adapter is not None:
+        from peft import PeftModel
+
+        PeftModel.from_pretrained(model, config.lora.adapter, adapter_name=TRAINED_ADAPTER, is_trainable=True)
+    model = model.double().eval()
     if hasattr(model.config, "_experts_implementation"):
         model.config._experts_implementation = "eager"
     return model
@@ -61,7 +71,7 @@ def golden_step(
             return nullcontext()
         return Rounded(precision or rounded[0], seed=3 * rounded[1] + part)
 
-    parameters = dict(model.named_parameters())
+    parameters = trained_parameters(model)
     with in_fp64():
         with passes(0):
             hidden, logits = _forward(model, step)
@@ -100,7 +110,7 @@ def rounding_of(
         expected, exact: what `golden_step` returns without rounding.
     """
     moved: dict[str, tuple[float, ...]] = {}
-    weights = dict(model.named_parameters())
+    weights = trained_parameters(model)
 
     def note(name: str, value: torch.Tensor, right: torch.Tensor) -> None:
         moved[name] = (*moved.get(name, ()), float((value - right).abs().max()))
@@ -124,6 +134,11 @@ def rounding_of(
 
 
 NORM = "gradient norm"
+
+
+def trained_parameters(model: Any) -> dict[str, nn.Parameter]:
+    """Return the parameters that the step updates, by name: all, or those of adapters."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def gradient_name(parameter: str) -> str:
@@ -168,6 +183,24 @@ def greedy_tokens(model: Any, step: FixedStep, ends: Collection[int]) -> tuple[l
             tokens.append(ids[len(prompt) :])
             leads.append(of_prompt)
     return tokens, leads
+
+
+def logprobs_of(model: Any, step: FixedStep, responses: Completions, temperature: float) -> torch.Tensor:
+    """Return the log-probs of responses to the step's prompts, [R].
+
+    Args:
+        model: as for `golden_step`.
+        step: has the prompts.
+        responses: what was sampled.
+        temperature: divisor of the logits.
+    """
+    parts = []
+    with torch.no_grad(), in_fp64():
+        for index, tokens in zip(responses.prompt_index.tolist(), responses.token_lists(), strict=True):
+            ids = torch.tensor([[*step.prompts[index], *tokens]])
+            logits = model(input_ids=ids, use_cache=False).logits[0, -len(tokens) - 1 : -1]
+            parts.append((logits / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0])
+    return torch.cat(parts)
 
 
 def layer_names(model: Any) -> list[str]:
@@ -222,11 +255,12 @@ def parameters_by_part(model: Any) -> dict[str, list[str]]:
     for number, layer in enumerate(layers, start=1):
         for parameter in model.get_submodule(layer).parameters():
             owner.setdefault(id(parameter), f"layer {number}")
-    outside = {name: p for name, p in model.named_parameters() if id(p) not in owner}
+    trained = trained_parameters(model)
+    outside = {name: p for name, p in trained.items() if id(p) not in owner}
     early = _used_before_the_end(model, list(outside.values()))
     names = ["head", *(f"layer {number}" for number in range(len(layers), 0, -1)), "embeddings"]
     parts: dict[str, list[str]] = {name: [] for name in names}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained.items():
         rest = "embeddings" if id(parameter) in early else "head"
         parts[owner.get(id(parameter), rest)].append(name)
     return {name: members for name, members in parts.items() if members}
@@ -234,6 +268,8 @@ def parameters_by_part(model: Any) -> dict[str, list[str]]:
 
 def _used_before_the_end(model: Any, parameters: Sequence[torch.Tensor]) -> set[int]:
     """Return the ids of those parameters on which the last layer's output depends."""
+    if not parameters:
+        return set()
     ids = torch.zeros(1, 2, dtype=torch.int64)
     layers = layer_names(model)
     with in_fp64(), outputs_of(model, layers) as outputs:

@@ -27,6 +27,9 @@ from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks
 from hwgrpo.values import Completions, Rewards, Sampling
 
+WRAPPER = "base_model.model."
+"""Prefix of parameters' names where peft wraps the model."""
+
 
 @dataclass
 class Measured:
@@ -85,6 +88,8 @@ class MeasuredStep:
     """[R] log-probs with the mask that the layout uses in short rows; None: it has the same attention in all rows."""
     greedy: Sequence[Sequence[Sequence[int]]]
     """Of each rank: the likeliest tokens after each prompt, by the rollout engine, before the update."""
+    sampled: Sequence[Completions]
+    """Of each rank: responses sampled by the rollout engine, with its log-probs."""
     engine_notes: Sequence[str]
     """How the engine decodes, and its fallbacks."""
     gradients: Mapping[str, torch.Tensor] | None
@@ -113,7 +118,7 @@ def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -
         branched, update.layout = update.layout, measured.models.layout
         dense = update.score(step.train_batch(torch.zeros(len(step.rewards))))
         update.layout = branched
-    greedy, engine_notes = _greedy_tokens(measured, step)
+    greedy, sampled, engine_notes = _responses(measured, step)
     mine = step.of_rank(strategy.rank, strategy.world_size)
     advantages = _advantages(measured, mine.step)
     stages["advantages"] = torch.zeros(len(step.rewards))
@@ -126,11 +131,13 @@ def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -
     norm = torch.as_tensor(strategy.clip_gradients(optim.grad_clip)).cpu().reshape(1)
     strategy.step(optim.lr)
     # a copy: on the host it is the weight itself
-    updated = {name: weight.detach().cpu().clone() for name, weight in strategy.gather_full_parameters()}
-    ranks = strategy.gather_objects((stages, greedy))
-    return MeasuredStep(
-        [each for each, _ in ranks], dense, [each for _, each in ranks], engine_notes, gradients, norm, updated
-    )
+    updated = {
+        name.removeprefix(WRAPPER): weight.detach().cpu().clone()
+        for name, weight in strategy.gather_full_parameters(trainable_only=True)
+    }
+    of_ranks = zip(*strategy.gather_objects((stages, greedy.token_lists(), sampled)), strict=True)
+    all_stages, all_greedy, all_sampled = map(list, of_ranks)
+    return MeasuredStep(all_stages, dense, all_greedy, all_sampled, engine_notes, gradients, norm, updated)
 
 
 def _hidden_states(measured: Measured, step: FixedStep) -> dict[str, torch.Tensor]:
@@ -161,16 +168,21 @@ def _gradients(measured: Measured) -> dict[str, torch.Tensor] | None:
     return gradients
 
 
-def _greedy_tokens(measured: Measured, step: FixedStep) -> tuple[list[list[int]], list[str]]:
-    strategy, models = measured.strategy, measured.models
+def _responses(measured: Measured, step: FixedStep) -> tuple[Completions, Completions, list[str]]:
+    """Return greedy and sampled responses to the prompts, and how the engine decodes."""
+    strategy, models, config = measured.strategy, measured.models, measured.config
     weights = ShardedWeights(models.policy.model, strategy.gather_full_parameters) if strategy.shards else None
-    policy, replica = models.policy, models.replica
-    engine = build_engine(measured.config, policy, measured.tokenizer, measured.device, replica, weights=weights)
+    engine = build_engine(config, models.policy, measured.tokenizer, measured.device, models.replica, weights=weights)
     try:
         engine.update_weights(0)
-        done = engine.generate(step.prompt_batch, Sampling(n=1, max_response_tokens=GREEDY_TOKENS, greedy=True))
+        limit = GREEDY_TOKENS
+        greedy = engine.generate(step.prompt_batch, Sampling(n=1, max_response_tokens=limit, greedy=True))
+        temperature, seed = config.rollout.temperature, config.trainer.seed
+        sampled = engine.generate(
+            step.prompt_batch, Sampling(n=2, max_response_tokens=limit, temperature=temperature, seed=seed)
+        )
         path = getattr(engine, "decode_path", None)
-        return done.token_lists(), [*([f"decoding: {path}"] if path else []), *engine.notes]
+        return greedy, sampled, [*([f"decoding: {path}"] if path else []), *engine.notes]
     finally:
         engine.close()
 

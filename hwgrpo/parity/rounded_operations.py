@@ -77,8 +77,10 @@ class Precision(NamedTuple):
 
     dtype: torch.dtype
     """Products of fp32 operands round after each term of a sum, those of other dtypes sum in fp32."""
-    rounds_weights: bool = False
-    """Whether all weights are rounded to it, those that embeddings look up among them."""
+    rounds_embeddings: bool = False
+    """Whether what embeddings look up is rounded to it."""
+    rounds_results: bool = False
+    """Whether the results of other operations than products and sums are."""
 
 
 class Rounded(TorchDispatchMode):
@@ -92,8 +94,10 @@ class Rounded(TorchDispatchMode):
     def __init__(self, precision: Precision, seed: int) -> None:
         super().__init__()
         self._dtype = precision.dtype
-        self._exact = EXACT - {"embedding"} if precision.rounds_weights else EXACT
-        self._elementwise = (torch.finfo(self._dtype).eps if precision.rounds_weights else FP32) / 2
+        eps = torch.finfo(self._dtype).eps
+        self._exact = EXACT - {"embedding"} if precision.rounds_embeddings else EXACT
+        self._elementwise = (eps if precision.rounds_results else FP32) / 2
+        self._lookup = eps / 2
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,4 +124,4 @@ class Rounded(TorchDispatchMode):
             return unit_of_sum(self._dtype, terms)
         if name in REDUCTIONS:
             return FP32 / 2 * math.sqrt(max(args[0].shape, default=1))
-        return self._elementwise
+        return self._lookup if name == "embedding" else self._elementwise

@@ -1,5 +1,7 @@
 """The fp64 step of a model, seed and precision is computed once: what tests change is the device's side."""
 
+from pathlib import Path
+
 import pytest
 
 from hwgrpo.parity import comparison
@@ -10,7 +12,9 @@ def _golden_once(monkeypatch: pytest.MonkeyPatch):
     compute = comparison.golden_of
 
     def golden_of(config, step, precision):
-        key = (config.model.path, config.trainer.seed, precision)
+        adapter = config.model.lora.adapter
+        weights = adapter and (Path(adapter) / "adapter_model.safetensors").read_bytes()
+        key = (config.model.path, config.trainer.seed, precision, weights)
         if key not in COMPUTED:
             COMPUTED[key] = compute(config, step, precision)
         return COMPUTED[key]

@@ -99,7 +99,7 @@ def test_an_operations_result_is_changed_by_at_most_one_rounding_of_each_summand
 def test_backward_passes_are_rounded_too():
     x = torch.ones(4, dtype=torch.float64, requires_grad=True)
     y = x * 3
-    with Rounded(Precision(torch.bfloat16, rounds_weights=True), seed=0):
+    with Rounded(Precision(torch.bfloat16, rounds_results=True), seed=0):
         (gradient,) = torch.autograd.grad((y * y).sum(), x)
     assert 0 < (gradient - 18).abs().max() < 18 * 5 * 2**-8
 

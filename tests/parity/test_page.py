@@ -20,7 +20,7 @@ ROW = re.compile(r"^(\w[\w ,-]*?) {2,}\S+ +\S+ +\S+$", re.MULTILINE)
 
 def test_the_commands_of_the_page_pass(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 7
     for command in COMMANDS:
         assert main([*command, "backend.name=cpu", "trainer.threads=1"]) == 0, command
 
@@ -30,7 +30,7 @@ def test_the_pages_table_has_the_stages_of_this_code(capsys):
     assert main(["parity", "backend.name=cpu", "model.dtype=float32", "trainer.threads=1"]) == 0
     printed = capsys.readouterr().out
     assert shown == ROW.findall(printed)
-    assert len(shown) == 16
+    assert len(shown) == 17
     assert printed.splitlines()[-1] in page("parity.md")
 
 

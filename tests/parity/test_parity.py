@@ -14,8 +14,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from hwgrpo.algorithms import losses, policy_loss
 from hwgrpo.algorithms.groups import Groups
 from hwgrpo.cli.main import main
+from hwgrpo.models.loading import load_model
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.parity import comparison
+from hwgrpo.parity import comparison, measured
+from hwgrpo.parity.fixed_adapter import with_adapter
+from hwgrpo.parity.settings import load_settings
 from hwgrpo.rollout.local import token_sampling
 from hwgrpo.training.policy import micro_batch
 from hwgrpo.training.policy.micro_batch import MicroBatch
@@ -24,12 +27,14 @@ from hwgrpo.training.strategies.optimizer import Stepping
 from hwgrpo.training.strategies.replicated import Replicated
 from hwgrpo.training.update import policy_update
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.values import Completions, PromptBatch, Sampling
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 FLOAT32 = ("backend.name=cpu", "model.dtype=float32", "trainer.threads=1")
 BFLOAT16 = ("backend.name=cpu", "model.dtype=bfloat16", "trainer.threads=1")
 STAGES = [
-    *("embeddings", "layer 1", "layer 2", "log-probs", "entropy", "greedy tokens", "advantages", "loss"),
+    *("embeddings", "layer 1", "layer 2", "log-probs", "entropy", "greedy tokens", "sampled log-probs", "advantages"),
+    "loss",
     *("gradients, head", "gradients, layer 2", "gradients, layer 1", "gradients, embeddings"),
     *("gradient norm", "updated weights"),
 ]
@@ -105,6 +110,59 @@ def changed_parts(change: Callable[[Any], None]) -> Mutant:
     return plant
 
 
+LORA = ("model.lora.rank=4",)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj"])
+def test_adapters_are_compared_as_if_they_had_been_trained(dtype, targets, capsys):
+    report = parity(capsys, *dtype, *LORA, f"model.lora.target_modules=[{targets}]")
+    trained = [stage for stage in STAGES if stage not in ("gradients, head", "gradients, embeddings")]
+    assert [stage["name"] for stage in report["stages"] if stage["name"] != "log-probs, dense mask"] == trained
+    assert report["first_difference"] is None, report
+    coarse = {stage["name"] for stage in report["stages"] if stage["is_coarse"]}
+    assert coarse <= ({"updated weights"} if dtype == BFLOAT16 else set()), "a step of an adapter is small"
+
+
+def test_existing_adapters_are_compared(tmp_path: Path, capsys):
+    config = load_settings([*FLOAT32, *LORA])
+    empty = load_model(config.model, attention="eager", on_meta_device=True)
+    config = with_adapter(config, empty, tmp_path / "adapter")
+    assert parity(capsys, *FLOAT32, f"model.lora.adapter={config.model.lora.adapter}")["passed"]
+
+
+def scaled_adapters(model: Any) -> None:
+    for module in model.model.layers[1].modules():
+        for name in module.scaling if hasattr(module, "lora_A") else ():
+            module.scaling[name] *= 1.01
+
+
+def unadapted_sampler(patch: pytest.MonkeyPatch) -> None:
+    """A sampler that reads the frozen weights alone."""
+    right = measured.build_engine
+
+    def build(config: Any, policy: Any, *rest: Any, **kwargs: Any) -> Any:
+        engine = right(config, policy, *rest, **kwargs)
+        generate = engine.generate
+
+        def without(batch: PromptBatch, sampling: Sampling) -> Completions:
+            with policy.model.disable_adapter():
+                engine.update_weights(0)
+                return generate(batch, sampling)
+
+        engine.generate = without
+        return engine
+
+    patch.setattr(measured, "build_engine", build)
+
+
+def untempered_sampler(patch: pytest.MonkeyPatch) -> None:
+    right = token_sampling._draw
+    patch.setattr(
+        token_sampling, "_draw", lambda logits, uniform, temperature, *rest: right(logits, uniform, 1.0, *rest)
+    )
+
+
 def output_of(name: str) -> Mutant:
     """Return a mutant in which a module's output is 1 % too large."""
     return changed_parts(lambda model: model.get_submodule(name).register_forward_hook(lambda *call: call[2] * 1.01))
@@ -113,6 +171,28 @@ def output_of(name: str) -> Mutant:
 def gradient_of(name: str) -> Mutant:
     """Return a mutant in which the gradient of a parameter is 1 % too large."""
     return changed_parts(lambda model: model.get_parameter(name).register_hook(lambda gradient: gradient * 1.01))
+
+
+OF_ADAPTERS = {
+    "adapters of layer 2 1 % too large": (changed_parts(scaled_adapters), "layer 2"),
+    "the sampler has no adapters": (unadapted_sampler, "greedy tokens"),
+    "the sampler has no temperature": (untempered_sampler, "sampled log-probs"),
+    "the gradient of an A in layer 1 1 % too large": (
+        gradient_of("model.layers.0.mlp.up_proj.lora_A.default.weight"),
+        "gradients, layer 1",
+    ),
+    "the gradient of a B in layer 2 1 % too large": (
+        gradient_of("model.layers.1.self_attn.o_proj.lora_B.default.weight"),
+        "gradients, layer 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_ADAPTERS)
+def test_a_mistake_with_adapters_is_found_at_its_stage(name: str, capsys, monkeypatch):
+    plant, stage = OF_ADAPTERS[name]
+    plant(monkeypatch)
+    assert parity(capsys, *FLOAT32, *LORA)["first_difference"] == stage
 
 
 def scaled(place: Any, name: str, factor: float = 1.01) -> Mutant:
@@ -315,7 +395,8 @@ def test_the_table_names_the_first_difference_and_its_tensor(capsys, monkeypatch
     ("arguments", "message"),
     [
         (("algorithm.kl.coef=1",), "algorithm.kl.coef=1.0: parity compares one fixed step; leave it out"),
-        (("model.lora.rank=4",), "model.lora: parity does not compare adapters"),
+        (("model.lora.rank=4", "model.lora.dora=true"), "model.lora.dora: parity does not compare new DoRA adapters"),
+        (("model.lora.rank=4", "model.lora.dropout=0.1"), "model.lora.dropout: parity does not compare dropout"),
         (("model.router_loss_coef=0.1",), "model.router_loss_coef: parity does not compare the router's loss"),
         (("--families", "model.path=folder"), "model.path=folder with --families"),
         (("--families", "--save", "file"), "--families with --save"),

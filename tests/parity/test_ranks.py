@@ -31,7 +31,9 @@ def report_of_two_ranks(folder: Path, *arguments: str) -> dict:
     return report["comparisons"][0]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp2 trainer.fsdp2.sync_every=micro_batch"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp2", "fsdp2 trainer.fsdp2.sync_every=micro_batch", "fsdp2 model.lora.rank=4"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_compute_the_step_of_one(strategy: str, dtype: str, tmp_path: Path):
     settings = f"trainer.strategy={strategy} model.dtype={dtype}".split()
