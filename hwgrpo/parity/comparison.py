@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from hwgrpo.models.loading import load_model, load_tokenizer
 from hwgrpo.parity.fixed_adapter import with_adapter
 from hwgrpo.parity.fixed_step import FixedStep, make_step
 from hwgrpo.parity.golden import (
+    AFTER,
     NORM,
     Gradients,
     adamw,
@@ -31,10 +32,13 @@ from hwgrpo.parity.golden import (
     greedy_tokens,
     layer_names,
     load_golden_model,
+    logprobs_after,
     logprobs_of,
     parameters_by_part,
     rounding_of,
+    second_name,
     trained_parameters,
+    updated,
     updated_name,
 )
 from hwgrpo.parity.measured import MeasuredStep, build_measured, measured_step
@@ -51,13 +55,16 @@ DEVIATIONS = 4.0
 """The bound is the mean of draws plus this many standard deviations: the device's rounding is another draw."""
 LEAST = 4.0
 """Least tolerance, in fp32's eps times the largest summand of the stage: what is exact is stored in fp32, too."""
-BYTES_PER_PARAMETER = 4 * 7 + 8 * 3
-"""Host memory: in fp32 the model, the engine's copy, its gradient, two optimizer states, and copies of gradient and
-updated weights; in fp64 the model, and gradients without and with rounding."""
+BYTES_PER_PARAMETER = 4 * 9 + 8 * 4
+"""Host memory: in fp32 the model, the engine's copy, gradient, two optimizer states, and copies of gradient, clipped
+gradient and weights after two updates; in fp64 weights before and after the update, gradients without and with
+rounding."""
 DENSE = "log-probs, dense mask"
 GREEDY = "greedy tokens"
 SAMPLED = "sampled log-probs"
+"""Of the engine, after the update."""
 UPDATED = "updated weights"
+SECOND_UPDATE = "second update"
 
 
 @dataclass(frozen=True)
@@ -171,13 +178,7 @@ def _stages(
             kept[DENSE] = SavedTensor(DENSE, measured.dense, tolerance)
             yield compare_tensor(DENSE, DENSE, measured.dense, right, tolerance)
         if name == "entropy":
-            tolerance = kept["log-probs"].tolerance  # the step's tokens are less likely than an engine's
-            yield _greedy(golden, step, measured.greedy, ends, tolerance)
-            right_ones = [
-                logprobs_of(golden.model, step, each, config.rollout.temperature) for each in measured.sampled
-            ]
-            pairs = zip(measured.sampled, right_ones, strict=True)
-            yield worst_of([compare_tensor(SAMPLED, SAMPLED, each.logprobs, of, tolerance) for each, of in pairs])
+            yield _greedy(golden, step, measured.greedy, ends, kept["log-probs"].tolerance)
     weights = trained_parameters(golden.model)
     for part, names in parameters_by_part(golden.model).items():
         if measured.gradients is None:
@@ -197,15 +198,32 @@ def _stages(
     yield compared(NORM, NORM, measured.norm, norm, norm)
     scale = clip_coefficient(golden.gradients, config)
 
+    def of_weights(stage: str, steps: int, actual: Mapping[str, torch.Tensor], named: Callable[[str], str]) -> Stage:
+        rows = []
+        for name, weight in weights.items():
+            before, gradient = weight.detach(), golden.gradients[name]
+            if name not in actual:
+                rows.append(_missing(stage, named(name)))
+                continue
+            after = before if gradient is None else adamw(before, gradient * scale, config, steps)
+            rows.append(compared(stage, named(name), actual[name].double() - before, after - before, before))
+        return worst_of(rows)
+
+    yield of_weights(UPDATED, 1, measured.updated, updated_name)
+    right = logprobs_after(golden.model, step, config, golden.gradients)
+    yield compared(AFTER, AFTER, measured.after, right, right)
     rows = []
-    for name, weight in weights.items():
-        before, gradient, actual = weight.detach(), golden.gradients[name], measured.updated.get(name)
-        if actual is None:
-            rows.append(_missing(UPDATED, updated_name(name)))
-            continue
-        after = before if gradient is None else adamw(before, gradient * scale, config)
-        rows.append(compared(UPDATED, updated_name(name), actual.double() - before, after - before, before))
+    with updated(golden.model, golden.gradients, config):
+        # the step's tokens, whose tolerance this is, are less likely than what an engine samples
+        for of_rank in measured.sampled:
+            if of_rank is None:
+                rows.append(_missing(SAMPLED, SAMPLED))
+                continue
+            right = logprobs_of(golden.model, step, of_rank, config.rollout.temperature)
+            rows.append(compare_tensor(SAMPLED, SAMPLED, of_rank.logprobs, right, kept[AFTER].tolerance))
     yield worst_of(rows)
+    if measured.second is not None:
+        yield of_weights(SECOND_UPDATE, 2, measured.second, second_name)
 
 
 def _missing(stage: str, tensor: str) -> Stage:

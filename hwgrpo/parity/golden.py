@@ -115,10 +115,12 @@ def rounding_of(
     def note(name: str, value: torch.Tensor, right: torch.Tensor) -> None:
         moved[name] = (*moved.get(name, ()), float((value - right).abs().max()))
 
+    right_after = logprobs_after(model, step, config, exact)
     for draw in range(DRAWS):
         stages, gradients = golden_step(model, step, config, expected["log-probs"], (precision, draw))
         for name, value in stages.items():
             note(name, value, expected[name])
+        note(AFTER, logprobs_after(model, step, config, gradients, (precision, draw)), right_after)
         scale, right_scale = (clip_coefficient(of, config) for of in (gradients, exact))
         note(NORM, gradient_norm(gradients), gradient_norm(exact))
         for name, weight in weights.items():
@@ -126,14 +128,18 @@ def rounding_of(
             if gradient is None or right is None:
                 continue
             note(gradient_name(name), gradient, right)
-            updated, right_updated = (
-                adamw(weight.detach(), g * s, config) for g, s in ((gradient, scale), (right, right_scale))
-            )
-            note(updated_name(name), updated, right_updated)
+            for steps, named in ((1, updated_name), (2, second_name)):
+                updated, right_updated = (
+                    adamw(weight.detach(), g * s, config, steps) for g, s in ((gradient, scale), (right, right_scale))
+                )
+                note(named(name), updated, right_updated)
     return moved
 
 
 NORM = "gradient norm"
+AFTER = "log-probs after the update"
+SECOND = -0.5
+"""The second update's gradient as a factor of the first one's: momentum and variance then depend on AdamW's betas."""
 
 
 def trained_parameters(model: Any) -> dict[str, nn.Parameter]:
@@ -149,6 +155,11 @@ def gradient_name(parameter: str) -> str:
 def updated_name(parameter: str) -> str:
     """Return the tensor's name in a comparison."""
     return f"updated {parameter}"
+
+
+def second_name(parameter: str) -> str:
+    """Return the tensor's name in a comparison."""
+    return f"{parameter} after a second update"
 
 
 def gradient_norm(gradients: Gradients) -> torch.Tensor:
@@ -316,9 +327,60 @@ def _loss(
     return surrogate + kl.coef * (gap.exp() - gap - 1)
 
 
-def adamw(weight: torch.Tensor, gradient: torch.Tensor, config: Config) -> torch.Tensor:
-    """Return a weight after AdamW's first step, whose bias correction leaves the gradient and its square."""
+def adamw(weight: torch.Tensor, gradient: torch.Tensor, config: Config, steps: int = 1) -> torch.Tensor:
+    """Return a weight after AdamW's first steps.
+
+    Args:
+        weight: before.
+        gradient: of the first step; that of the second is `SECOND` times as large.
+        config: settings of the optimizer.
+        steps: 1 or 2.
+    """
     optim = config.optim
     decay = optim.weight_decay if weight.ndim > 1 else 0.0  # norms and biases have none
-    direction = gradient / (gradient.square().sqrt() + optim.eps)
-    return weight * (1 - optim.lr * decay) - optim.lr * direction
+    momentum = variance = torch.zeros_like(weight)
+    for count, factor in zip(range(1, steps + 1), (1.0, SECOND), strict=False):
+        momentum, variance = (
+            beta * state + (1 - beta) * value
+            for beta, state, value in zip(
+                optim.betas, (momentum, variance), (factor * gradient, (factor * gradient).square()), strict=True
+            )
+        )
+        mean, square = (
+            state / (1 - beta**count) for beta, state in zip(optim.betas, (momentum, variance), strict=True)
+        )
+        weight = weight * (1 - optim.lr * decay) - optim.lr * mean / (square.sqrt() + optim.eps)
+    return weight
+
+
+@contextmanager
+def updated(model: Any, gradients: Gradients, config: Config) -> Iterator[None]:
+    """Give the model the weights after the update within the block."""
+    scale, before = clip_coefficient(gradients, config), {}
+    parameters = trained_parameters(model)
+    with torch.no_grad():
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                before[name] = parameters[name].detach().clone()
+                parameters[name].copy_(adamw(before[name], gradient * scale, config))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, weight in before.items():
+                parameters[name].copy_(weight)
+
+
+def logprobs_after(
+    model: Any, step: FixedStep, config: Config, gradients: Gradients, rounded: tuple[Precision, int] | None = None
+) -> torch.Tensor:
+    """Return the log-probs after the update, [R].
+
+    Args:
+        model, step, config, rounded: as for `golden_step`.
+        gradients: of the update, before clipping.
+    """
+    around = nullcontext() if rounded is None else Rounded(rounded[0], seed=-1 - rounded[1])
+    with updated(model, gradients, config), torch.no_grad(), in_fp64(), around:
+        _, logits = _forward(model, step)
+        return (logits / config.rollout.temperature).log_softmax(-1).gather(1, step.tokens[:, None])[:, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from hwgrpo.config import Config
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
-from hwgrpo.parity.golden import outputs_of
+from hwgrpo.parity.golden import SECOND, outputs_of
+from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.policy_weights import ShardedWeights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
@@ -88,8 +90,9 @@ class MeasuredStep:
     """[R] log-probs with the mask that the layout uses in short rows; None: it has the same attention in all rows."""
     greedy: Sequence[Sequence[Sequence[int]]]
     """Of each rank: the likeliest tokens after each prompt, by the rollout engine, before the update."""
-    sampled: Sequence[Completions]
-    """Of each rank: responses sampled by the rollout engine, with its log-probs."""
+    sampled: Sequence[Completions | None]
+    """Of each rank: responses sampled by the rollout engine after the update, with its log-probs; None: the weights are
+    not finite."""
     engine_notes: Sequence[str]
     """How the engine decodes, and its fallbacks."""
     gradients: Mapping[str, torch.Tensor] | None
@@ -98,6 +101,10 @@ class MeasuredStep:
     """[1]: of all gradients, before clipping."""
     updated: Mapping[str, torch.Tensor]
     """Parameter -> weight after the update."""
+    after: torch.Tensor
+    """[R] log-probs after the update."""
+    second: Mapping[str, torch.Tensor] | None
+    """Parameter -> weight after a second update, by `SECOND` times the clipped gradients; None: as `gradients`."""
 
 
 def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -> MeasuredStep:
@@ -118,26 +125,44 @@ def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -
         branched, update.layout = update.layout, measured.models.layout
         dense = update.score(step.train_batch(torch.zeros(len(step.rewards))))
         update.layout = branched
-    greedy, sampled, engine_notes = _responses(measured, step)
-    mine = step.of_rank(strategy.rank, strategy.world_size)
-    advantages = _advantages(measured, mine.step)
-    stages["advantages"] = torch.zeros(len(step.rewards))
-    for sequences, values in strategy.gather_objects((mine.sequences, advantages)):
-        stages["advantages"][sequences] = values
-    batch = mine.step.train_batch(advantages, *mine.step.around(logprobs[mine.tokens]))
-    loss, _ = update.accumulate_gradients(batch, range(len(batch)))
-    stages["loss"] = torch.tensor([loss], dtype=torch.float64)
-    gradients = _gradients(measured)
-    norm = torch.as_tensor(strategy.clip_gradients(optim.grad_clip)).cpu().reshape(1)
-    strategy.step(optim.lr)
-    # a copy: on the host it is the weight itself
-    updated = {
+    with closing(_engine(measured)) as engine:
+        greedy = _generate(engine, measured, step, n=1, greedy=True)
+        mine = step.of_rank(strategy.rank, strategy.world_size)
+        advantages = _advantages(measured, mine.step)
+        stages["advantages"] = torch.zeros(len(step.rewards))
+        for sequences, values in strategy.gather_objects((mine.sequences, advantages)):
+            stages["advantages"][sequences] = values
+        batch = mine.step.train_batch(advantages, *mine.step.around(logprobs[mine.tokens]))
+        loss, _ = update.accumulate_gradients(batch, range(len(batch)))
+        stages["loss"] = torch.tensor([loss], dtype=torch.float64)
+        gradients = _gradients(measured)
+        norm = torch.as_tensor(strategy.clip_gradients(optim.grad_clip)).cpu().reshape(1)
+        clipped = [(p, p.grad.clone()) for p in measured.model.parameters() if p.grad is not None]
+        strategy.step(optim.lr)
+        updated = _weights(strategy)
+        after = update.score(step.train_batch(torch.zeros(len(step.rewards))))
+        is_finite = all(bool(weight.isfinite().all()) for weight in updated.values())
+        sampled = _generate(engine, measured, step, n=2, greedy=False) if is_finite else None
+        engine_notes = _notes(engine)
+    second = None
+    if isinstance(strategy, Stepping):
+        for parameter, gradient in clipped:
+            parameter.grad = gradient.mul_(SECOND)
+        strategy.step(optim.lr)
+        second = _weights(strategy)
+    of_ranks = zip(*strategy.gather_objects((stages, greedy.token_lists(), sampled)), strict=True)
+    all_stages, all_greedy, all_sampled = map(list, of_ranks)
+    return MeasuredStep(
+        all_stages, dense, all_greedy, all_sampled, engine_notes, gradients, norm, updated, after, second
+    )
+
+
+def _weights(strategy: Strategy) -> dict[str, torch.Tensor]:
+    """Return the trained parameters by name, as copies: on the host one is the weight itself."""
+    return {
         name.removeprefix(WRAPPER): weight.detach().cpu().clone()
         for name, weight in strategy.gather_full_parameters(trainable_only=True)
     }
-    of_ranks = zip(*strategy.gather_objects((stages, greedy.token_lists(), sampled)), strict=True)
-    all_stages, all_greedy, all_sampled = map(list, of_ranks)
-    return MeasuredStep(all_stages, dense, all_greedy, all_sampled, engine_notes, gradients, norm, updated)
 
 
 def _hidden_states(measured: Measured, step: FixedStep) -> dict[str, torch.Tensor]:
@@ -168,23 +193,31 @@ def _gradients(measured: Measured) -> dict[str, torch.Tensor] | None:
     return gradients
 
 
-def _responses(measured: Measured, step: FixedStep) -> tuple[Completions, Completions, list[str]]:
-    """Return greedy and sampled responses to the prompts, and how the engine decodes."""
-    strategy, models, config = measured.strategy, measured.models, measured.config
+def _engine(measured: Measured) -> Engine:
+    strategy, models = measured.strategy, measured.models
     weights = ShardedWeights(models.policy.model, strategy.gather_full_parameters) if strategy.shards else None
-    engine = build_engine(config, models.policy, measured.tokenizer, measured.device, models.replica, weights=weights)
-    try:
-        engine.update_weights(0)
-        limit = GREEDY_TOKENS
-        greedy = engine.generate(step.prompt_batch, Sampling(n=1, max_response_tokens=limit, greedy=True))
-        temperature, seed = config.rollout.temperature, config.trainer.seed
-        sampled = engine.generate(
-            step.prompt_batch, Sampling(n=2, max_response_tokens=limit, temperature=temperature, seed=seed)
-        )
-        path = getattr(engine, "decode_path", None)
-        return greedy, sampled, [*([f"decoding: {path}"] if path else []), *engine.notes]
-    finally:
-        engine.close()
+    return build_engine(
+        measured.config, models.policy, measured.tokenizer, measured.device, models.replica, weights=weights
+    )
+
+
+def _generate(engine: Engine, measured: Measured, step: FixedStep, *, n: int, greedy: bool) -> Completions:
+    """Return responses to the prompts by the present weights."""
+    engine.update_weights(0 if greedy else 1)
+    sampling = Sampling(
+        n=n,
+        max_response_tokens=GREEDY_TOKENS,
+        greedy=greedy,
+        temperature=measured.config.rollout.temperature,
+        seed=measured.config.trainer.seed,
+    )
+    return engine.generate(step.prompt_batch, sampling)
+
+
+def _notes(engine: Engine) -> list[str]:
+    """Return how the engine decodes, and its fallbacks."""
+    path = getattr(engine, "decode_path", None)
+    return [*([f"decoding: {path}"] if path else []), *engine.notes]
 
 
 def _advantages(measured: Measured, step: FixedStep) -> torch.Tensor:
