@@ -3,6 +3,8 @@
 #   bash scripts/mutate.sh hwgrpo/algorithms/kl.py      a file or folder of hwgrpo/algorithms, ragged.py, values.py or the kernels
 #   bash scripts/mutate.sh hwgrpo/algorithms/kl.py 10   10 % of its mutants, the same ones each time
 #   bash scripts/mutate.sh hwgrpo/algorithms/kl.py 100 tests/algorithms/test_kl.py -k estimators   these arguments of pytest
+#   bash scripts/mutate.sh --executed kernels/hwgrpo_kernels 1 tests/parity/test_parity.py -k rounding
+#                                                       1 % of the mutants on lines in functions that these tests execute
 #   bash scripts/mutate.sh                              all of them, with the default tests of each: days
 # Each mutant starts pytest anew and ends with the first test that fails. The mutants are made in a copy of the working tree;
 # the tool, cosmic-ray, is installed into .venv-mutation. (mutmut is faster, but skips decorated classes and functions, thus
@@ -13,8 +15,13 @@ cd "$repo"
 python=$repo/.venv/bin/python
 tool=$repo/.venv-mutation/bin
 
+executed=
+if [ "${1:-}" = --executed ]; then
+    executed=yes
+    shift
+fi
 case "${1:-}" in
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
     "") sources=(hwgrpo/algorithms hwgrpo/ragged.py hwgrpo/values.py kernels/hwgrpo_kernels) ;;
     *) sources=("${1%/}") ;;
 esac
@@ -50,9 +57,9 @@ for source in "${sources[@]}"; do
     [ ${#tests[@]} -gt 0 ] || tests_of "$source" >/dev/null
 done
 
-if [ ! -x "$tool/cosmic-ray" ]; then
+if [ ! -x "$tool/cosmic-ray" ] || [ ! -x "$tool/coverage" ]; then
     "$python" -m venv .venv-mutation
-    "$tool/python" -m pip install --quiet "cosmic-ray>=8.3,<9"
+    "$tool/python" -m pip install --quiet "cosmic-ray>=8.3,<9" "coverage>=7.6,<8"
 fi
 
 copy=$(mktemp -d)
@@ -65,16 +72,54 @@ cd "$copy"
 export PATH="$repo/.venv/bin:$PATH" OMP_NUM_THREADS=1
 export PYTHONPATH="$copy:$copy/backends:$copy/kernels" # before the link to the repository that .venv has
 
-# Leaves a share of the mutants of a session, and none of annotations, which no program reads.
-sample() {
-    "$tool/python" - "$1" "$2" <<'END'
+# A plugin of pytest that records the executed lines of a source, also in a pytest that a test starts. coverage comes last on
+# the path: the other packages beside cosmic-ray are not those of the project.
+cat >executed_lines.py <<'END'
+import os
+import sys
+
+sys.path.append(os.environ["COVERAGE_PACKAGES"])
+import coverage
+
+recorded = coverage.Coverage(os.environ["EXECUTED_LINES"], data_suffix=True, include=os.environ["EXECUTED_SOURCE"])
+
+
+def pytest_configure():
+    recorded.start()
+
+
+def pytest_unconfigure():
+    recorded.stop()
+    recorded.save()
+END
+recorded() { # runs COMMAND...: recorded SOURCE COMMAND...
+    local source=$copy/$1
+    [ ! -d "$source" ] || source+="/*"
+    rm -f "$copy"/executed.*
+    COVERAGE_PACKAGES=$("$tool/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))') \
+        EXECUTED_LINES=$copy/executed EXECUTED_SOURCE=$source PYTEST_PLUGINS=executed_lines "${@:2}"
+}
+
+# Leaves a share of the mutants of a session, and none of annotations, which no program reads; if asked, only those on
+# executed lines in functions: what importing a module executes are mostly tables and names.
+sample() { # sample SESSION PERCENT EXECUTED
+    "$tool/python" - "$@" <<'END'
 import ast
 import random
 import sys
 from pathlib import Path
 
+import coverage
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import WorkerOutcome, WorkResult
+
+
+def executed(path):
+    """Return the executed lines of a file that lie in functions."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node for node in ast.walk(ast.parse(Path(path).read_text())) if isinstance(node, functions)]
+    lines = {line for node in bodies for line in range(node.body[0].lineno, node.end_lineno + 1)}
+    return lines.intersection(recorded.lines(str(Path(path).absolute())) or ())
 
 
 def annotations(path):
@@ -88,14 +133,21 @@ def annotations(path):
     return [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in nodes]
 
 
-spans = {}
+if sys.argv[3]:
+    measured = coverage.Coverage("executed")
+    measured.combine()
+    recorded = measured.get_data()
 with use_db(sys.argv[1], WorkDB.Mode.open) as session:
     items = []
+    paths = {item.mutations[0].module_path for item in session.work_items}
+    spans = {path: annotations(path) for path in paths}
+    lines = {path: executed(path) for path in paths if sys.argv[3]}
     for item in session.work_items:
         [mutation] = item.mutations
         path, position = mutation.module_path, tuple(mutation.start_pos)
-        inside = any(first <= position < last for first, last in spans.setdefault(path, annotations(path)))
-        items.append((inside, str(path), position, mutation.operator_name, mutation.occurrence, item.job_id))
+        unused = any(first <= position < last for first, last in spans[path])
+        unused |= path in lines and position[0] not in lines[path]
+        items.append((unused, str(path), position, mutation.operator_name, mutation.occurrence, item.job_id))
     used = sorted(item for item in items if not item[0])
     kept = random.Random(0).sample(used, -(-len(used) * int(sys.argv[2]) // 100))
     for *_, job in set(items) - set(kept):
@@ -133,7 +185,7 @@ for source in "${sources[@]}"; do
     fi
     command="bash -c $(printf '%q' "$runs")"
     echo "== $source =="
-    bash -c "$runs" || { echo "scripts/mutate.sh: these tests fail without a mutant" >&2; exit 1; }
+    ${executed:+recorded "$source"} bash -c "$runs" || { echo "scripts/mutate.sh: these tests fail without a mutant" >&2; exit 1; }
     "$python" - "$source" "$command" $((3 * (SECONDS - began) + 10)) >mutation.toml <<'END'
 import json
 import sys
@@ -144,7 +196,7 @@ print(f'test-command = {json.dumps(command)}\n[cosmic-ray.distributor]\nname = "
 END
     rm -f mutation.sqlite
     "$tool/cosmic-ray" init mutation.toml mutation.sqlite
-    sample mutation.sqlite "$percent"
+    sample mutation.sqlite "$percent" "$executed"
     "$tool/cosmic-ray" exec mutation.toml mutation.sqlite
     report mutation.sqlite
     echo "$source: $((SECONDS - began)) s"

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--families",
         action="store_true",
-        help="compare tiny random models of several architectures (windows, soft-caps, experts, linear attention)",
+        help="compare tiny random models of several architectures (a large vocabulary, windows, soft-caps, experts, "
+        "linear attention)",
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write what this machine computed, for --against")
     parser.add_argument(

@@ -124,7 +124,7 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
         dtype=str(dtype).removeprefix("torch."),
         notes=(*measured.notes, *actual.engine_notes, *default_registry.explain()),
         tensors=kept,
-        model=checksum_of(golden.model, step, BASE) if golden else "",
+        model=checksum_of(golden.model, step, (*BASE, str(config.algorithm.entropy_coef))) if golden else "",
         is_main=strategy.rank == 0,
     )
 

@@ -23,9 +23,19 @@ SHAPE: dict[str, Any] = {
 }
 WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SURE = {
+    "vocab_size": 16_389,
+    "tie_word_embeddings": True,
+    "embedding_multiplier": 10.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.4,
+}
+"""Rows that are longer than two blocks of any row kernel, and logits of which the last token's is far the largest: the
+model is sure that a token repeats."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
-    "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, **WINDOWS},
+    "granite": SURE,
+    "gemma2": {"vocab_size": 8_197, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, **WINDOWS},
     "gemma3_text": WINDOWS,
     "qwen3_moe": EXPERTS,
     "qwen3_next": {
@@ -38,7 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
     },
 }
-"""`model_type` -> values of its configuration: tied embeddings, soft-caps, windows, experts, linear attention."""
+"""`model_type` -> values of its configuration: tied embeddings, scaled logits of a large vocabulary, soft-caps of one
+that fills a block and begins another, windows, experts, linear attention."""
 
 
 def save_family(name: str, folder: Path) -> None:
@@ -50,7 +61,7 @@ def save_family(name: str, folder: Path) -> None:
     """
     tokenizer = character_tokenizer("")
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = AutoConfig.for_model(name, vocab_size=len(tokenizer), **SHAPE | ids | FAMILIES[name])
+    config = AutoConfig.for_model(name, **SHAPE | {"vocab_size": len(tokenizer)} | ids | FAMILIES[name])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -133,6 +133,8 @@ def make_step(vocabulary: int, seed: int) -> FixedStep:
     offsets = offsets_of(lengths)
     last = int(offsets[len(RESPONSES[0]) - 1])
     tokens[last : last + ALIKE] = tokens[:ALIKE]
+    ends = offsets[1 :: len(RESPONSES[0])]
+    tokens[ends - 1] = tokens[ends - 2]  # of a token that repeats, a model may be sure
 
     def uniform(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(total, generator=generator)

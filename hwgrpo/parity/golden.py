@@ -83,7 +83,7 @@ def golden_step(
             old, ref = step.around(logprobs.detach() if around is None else around)
             lengths = step.offsets.diff()
             token = _loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
-            loss = token.mean()
+            loss = (token - config.algorithm.entropy_coef * entropies).mean()
         values = (logprobs, entropies, advantages, loss[None])
         stages = {name: value.detach() for name, value in (*hidden.items(), *zip(FORWARD, values, strict=True))}
         with passes(2):

@@ -22,9 +22,10 @@ BASE = (
 """Settings of the step. AdamW's eps keeps it from turning the rounding of small gradients into full steps."""
 OPEN = (
     *("model.", "backend.", "kernels.", "plugins", "trainer.deterministic", "trainer.threads", "trainer.seed"),
-    *("trainer.strategy", "trainer.fsdp2.sync_every", "trainer.deepspeed."),
+    *("trainer.strategy", "trainer.fsdp2.sync_every", "trainer.deepspeed.", "algorithm.entropy_coef"),
 )
-"""Settings that may differ from `BASE`: those that choose model, device and implementation."""
+"""Settings that may differ from `BASE`: those that choose model, device and implementation, and the bonus of the
+entropy, without which kernels compute no gradient of it."""
 
 
 def load_settings(overrides: Sequence[str], *, families: bool = False) -> Config:

@@ -14,7 +14,7 @@ def _golden_once(monkeypatch: pytest.MonkeyPatch):
     def golden_of(config, step, precision):
         adapter = config.model.lora.adapter
         weights = adapter and (Path(adapter) / "adapter_model.safetensors").read_bytes()
-        key = (config.model.path, config.trainer.seed, precision, weights)
+        key = (config.model.path, config.trainer.seed, config.algorithm.entropy_coef, precision, weights)
         if key not in COMPUTED:
             COMPUTED[key] = compute(config, step, precision)
         return COMPUTED[key]

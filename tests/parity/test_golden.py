@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hwgrpo_kernels.ascend_tiles import LARGEST_BLOCK
+from hwgrpo_kernels.tiles import TILES
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -70,6 +72,19 @@ def test_it_is_the_step_of_one_sequence_at_a_time(tmp_path: Path):
             log_p = (logits / config.rollout.temperature).log_softmax(-1)
             expected.append(log_p.gather(1, step.tokens[start:end, None])[:, 0])
     torch.testing.assert_close(stages["log-probs"], torch.cat(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_one_family_has_rows_of_several_blocks_and_is_sure_of_tokens(tmp_path: Path):
+    model, config = family("granite", tmp_path)
+    vocabulary = len(model.get_input_embeddings().weight)
+    tiles = [tile for of in TILES.values() for each in (of.row_stats, of.row_grad) for tile in each.values()]
+    for block in {tile.block for tile in tiles} | {LARGEST_BLOCK}:
+        assert vocabulary > 2 * block
+        assert vocabulary % block
+    stages, _ = golden_step(model, make_step(vocabulary, seed=0), config)
+    probability = stages["log-probs"].exp()
+    assert probability.max() > 0.99
+    assert probability.min() < 1e-10
 
 
 def test_the_step_clips_ratios_on_both_sides_and_no_ratio_is_near_a_bound():
