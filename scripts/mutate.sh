@@ -82,6 +82,7 @@ sys.path.append(os.environ["COVERAGE_PACKAGES"])
 import coverage
 
 recorded = coverage.Coverage(os.environ["EXECUTED_LINES"], data_suffix=True, include=os.environ["EXECUTED_SOURCE"])
+recorded.set_option("run:disable_warnings", ["no-data-collected"])  # a test may leave all to a process that it starts
 
 
 def pytest_configure():
