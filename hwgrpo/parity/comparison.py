@@ -46,15 +46,9 @@ from hwgrpo.parity.rounded_operations import Precision
 from hwgrpo.parity.saved_step import SavedTensor, checksum_of
 from hwgrpo.parity.settings import BASE
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
+from hwgrpo.support.stage_differences import Stage, compare_tensor, rounding_tolerance, worst_of
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 
-MARGIN = 2.0
-"""Tolerance in bounds of the effect of rounding: the model of rounding may be off by this factor."""
-DEVIATIONS = 4.0
-"""The bound is the mean of draws plus this many standard deviations: the device's rounding is another draw."""
-LEAST = 4.0
-"""Least tolerance, in fp32's eps times the largest summand of the stage: what is exact is stored in fp32, too."""
 BYTES_PER_PARAMETER = 4 * 9 + 8 * 4
 """Host memory: in fp32 the model, the engine's copy, gradient, two optimizer states, and copies of gradient, clipped
 gradient and weights after two updates; in fp64 weights before and after the update, gradients without and with
@@ -146,11 +140,6 @@ class Golden:
     moved: Mapping[str, Sequence[float]]
     """Tensor -> how far rounding moves it, in several draws."""
 
-    def tolerance(self, tensor: str) -> float:
-        """Return the largest error of a tensor that rounding explains."""
-        draws = torch.tensor(self.moved.get(tensor, (0.0, 0.0)), dtype=torch.float64)
-        return MARGIN * float(draws.mean() + DEVIATIONS * draws.std())
-
 
 def _stages(
     config: Config,
@@ -163,8 +152,7 @@ def _stages(
     """Yield the stages, and write what the device computed into `kept`."""
 
     def compared(stage: str, tensor: str, actual: torch.Tensor, right: torch.Tensor, summands: torch.Tensor) -> Stage:
-        floor = LEAST * torch.finfo(torch.float32).eps * float(summands.abs().max()) if summands.numel() else 0.0
-        tolerance = max(golden.tolerance(tensor), floor)
+        tolerance = rounding_tolerance(golden.moved.get(tensor, ()), summands)
         kept[tensor] = SavedTensor(stage, actual.float(), tolerance)
         return compare_tensor(stage, tensor, actual, right, tolerance)
 

@@ -21,10 +21,9 @@ from hwgrpo.models.loading import load_model
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
+from hwgrpo.support.stage_differences import DRAWS
 from hwgrpo.values import Completions
 
-DRAWS = 12
-"""Computations with other roundings."""
 FORWARD = ("log-probs", "entropy", "advantages", "loss")
 """Stages after the hidden states, in the order in which a step computes them."""
 

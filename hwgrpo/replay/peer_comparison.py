@@ -17,13 +17,10 @@ from hwgrpo.ragged import offsets_of
 from hwgrpo.replay.peer_dumps import PeerDump
 from hwgrpo.replay.recomputed_rewards import OF_MODELS
 from hwgrpo.rewards.combine import gated_sum
-from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
+from hwgrpo.support.stage_differences import EPS, LEAST, Stage, compare_tensor, least_tolerance, worst_of
 from hwgrpo.training.reward_setup import open_rewards
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
-EPS = torch.finfo(torch.float32).eps
-LEAST = 4.0
-"""Tolerance of one rounding in fp32, in which peers compute and store."""
 TRUTHS = ("gts", "ground_truth")
 """Columns with a ground truth, of which the first that is there counts."""
 
@@ -131,7 +128,7 @@ def _prompts(dump: PeerDump, truths: str) -> PromptBatch:
 def _rewards(dump: PeerDump, expected: torch.Tensor, actual: torch.Tensor) -> Iterator[Stage]:
     for group in range(int(dump.groups.max()) + 1):
         of_group = dump.groups == group
-        tolerance = LEAST * EPS * float(expected[of_group].abs().max())
+        tolerance = least_tolerance(expected[of_group])
         yield _placed(compare_tensor("rewards", "reward", actual[of_group], expected[of_group], tolerance), group)
 
 

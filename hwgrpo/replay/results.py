@@ -19,7 +19,17 @@ from hwgrpo.values import TrainBatch
 
 PROBABILITIES, SQUARE_SUMS = "log-probs before advantages", "sums of squared probabilities"
 KL, OLD, REFERENCE = "KL in the reward", "old log-probs", "reference log-probs"
-LOGPROBS, LOSS = "log-probs", "loss"
+LOGPROBS, LOSS, NORM = "log-probs", "loss", "norm of the gradient"
+
+
+def gradient_of(parameter: str) -> str:
+    """Return the name of a parameter's gradient in a comparison."""
+    return f"gradient of {parameter}"
+
+
+def norm_of(parameter: str) -> str:
+    """Return the name of the norm of a parameter's gradient in a comparison."""
+    return f"norm of the gradient of {parameter}"
 
 
 class Passes:

@@ -1,5 +1,6 @@
 """How far rounding moves the results of a captured step on this machine: the passes, run again with other roundings.
 
+They are first run again as they are: what a device changes from run to run is no effect of rounding.
 In each draw the outputs of embeddings, layers and their innermost modules are changed at random by up to one rounding
 of the compute dtype, up or down, and with them their gradients. So is each row of the LM head, and by that each logit.
 """
@@ -9,70 +10,96 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from hwgrpo.models.layers import decoder_layers
-from hwgrpo.replay.results import Passes
+from hwgrpo.replay.results import NORM, Passes, gradient_of, norm_of
+from hwgrpo.support.stage_differences import DRAWS, Stage, largest, least_tolerance, rounding_tolerance, worst_of
 from hwgrpo.training.policy.policy_model import PolicyModel
 
-DRAWS = 4
-"""Draws of which the largest effect counts."""
+REPEATABILITY = "repeatability"
+REPEATS = 2
+"""Further runs of the same passes: in one alone, little may differ by chance."""
 NOISE = 1_000_003
 """Random numbers of a draw, used again and again from random places: a prime, so that rows get different ones."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Effects:
-    """The largest effects of rounding, in absolute differences."""
+    """What rounding explains."""
 
-    results: dict[str, float] = field(default_factory=dict)
-    """Of any entry of a result of `Passes.run`, by its name."""
-    gradients: dict[str, float] = field(default_factory=dict)
-    """Of any entry of a parameter's gradient."""
-    norms: dict[str, float] = field(default_factory=dict)
-    """Norm of the difference of a parameter's gradient, by which its norm moves at most."""
-    norm: float = 0.0
-    """The same of the full gradient."""
+    tolerances: Mapping[str, float]
+    """Tensor -> largest error that rounding explains."""
+    repeatability: Stage | None
+    """What changes when the same passes are run again; None: there are no passes."""
 
 
 def measure(
-    passes: Passes, exact: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], unit: float
+    passes: Passes,
+    exact: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    unit: float,
+    summands: Mapping[str, torch.Tensor],
 ) -> Effects:
-    """Run the passes with other roundings.
+    """Run the passes again, as they are and with other roundings.
+
+    What changes from run to run is subtracted from the effects of rounding, which contain it. Where it exceeds what is
+    left of them in any tensor, these are no effects of rounding, and all tensors have the least tolerance.
 
     Args:
         passes: the passes; weights and generators are afterwards as before.
         exact: what `Passes.run` returned.
         gradients: those of that run, by parameter.
         unit: relative size of one rounding.
+        summands: of each tensor that is compared, for its least tolerance.
     """
-    effects = Effects(dict.fromkeys(exact, 0.0), dict.fromkeys(gradients, 0.0), dict.fromkeys(gradients, 0.0))
     update, reference = passes.model.update, passes.model.reference
     policies = [update.policy, *([reference.policy] if reference is not None and reference.kind == "copy" else [])]
+    again = [_changes(passes, exact, gradients) for _ in range(REPEATS)]
+    draws = []
     for seed in range(DRAWS):
         with rounded(policies, unit, seed):
-            results = passes.run()
-        for name, values in results.items():
-            effects.results[name] = max(effects.results[name], largest(values - exact[name]))
-        squares = 0.0
-        for name, gradient in passes.gradients() if gradients else ():
-            gap = gradient - gradients[name]
-            norm = float(torch.linalg.vector_norm(gap))
-            effects.gradients[name] = max(effects.gradients[name], largest(gap))
-            effects.norms[name] = max(effects.norms[name], norm)
-            squares += norm**2
-        effects.norm = max(effects.norm, math.sqrt(squares))
-        passes.model.strategy.discard_gradients()
-    return effects
+            draws.append(_changes(passes, exact, gradients))
+    tolerances, stages = {}, []
+    for name in again[0]:
+        repeat, least = max(changes[name] for changes in again), least_tolerance(summands[name])
+        effects = torch.tensor([draw[name] for draw in draws], dtype=torch.float64)
+        tolerances[name] = explained = rounding_tolerance((effects - repeat).clamp_min(0).tolist(), summands[name])
+        stages.append(Stage(REPEATABILITY, repeat, explained if math.isfinite(explained) else least, name))
+    if not stages:
+        return Effects({}, None)
+    repeatability = worst_of(stages)
+    if not repeatability.passed:
+        tolerances = {name: least_tolerance(summands[name]) for name in tolerances}
+    return Effects(tolerances, repeatability)
 
 
-def largest(values: torch.Tensor) -> float:
-    """Return the largest absolute value, 0 of none."""
-    return float(values.abs().max()) if values.numel() else 0.0
+def _changes(
+    passes: Passes, exact: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """Run the passes; return the largest difference from another run, and the norm of that of each gradient.
+
+    A gradient's norm moves by at most the norm of its change.
+    """
+    changes = {name: _gap(values, exact[name]) for name, values in passes.run().items()}
+    norms = []
+    for name, gradient in passes.gradients() if gradients else ():
+        changes[gradient_of(name)] = _gap(gradient, gradients[name])
+        norms.append(float(torch.linalg.vector_norm(gradient - gradients[name])))
+        changes[norm_of(name)] = norms[-1]
+    if gradients:
+        changes[NORM] = math.hypot(*norms)
+    passes.model.strategy.discard_gradients()
+    return changes
+
+
+def _gap(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    same = (actual == expected) | (actual.isnan() & expected.isnan())  # infinities, too
+    return largest((actual - expected).masked_fill(same, 0))
 
 
 @contextmanager

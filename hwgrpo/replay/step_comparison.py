@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -16,9 +16,21 @@ from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.rounding import unit_of_sum
 from hwgrpo.replay.recomputed_rewards import decoded_texts, recompute
 from hwgrpo.replay.replayed_model import ReplayedModel
-from hwgrpo.replay.results import KL, LOGPROBS, LOSS, OLD, PROBABILITIES, REFERENCE, SQUARE_SUMS, Passes
-from hwgrpo.replay.rounding_effects import Effects, largest, measure
-from hwgrpo.support.stage_differences import Stage, compare_tensor, worst_of
+from hwgrpo.replay.results import (
+    KL,
+    LOGPROBS,
+    LOSS,
+    NORM,
+    OLD,
+    PROBABILITIES,
+    REFERENCE,
+    SQUARE_SUMS,
+    Passes,
+    gradient_of,
+    norm_of,
+)
+from hwgrpo.replay.rounding_effects import measure
+from hwgrpo.support.stage_differences import Stage, compare_tensor, largest, least_tolerance, worst_of
 from hwgrpo.training.captured_step import Parameter, entries_of, entry_places
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.strategies.muon import MuonAdamW
@@ -26,11 +38,6 @@ from hwgrpo.training.strategies.param_shard import adamw_state
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import Rewards
 
-MARGIN = 3.0
-"""Tolerance in effects of rounding: the computation on another machine is another draw of the same size."""
-LEAST = 4.0
-"""Least tolerance, in fp32's eps times the largest summand: what is exact is stored in fp32, too."""
-EPS = torch.finfo(torch.float32).eps
 OUTSIDE = "gradients, outside of layers"
 ADDED_LATER = ("old_logprobs", "ref_logprobs", "rollout_shares")
 """Columns of the batch that it gets after it was made."""
@@ -72,27 +79,33 @@ def compare(model: ReplayedModel) -> Comparison:
     policy = model.update.policy
     dtypes = policy.compute_dtype, getattr(torch, model.captured.facts["machine"]["dtype"])
     unit = max(unit_of_sum(dtype, policy.hidden_size) for dtype in dtypes)
-    effects = measure(passes, results, gradients, unit)
     expected = passes.expected()
+    effects = measure(passes, results, gradients, unit, _summands(passes, expected))
+    tolerances = effects.tolerances
 
     def stage(name: str) -> Iterator[Stage]:
         if name in results:
-            summands = expected[name] if name != LOSS else torch.cat([expected[LOSS], passes.batch.advantages.double()])
-            tolerance = max(MARGIN * effects.results[name], _least(summands))
-            yield _compare(name, name, results[name], expected[name], tolerance)
+            yield _compare(name, name, results[name], expected[name], tolerances[name])
 
-    stages = [*before, *stage(PROBABILITIES), *stage(SQUARE_SUMS), *stage(KL), *_advantages(model, notes)]
+    stages = [*before, *filter(None, (effects.repeatability,))]
+    stages += [*stage(PROBABILITIES), *stage(SQUARE_SUMS), *stage(KL), *_advantages(model, notes)]
     stages += [*stage(OLD), *stage(REFERENCE), *stage(LOGPROBS), *stage(LOSS)]
     if passes.updates:
-        stages += [*_gradients(model, gradients, effects), *_update(passes, effects, notes)]
+        stages += [*_gradients(model, gradients, tolerances), *_update(passes, tolerances, notes)]
     notes += model.update.pop_notes()
     return Comparison(
         tuple(stages), tuple(notes), str(policy.compute_dtype).removeprefix("torch."), model.update.layout.name
     )
 
 
-def _least(summands: torch.Tensor) -> float:
-    return LEAST * EPS * largest(summands[torch.isfinite(summands)])
+def _summands(passes: Passes, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what each tensor is a sum of, or the tensor itself."""
+    found = {**expected, LOSS: torch.cat([expected[LOSS], passes.batch.advantages.double()])}
+    for each in passes.model.captured.parameters:
+        if each.gradient is not None:
+            found[gradient_of(each.name)] = each.gradient
+            found[norm_of(each.name)] = torch.tensor([each.norm], dtype=torch.float64)
+    return found | {NORM: torch.tensor([float(passes.model.captured.facts["update"]["norm"])])}
 
 
 def _compare(stage: str, name: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Stage:
@@ -132,7 +145,7 @@ def _rewards(found: Rewards, expected: Rewards, *, complete: bool) -> Stage:
         pairs["valid"] = found.valid.double(), expected.valid.double()
         pairs["total"] = found.total.where(found.valid, 0.0), expected.total.where(expected.valid, 0.0)
     return worst_of(
-        _compare("rewards", name, actual, values, _least(values)) for name, (actual, values) in pairs.items()
+        _compare("rewards", name, actual, values, least_tolerance(values)) for name, (actual, values) in pairs.items()
     )
 
 
@@ -158,7 +171,9 @@ def _advantages(model: ReplayedModel, notes: list[str]) -> Iterator[Stage]:
     found = [("advantages", advantages, tensors["advantages"])]
     if per_token is not None and token_advantages is not None:
         found.append(("advantages of tokens", token_advantages, per_token))
-    yield worst_of(_compare("advantages", name, actual, expected, _least(expected)) for name, actual, expected in found)
+    yield worst_of(
+        _compare("advantages", name, actual, expected, least_tolerance(expected)) for name, actual, expected in found
+    )
     made = assemble(
         captured.prompts,
         completions,
@@ -176,27 +191,27 @@ def _advantages(model: ReplayedModel, notes: list[str]) -> Iterator[Stage]:
     )
 
 
-def _gradients(model: ReplayedModel, gradients: dict[str, torch.Tensor], effects: Effects) -> Iterator[Stage]:
+def _gradients(
+    model: ReplayedModel, gradients: Mapping[str, torch.Tensor], tolerances: Mapping[str, float]
+) -> Iterator[Stage]:
     layers = decoder_layers(model.update.policy.base)
     owner = {id(p): number for number, layer in enumerate(layers, start=1) for p in layer.parameters()}
     place = {name: owner.get(id(p), len(layers) + 1) for name, p in model.parameters().items()}
     trained = sorted((each for each in model.captured.parameters if each.trained), key=lambda each: -place[each.name])
     for number, group in groupby(trained, key=lambda each: place[each.name]):
         stage = OUTSIDE if number > len(layers) else f"gradients, layer {number}"
-        yield worst_of(each for parameter in group for each in _gradient(stage, parameter, gradients, effects))
+        yield worst_of(each for parameter in group for each in _gradient(stage, parameter, gradients, tolerances))
 
 
 def _gradient(
-    stage: str, parameter: Parameter, gradients: dict[str, torch.Tensor], effects: Effects
+    stage: str, parameter: Parameter, gradients: Mapping[str, torch.Tensor], tolerances: Mapping[str, float]
 ) -> Iterator[Stage]:
-    name, expected = parameter.name, parameter.gradient
-    assert expected is not None, name
-    tolerance = max(MARGIN * effects.gradients[name], _least(expected))
-    compared = _compare(stage, f"gradient of {name}", entries_of(gradients[name]), expected, tolerance)
-    yield _at_place(compared, parameter)
-    norms = [torch.tensor([each], dtype=torch.float64) for each in (_norm(gradients[name]), parameter.norm)]
-    tolerance = max(MARGIN * effects.norms[name], _least(norms[1]))
-    yield _compare(stage, f"norm of the gradient of {name}", norms[0], norms[1], tolerance)
+    gradient, expected = gradients[parameter.name], parameter.gradient
+    entries, norm = gradient_of(parameter.name), norm_of(parameter.name)
+    assert expected is not None, entries
+    yield _at_place(_compare(stage, entries, entries_of(gradient), expected, tolerances[entries]), parameter)
+    norms = [torch.tensor([each], dtype=torch.float64) for each in (_norm(gradient), parameter.norm)]
+    yield _compare(stage, norm, norms[0], norms[1], tolerances[norm])
 
 
 def _at_place(compared: Stage, parameter: Parameter) -> Stage:
@@ -211,7 +226,7 @@ def _norm(gradient: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(gradient))
 
 
-def _update(passes: Passes, effects: Effects, notes: list[str]) -> Iterator[Stage]:
+def _update(passes: Passes, tolerances: Mapping[str, float], notes: list[str]) -> Iterator[Stage]:
     """Compare the gradient's norm, and the weights after a step with the captured entries of the gradient."""
     model, facts = passes.model, passes.model.captured.facts
     passes.accumulate_gradients()
@@ -220,7 +235,7 @@ def _update(passes: Passes, effects: Effects, notes: list[str]) -> Iterator[Stag
     for each in trained:
         _write_entries(model.strategy.gradient(named[each.name]), each.gradient)
     clip, captured_norm = model.settings.config.optim.grad_clip, float(facts["update"]["norm"])
-    tolerance = max(MARGIN * effects.norm, LEAST * EPS * captured_norm if math.isfinite(captured_norm) else 0.0)
+    tolerance = tolerances[NORM]
     clips = clip > 0 and captured_norm > clip - tolerance
     share = tolerance / captured_norm if clips and captured_norm else 0.0
     optimizer = model.strategy.optimizer
@@ -229,13 +244,13 @@ def _update(passes: Passes, effects: Effects, notes: list[str]) -> Iterator[Stag
         reason = "Muon mixes the entries of a gradient, of which some are captured"
     elif not model.weights.has_states:
         reason = f"{model.weights.place} has no optimizer states; --checkpoint names a checkpoint, which does"
-    tolerances = {}
+    of_weights = {}
     if reason is None:
         for each in trained:
-            tolerances[each.name] = _step_tolerance(each, optimizer, named[each.name], share)
+            of_weights[each.name] = _step_tolerance(each, optimizer, named[each.name], share)
     norm = passes.step()
     pair = [torch.tensor([value], dtype=torch.float64) for value in (norm, captured_norm)]
-    yield _compare("gradient norm", "norm of the gradient", pair[0], pair[1], tolerance)
+    yield _compare("gradient norm", NORM, pair[0], pair[1], tolerance)
     if reason is not None:
         notes.append(f"updated weights are not compared: {reason}")
         return
@@ -243,7 +258,7 @@ def _update(passes: Passes, effects: Effects, notes: list[str]) -> Iterator[Stag
     for each in trained:
         assert each.after is not None, each.name
         values = entries_of(named[each.name]), each.after
-        stage = _compare("updated weights", f"updated {each.name}", *values, tolerances[each.name])
+        stage = _compare("updated weights", f"updated {each.name}", *values, of_weights[each.name])
         compared.append(_at_place(stage, each))
     yield worst_of(compared)
 
@@ -269,7 +284,7 @@ def _step_tolerance(each: Parameter, optimizer: Any, parameter: torch.nn.Paramet
         share: the gradient's norm may differ by this share of itself.
     """
     assert each.gradient is not None
-    floor = _least(each.before)
+    floor = least_tolerance(each.before)
     if not share:
         return floor
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))

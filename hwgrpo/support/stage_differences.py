@@ -1,12 +1,14 @@
 """The result of a comparison: error and tolerance of each stage, and the first that rounding does not explain.
 
+A tolerance comes from computations of the same with other roundings (draws), each changed by up to one rounding.
+
 Used by every command that compares two computations of one training step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -14,6 +16,15 @@ import torch
 from hwgrpo.support.jsonlines import jsonable
 
 COARSE = 1 / 3
+DRAWS = 12
+"""Computations with other roundings."""
+MARGIN = 2.0
+"""Tolerance in bounds of the effect of rounding: the model of rounding may be off by this factor."""
+DEVIATIONS = 4.0
+"""The bound is the mean of draws plus this many standard deviations: the device's rounding is another draw."""
+LEAST = 4.0
+"""Least tolerance, in fp32's eps times the largest summand of the stage: what is exact is stored in fp32, too."""
+EPS = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -39,8 +50,8 @@ class Stage:
 
     @property
     def share(self) -> float:
-        """The error as a share of the tolerance; infinite for NaN, and for any error without a tolerance."""
-        if math.isnan(self.error):
+        """The error as a share of the tolerance; infinite for NaN, for any error without one, and if it is not finite."""
+        if math.isnan(self.error) or not math.isfinite(self.tolerance):
             return math.inf
         return self.error / self.tolerance if self.tolerance else math.inf if self.error else 0.0
 
@@ -48,6 +59,28 @@ class Stage:
     def passed(self) -> bool:
         """Whether rounding explains the error."""
         return self.share <= 1
+
+
+def rounding_tolerance(draws: Sequence[float], summands: torch.Tensor) -> float:
+    """Return the largest error of a tensor that rounding explains; not finite if a draw is not.
+
+    Args:
+        draws: the largest difference of any of its entries in each draw; none: nothing is rounded.
+        summands: of its entries, as `least_tolerance` has them.
+    """
+    effects = torch.tensor(draws or (0.0, 0.0), dtype=torch.float64)
+    bound = MARGIN * float(effects.mean() + DEVIATIONS * effects.std())
+    return max(bound, least_tolerance(summands)) if math.isfinite(bound) else bound
+
+
+def least_tolerance(summands: torch.Tensor) -> float:
+    """Return the tolerance of what is exact: a few roundings of fp32 of the largest summand."""
+    return LEAST * EPS * largest(summands[torch.isfinite(summands)])
+
+
+def largest(values: torch.Tensor) -> float:
+    """Return the largest absolute value, 0 of none."""
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def compare_tensor(stage: str, tensor: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Stage:

@@ -19,7 +19,7 @@ from hwgrpo.cli.stored_code import FUNCTION_KEYS, print_code
 from hwgrpo.config import load_config
 from hwgrpo.config.named_files import function_settings
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.replay import replayed_model
+from hwgrpo.replay import replayed_model, rounding_effects, step_comparison
 from hwgrpo.rewards.response_text import ResponseDecoder
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.reference_model import Reference
@@ -29,7 +29,17 @@ from tests.support.runs.captures import TWO_UPDATES, capture, error_of, replay
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 STAGES = [
-    *("texts", "rewards", "advantages", "batch", "old log-probs", "reference log-probs", "log-probs", "loss"),
+    *(
+        "texts",
+        "rewards",
+        "repeatability",
+        "advantages",
+        "batch",
+        "old log-probs",
+        "reference log-probs",
+        "log-probs",
+        "loss",
+    ),
     *("gradients, outside of layers", "gradients, layer 1", "gradient norm", "updated weights"),
 ]
 TOOL = """
@@ -110,7 +120,8 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_step_of_any_kind_replayed_in_place_has_no_difference(name: str, tmp_path: Path, capsys):
+def test_a_step_of_any_kind_replayed_in_place_has_no_difference(name: str, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(rounding_effects, "DRAWS", 2)  # no difference has no need of a tolerance
     folder = capture(tmp_path / "run", *VARIANTS[name], "trainer.save_every=1", "trainer.keep_checkpoints=3")
     report = replay(capsys, folder / "step_00003")
     assert_same(report)
@@ -237,6 +248,41 @@ def test_a_mistake_is_named_at_its_stage_and_at_no_earlier_one(name: str, captur
     plant, arguments, stage = MUTANTS[name]
     plant(monkeypatch)
     assert replay(capsys, captures / "step_00003", *arguments)["first_difference"] == stage
+
+
+def noisy(size: float) -> Mutant:
+    """Return a device whose results differ from run to run, by this share."""
+    generator = torch.Generator().manual_seed(0)
+
+    def add_noise(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * (1 + size * torch.randn(output.shape, generator=generator))
+
+    return on_model(lambda model, _: model.get_submodule("model.norm").register_forward_hook(add_noise))
+
+
+def test_what_differs_from_run_to_run_has_its_stage_and_hides_no_mistake(captures: Path, capsys, monkeypatch):
+    noisy(0.01)(monkeypatch)
+    report = replay(capsys, captures / "step_00003", "rollout.temperature=1.03", "trainer.prompts_per_update=2")
+    assert report["first_difference"] == "repeatability"
+    by_name = {stage["name"]: stage for stage in report["stages"]}
+    assert by_name["repeatability"]["error"] > 10 * by_name["repeatability"]["tolerance"] > 0
+    assert max(by_name[name]["tolerance"] for name in ("old log-probs", "log-probs", "loss")) < 1e-4
+    assert not by_name["old log-probs"]["passed"]
+
+
+def test_differences_from_run_to_run_below_rounding_are_no_mistake(captures: Path, capsys, monkeypatch):
+    noisy(1e-8)(monkeypatch)
+    report = replay(capsys, captures / "step_00003", "model.layout=packed")
+    assert report["passed"], report
+    assert next(stage for stage in report["stages"] if stage["name"] == "repeatability")["error"] > 0
+
+
+def test_an_effect_of_rounding_that_is_not_finite_explains_nothing(captures: Path, capsys, monkeypatch):
+    monkeypatch.setattr(step_comparison, "unit_of_sum", lambda *args: 3e38)
+    report = replay(capsys, captures / "step_00003")
+    failed = [stage["name"] for stage in report["stages"] if not stage["passed"]]
+    assert failed[0] == "old log-probs"
+    assert {"log-probs", "loss", "gradient norm"} < {*failed}
 
 
 def test_one_reward_that_differs_is_named_with_its_response(captures: Path, tmp_path: Path, capsys):
