@@ -13,13 +13,14 @@ from hwgrpo.config.schema import CorrectionConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
 from hwgrpo.replay.replay_settings import ReplaySettings
-from hwgrpo.training.captured_step import CapturedStep, entries_of
+from hwgrpo.training.captured_step import CapturedStep, entries_of, entry_places
 from hwgrpo.training.checkpoint import checkpoint_files, restore, shard_files
 from hwgrpo.training.model_setup import build_models
 from hwgrpo.training.moving_reference import restore_reference
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.setup import make_update
+from hwgrpo.training.stages.capture import REFERENCE, number_parameters
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
@@ -83,6 +84,7 @@ def build_replay(
     restore_update(captured, update)
     weights = _restore_weights(captured, settings, strategy, models.reference, checkpoint)
     _check_weights(captured, models.policy.model, weights)
+    _check_reference(captured, models.reference, weights, config.model.path)
     notes = tuple(filter(None, (models.layout_reason,)))
     return ReplayedModel(captured, settings, device, tokenizer, strategy, update, models.reference, weights, notes)
 
@@ -172,15 +174,35 @@ def _check_weights(captured: CapturedStep, model: Any, weights: Weights) -> None
     """Compare the captured entries of the weights: a frozen one may be held in another dtype here."""
     named = dict(model.named_parameters())
     for each in captured.parameters:
-        parameter = named[each.name]
-        if not torch.isfinite(each.before).all():
-            continue
-        gaps = (entries_of(parameter) - each.before).abs()
-        dtypes = (parameter.dtype, getattr(torch, each.dtype))
-        eps = 0.0 if dtypes[0] == dtypes[1] else max(torch.finfo(dtype).eps for dtype in dtypes)
-        if not bool((gaps <= eps * each.before.abs()).all()):
+        gap = _weight_gap(named[each.name], each.before, getattr(torch, each.dtype))
+        if gap is not None:
             raise ConfigError(
                 f"the weights of {weights.place} are not those before step {captured.step} of {captured.folder}: "
-                f"{each.name} differs by {float(gaps.max()):.2g}; name the model before that step, exported with "
+                f"{each.name} differs by {gap:.2g}; name the model before that step, exported with "
                 "--dtype float32, or its checkpoint with --checkpoint"
             )
+
+
+def _check_reference(captured: CapturedStep, reference: Reference | None, weights: Weights, path: str) -> None:
+    """Compare the captured entries of the reference model, where it is a copy, which is cast without rounding."""
+    entries = captured.tensors.get(REFERENCE)
+    if entries is None or reference is None or reference.kind != "copy" or weights.reference is not None:
+        return
+    named = number_parameters(reference.policy)
+    counts = [len(entry_places(parameter.numel())) for parameter in named.values()]
+    for (name, parameter), before in zip(named.items(), entries.split(counts), strict=True):
+        gap = _weight_gap(parameter, before, parameter.dtype)
+        if gap is not None:
+            raise ConfigError(
+                f"the reference model of model.path={path!r} is not that of step {captured.step} of "
+                f"{captured.folder}: {name} differs by {gap:.2g}; name the model that the run began with"
+            )
+
+
+def _weight_gap(parameter: torch.nn.Parameter, before: torch.Tensor, dtype: torch.dtype) -> float | None:
+    """Return the largest difference of entries from captured ones of a dtype, None if casts explain all of them."""
+    if not torch.isfinite(before).all():
+        return None
+    gaps = (entries_of(parameter) - before).abs()
+    eps = 0.0 if parameter.dtype == dtype else max(torch.finfo(each).eps for each in (parameter.dtype, dtype))
+    return None if bool((gaps <= eps * before.abs()).all()) else float(gaps.max())

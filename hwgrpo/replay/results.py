@@ -58,11 +58,12 @@ class Passes:
         if self.batch.ref_logprobs is not None and not self._reference:
             self.notes.append(f"{REFERENCE} are not compared: {missing or 'these settings have no reference'}")
         self.updates = True
-        if model.update.has_dropout and not self._same_generator():
+        self.clipped = False
+        """Whether a ratio was beyond the clip bounds in the last passes of the update."""
+        other = self._other_dropout() if model.update.has_dropout else None
+        if other is not None:
             self.updates = False
-            self.notes.append(
-                "passes of the update are not compared: dropout draws other numbers on this device family"
-            )
+            self.notes.append(f"passes of the update are not compared: dropout draws other numbers {other}")
         if has_exact_kl(config) and missing:
             self.updates = False
             self.notes.append(f"passes of the update are not compared: the loss reads the reference, and {missing}")
@@ -87,7 +88,8 @@ class Passes:
         """Run the passes of the update; return its results, with the gradients in the parameters."""
         model, logprobs = self.model, torch.zeros(len(self.batch.tokens))
         rng_state.restore(self._generators(), model.device, model.settings.config.trainer.seed)
-        loss, _ = model.update.accumulate_gradients(self.batch, self.sequences, logprobs)
+        loss, sums = model.update.accumulate_gradients(self.batch, self.sequences, logprobs)
+        self.clipped = any(value for name, value in sums.items() if name.startswith(("pg_clipfrac", "clip_ratio")))
         return {LOGPROBS: logprobs, LOSS: torch.tensor([loss], dtype=torch.float64)}
 
     def expected(self) -> dict[str, torch.Tensor]:
@@ -137,6 +139,16 @@ class Passes:
         tensors = self.model.captured.tensors
         return {name.removeprefix(RNG): values for name, values in tensors.items() if name.startswith(RNG)}
 
-    def _same_generator(self) -> bool:
+    def _other_dropout(self) -> str | None:
+        """Return where the random numbers of dropout are others than in the run; None: they are the same."""
+        facts, update = self.model.captured.facts, self.model.update
         family = json.loads(bytes(self._generators()["family"].tolist()))
-        return family == self.model.device.backend.name
+        tokens = None if update.budget is None else update.budget.tokens
+        for what, there, here in (
+            ("on this device family", family, self.model.device.backend.name),
+            ("in this layout", facts["machine"]["layout"], update.layout.name),
+            ("in micro-batches of this size", facts.get("micro_batch_tokens", tokens), tokens),
+        ):
+            if there != here:
+                return f"{what} ({here}; the run: {there})"
+        return None

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from hwgrpo.algorithms.token_advantages import TokenProbs
+from hwgrpo.catalog import POLICY_LOSSES
+from hwgrpo.config.schema import LossConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.rounding import unit_of_sum
@@ -39,6 +41,7 @@ from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import Rewards
 
 OUTSIDE = "gradients, outside of layers"
+WITHIN_BOUNDS = "ratios are within the clip bounds: clipping is not compared"
 ADDED_LATER = ("old_logprobs", "ref_logprobs", "rollout_shares")
 """Columns of the batch that it gets after it was made."""
 
@@ -74,11 +77,14 @@ def compare(model: ReplayedModel) -> Comparison:
     passes = Passes(model)
     notes += passes.notes
     results = passes.run()
+    if passes.updates and not passes.clipped and _has_clip(model.settings.config.algorithm.loss):
+        notes.append(WITHIN_BOUNDS)
     gradients = dict(passes.gradients()) if passes.updates else {}
     model.strategy.discard_gradients()
     policy = model.update.policy
-    dtypes = policy.compute_dtype, getattr(torch, model.captured.facts["machine"]["dtype"])
-    unit = max(unit_of_sum(dtype, policy.hidden_size) for dtype in dtypes)
+    machine = model.captured.facts["machine"]
+    there = machine.get("rounding") or unit_of_sum(getattr(torch, machine["dtype"]), policy.hidden_size)
+    unit = max(unit_of_sum(policy.compute_dtype, policy.hidden_size), there)
     expected = passes.expected()
     effects = measure(passes, results, gradients, unit, _summands(passes, expected))
     tolerances = effects.tolerances
@@ -96,6 +102,12 @@ def compare(model: ReplayedModel) -> Comparison:
     return Comparison(
         tuple(stages), tuple(notes), str(policy.compute_dtype).removeprefix("torch."), model.update.layout.name
     )
+
+
+def _has_clip(loss: LossConfig) -> bool:
+    """Return whether a loss reads clip bounds; of one of the user's own that is not known."""
+    built_in = POLICY_LOSSES.built_in.get(loss.name)
+    return built_in is not None and "clip_high" in built_in.reads
 
 
 def _summands(passes: Passes, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

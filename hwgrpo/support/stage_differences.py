@@ -50,7 +50,7 @@ class Stage:
 
     @property
     def share(self) -> float:
-        """The error as a share of the tolerance; infinite for NaN, for any error without one, and if it is not finite."""
+        """The error as a share of the tolerance; infinite for NaN, without a tolerance, and of one not finite."""
         if math.isnan(self.error) or not math.isfinite(self.tolerance):
             return math.inf
         return self.error / self.tolerance if self.tolerance else math.inf if self.error else 0.0

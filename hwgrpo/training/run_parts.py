@@ -102,4 +102,5 @@ class Run(TrainingRun):
     """Reward failures reported before: each kind is reported once."""
 
     def _closing(self) -> list[Callable[[], None]]:
-        return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close]
+        captures = [] if self.capture is None else [self.capture.close]
+        return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close, *captures]

@@ -28,6 +28,7 @@ from hwgrpo.data.difficulty import make_sampler
 from hwgrpo.data.prompts import PromptDataset, repeats_note
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
+from hwgrpo.models.rounding import unit_of_sum
 from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
@@ -243,7 +244,7 @@ def _build(
         validation=data.validation,
         observer=observer,
         metrics=metrics,
-        capture=_capture(config, written, device, strategy, update, total_steps, models.fused.attention.name),
+        capture=_capture(config, written, device, strategy, update, models, total_steps),
         watch=Stopwatch(device.synchronize, trace=device.trace),
         saver=_saver(
             config, written, device, strategy, folder, data, update, guard, responses, models, observer, resume_check
@@ -274,22 +275,24 @@ def _capture(
     device: Device,
     strategy: Strategy,
     update: PolicyUpdate,
+    models: Models,
     total_steps: int,
-    attention: str,
 ) -> StepCapture | None:
     """Return what captures steps, where the settings ask for it."""
     if not config.trainer.capture_steps:
         return None
     assert isinstance(strategy, Single), "missing_requirements refuses others"
+    dtype = update.policy.compute_dtype
     machine = {
         "backend": device.backend.name,
         "device": device.name,
         "arch": device.arch,
-        "dtype": str(update.policy.compute_dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
+        "rounding": unit_of_sum(dtype, update.policy.hidden_size),  # of TF32, where torch uses it
         "layout": update.layout.name,
-        "attention": attention,
+        "attention": models.fused.attention.name,
     }
-    return StepCapture(config, written, device, strategy, update, total_steps, machine)
+    return StepCapture(config, written, device, strategy, update, models.reference, total_steps, machine)
 
 
 def start_strategy(config: Config, device: Device) -> Strategy:

@@ -15,6 +15,13 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def captures_with_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two captured steps of a run whose passes draw random numbers."""
+    output = tmp_path_factory.mktemp("captured") / "run"
+    return capture(output, "model.lora.rank=4", "model.lora.dropout=0.1", "trainer.max_steps=1")
+
+
+@pytest.fixture(scope="session")
 def captures_with_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two captured steps of the same run, with the weights in them."""
     output = tmp_path_factory.mktemp("captured") / "run"

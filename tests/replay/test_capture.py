@@ -11,10 +11,11 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from safetensors.torch import load_file
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training.captured_step import ENTRIES, StepWriter, entry_places
 from hwgrpo.training.stages import capture as capture_stages
 from hwgrpo.training.startup_checks import missing_requirements
+from hwgrpo.training.update.policy_update import PolicyUpdate
 from tests.support.runs import runs
 from tests.support.runs.captures import SHORT, TWO_UPDATES, capture
 
@@ -90,6 +91,16 @@ def test_no_memory_for_the_gradients_costs_the_capture_and_not_the_run(tmp_path:
     assert "warning: step 3 could not be captured: out of memory; the run continues" in capsys.readouterr().out
     assert not any(folder.iterdir())
     assert len([line for line in runs.metrics(output) if "actor/grad_norm" in line]) == 3
+
+
+def test_an_update_that_ends_the_run_leaves_no_partial_capture(tmp_path: Path, monkeypatch):
+    def failing(self: PolicyUpdate, *args: object) -> None:
+        raise RunError("the gradient is not finite")
+
+    monkeypatch.setattr(PolicyUpdate, "_update", failing)
+    with pytest.raises(RunError):
+        capture(tmp_path / "run")
+    assert [*(tmp_path / "run" / "captures").iterdir()] == []
 
 
 def test_secrets_are_left_out(tmp_path: Path):

@@ -18,8 +18,10 @@ from hwgrpo.cli.main import main
 from hwgrpo.cli.stored_code import FUNCTION_KEYS, print_code
 from hwgrpo.config import load_config
 from hwgrpo.config.named_files import function_settings
+from hwgrpo.models.rounding import unit_of_sum
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.replay import replayed_model, rounding_effects, step_comparison
+from hwgrpo.replay.step_comparison import WITHIN_BOUNDS
 from hwgrpo.rewards.response_text import ResponseDecoder
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.reference_model import Reference
@@ -76,7 +78,7 @@ def test_a_step_replayed_in_place_has_no_difference(step: str, captures: Path, c
     report = replay(capsys, captures / step)
     assert [stage["name"] for stage in report["stages"]] == STAGES
     assert_same(report)
-    assert report["notes"] == []
+    assert report["notes"] == [WITHIN_BOUNDS]
     source = "model.path='builtin" if step == "step_00001" else str(captures.parent / "checkpoints" / "step-00000002")
     assert report["weights"].startswith(source)
 
@@ -126,7 +128,7 @@ def test_a_step_of_any_kind_replayed_in_place_has_no_difference(name: str, tmp_p
     report = replay(capsys, folder / "step_00003")
     assert_same(report)
     assert report["stages"][-1]["name"] == "updated weights"
-    assert report["notes"] == []
+    assert report["notes"] == [WITHIN_BOUNDS]
 
 
 def test_a_workflows_step_has_its_loss_mask_and_its_texts_as_they_are(tmp_path: Path, capsys, monkeypatch):
@@ -135,7 +137,7 @@ def test_a_workflows_step_has_its_loss_mask_and_its_texts_as_they_are(tmp_path: 
     folder = capture(tmp_path / "run", *workflow, "trainer.capture_weights=true")
     report = replay(capsys, folder / "step_00003")
     assert_same(report)
-    assert report["notes"] == ["texts are not decoded again: another engine, or a workflow, made them"]
+    assert report["notes"] == ["texts are not decoded again: another engine, or a workflow, made them", WITHIN_BOUNDS]
     build = policy_update.build_micro_batch
     monkeypatch.setattr(
         policy_update,
@@ -150,7 +152,51 @@ def test_muons_update_is_not_compared_and_said_to_be(tmp_path: Path, capsys):
     report = replay(capsys, folder / "step_00003")
     assert_same(report)
     assert report["stages"][-1]["name"] == "gradient norm"
-    assert "updated weights are not compared: Muon mixes" in report["notes"][0]
+    assert "updated weights are not compared: Muon mixes" in report["notes"][1]
+
+
+def test_clip_bounds_that_no_ratio_reaches_are_said_not_to_be_compared(captures: Path, capsys):
+    report = replay(capsys, captures / "step_00003", "algorithm.loss.clip_high=0.9")
+    assert (report["passed"], report["notes"]) == (True, [WITHIN_BOUNDS])
+    report = replay(capsys, captures / "step_00003", "algorithm.loss.name=cispo", "algorithm.loss.clip_high=-0.1")
+    assert (report["first_difference"], report["notes"]) == ("loss", [])
+    assert replay(capsys, captures / "step_00003", "algorithm.loss.name=gpg")["notes"] == [], "gpg has no clip"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("model.layout=packed",), "in this layout (packed; the run: grouped)"),
+        (("trainer.tokens_per_micro_batch=64",), "in micro-batches of this size (64; the run: "),
+    ],
+)
+def test_passes_with_dropout_are_not_compared_where_it_draws_other_numbers(
+    arguments: tuple[str, ...], reason: str, captures_with_dropout: Path, capsys
+):
+    report = replay(capsys, captures_with_dropout / "step_00001", *arguments)
+    assert report["passed"], report
+    start = "passes of the update are not compared: dropout draws other numbers "
+    assert any(note.startswith(start + reason) for note in report["notes"]), report["notes"]
+    assert {"log-probs", "loss", "gradient norm"}.isdisjoint(stage["name"] for stage in report["stages"])
+
+
+def test_the_rounding_of_the_machine_that_captured_counts(captures: Path, tmp_path: Path, capsys):
+    shutil.copytree(captures / "step_00001", tmp_path / "step")
+    facts = json.loads((tmp_path / "step" / "step.json").read_text())
+    assert facts["machine"]["rounding"] == unit_of_sum(torch.float32, 32)
+    tolerances = []
+    for rounding in (facts["machine"]["rounding"], 2.0**-10):  # fp32, TF32
+        changed(tmp_path / "step", lambda facts, unit=rounding: facts["machine"].update(rounding=unit))
+        report = replay(capsys, tmp_path / "step")
+        tolerances.append(next(stage["tolerance"] for stage in report["stages"] if stage["name"] == "log-probs"))
+    assert 500 < tolerances[1] / tolerances[0] < 5000, "as much as the units: 2900 times"
+
+
+def test_a_reference_of_another_model_is_an_error_that_names_the_model(captures: Path, capsys):
+    other = f"model.path={OTHER.format(32, 1)}&seed=7"
+    error = error_of(capsys, captures / "step_00003", "backend.name=cpu", other)
+    assert "the reference model of model.path='builtin://" in error
+    assert "is not that of step 3" in error
 
 
 def on_model(change: Callable[[Any, pytest.MonkeyPatch], Any]) -> Mutant:
@@ -194,16 +240,14 @@ def without_mask(model: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_reference(patch: pytest.MonkeyPatch) -> None:
-    build = replayed_model.build_models
+    check = replayed_model._check_reference
 
-    def built(*args: Any, **options: Any) -> Any:
-        models = build(*args, **options)
-        assert isinstance(models.reference, Reference)
+    def checked(captured: Any, reference: Reference, *rest: Any) -> None:
+        check(captured, reference, *rest)
         with torch.no_grad():
-            models.reference.policy.base.get_input_embeddings().weight.mul_(1.01)
-        return models
+            reference.policy.base.get_input_embeddings().weight.mul_(1.01)
 
-    patch.setattr(replayed_model, "build_models", built)
+    patch.setattr(replayed_model, "_check_reference", checked)
 
 
 def longer_prompt(patch: pytest.MonkeyPatch) -> None:
@@ -374,8 +418,8 @@ def test_a_step_without_its_weights_takes_a_checkpoint_or_an_exported_model(capt
     report = replay(capsys, step, f"model.path={tmp_path / 'exported'}")
     assert_same(report)
     assert [stage["name"] for stage in report["stages"]][-1] == "gradient norm"
-    assert ["reference log-probs are not compared" in note for note in report["notes"]] == [True, False]
-    assert "updated weights are not compared" in report["notes"][1]
+    for note, start in zip(report["notes"], ("reference log-probs", "ratios", "updated weights"), strict=True):
+        assert note.startswith(start)
     other = captures.parent / "checkpoints" / "step-00000001"
     assert "is a checkpoint of step 1; step 3 needs that of 2" in error_of(
         capsys, step, "backend.name=cpu", "--checkpoint", str(other)

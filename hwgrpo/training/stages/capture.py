@@ -25,6 +25,8 @@ from hwgrpo.training.captured_files import FOLDER, SCHEMA, TENSORS
 from hwgrpo.training.captured_step import StepWriter, entries_of
 from hwgrpo.training.checkpoint import rng_state, shard_files
 from hwgrpo.training.code_files import checksums
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -32,6 +34,8 @@ from hwgrpo.values import PromptBatch
 
 RNG = "rng."
 """Prefix of the random states before the update."""
+REFERENCE = "reference.before"
+"""Entries of the reference model's parameters, where it is a copy of the policy's."""
 
 
 @dataclass
@@ -48,6 +52,7 @@ class StepCapture:
     device: Device
     strategy: Single
     update: PolicyUpdate
+    reference: Reference | None
     total_steps: int
     """Steps of the run, over which the learning rate may fall."""
     machine: Mapping[str, Any]
@@ -68,6 +73,8 @@ class StepCapture:
             self._writer = StepWriter(Path(trainer.output_dir) / FOLDER, state.step)
             self._tensors = {RNG + name: values for name, values in rng_state.capture(self.device).items()}
             self._tensors["weights.before"] = _joined(map(entries_of, self._named().values()))
+            if self.reference is not None and self.reference.kind == "copy":
+                self._tensors[REFERENCE] = _joined(map(entries_of, number_parameters(self.reference.policy).values()))
             self._facts = {
                 "before": self.update.state(),
                 "total_steps": self.total_steps,
@@ -78,6 +85,11 @@ class StepCapture:
 
         self._notes = state.notes
         self._guarded(state.step, work)
+
+    def close(self) -> None:
+        """Remove what was written of a step whose update has ended the run."""
+        if self._writer is not None:
+            self._writer.give_up()
 
     def gradients_ready(self, loss: float, sequences: Sequence[int], logprobs: torch.Tensor) -> None:
         """Keep the results of the first update's passes; see `UpdateWatcher`."""
@@ -135,9 +147,7 @@ class StepCapture:
             self._notes.append(f"warning: step {step} could not be captured: {reason}; the run continues")
 
     def _named(self) -> dict[str, torch.nn.Parameter]:
-        """Return name -> parameter of those whose values are numbers, not codes of a quantization."""
-        named = self.update.policy.model.named_parameters()
-        return {name: parameter for name, parameter in named if parameter.is_floating_point()}
+        return number_parameters(self.update.policy)
 
     def _settings(self) -> str:
         """Return the settings as YAML, without secrets and without the place of the run's results."""
@@ -192,6 +202,7 @@ class StepCapture:
                 "python": platform.python_version(),
             },
             "machine": {**self.machine, "kernels": hwgrpo_kernels.choices()},
+            "micro_batch_tokens": self.update.budget.tokens if self.update.budget else None,
             "config": self._settings(),
             "template_date": self.config.data.template_date,
             "code": checksums(self.config),
@@ -232,6 +243,12 @@ class EndCapture:
 
     def __call__(self, state: StepState) -> None:
         self.capture.end(state)
+
+
+def number_parameters(policy: PolicyModel) -> dict[str, torch.nn.Parameter]:
+    """Return name -> parameter of those whose values are numbers, not codes of a quantization."""
+    named = policy.model.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.is_floating_point()}
 
 
 def _joined(tensors: Iterator[torch.Tensor] | Sequence[torch.Tensor]) -> torch.Tensor:
