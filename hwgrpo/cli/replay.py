@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", metavar="RECIPE", help="for a file of TRL or verl: reward functions, estimator, model (tokenizer)"
     )
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run the code that the captured settings name (reward functions in files, plug-ins), which is anything "
+        "that who made the folder wrote; without it rewards by such code are not computed again",
+    )
     parser.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA})")
 
 
@@ -48,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_captured(args: argparse.Namespace) -> int:
     from hwgrpo.cli.backend_selection import prepare_host
-    from hwgrpo.cli.stored_code import check_trust, print_code
+    from hwgrpo.cli.stored_code import check_trust, named_code, print_code
     from hwgrpo.config.named_files import with_absolute_paths
     from hwgrpo.errors import CheckpointError, ConfigError
     from hwgrpo.replay.replay_settings import captured_tree, replay_settings
@@ -61,8 +67,10 @@ def _run_captured(args: argparse.Namespace) -> int:
         facts = read_facts(folder)
     except CheckpointError as error:  # an error in the command's argument
         raise ConfigError(str(error)) from error
-    print_code(folder / FACTS, captured_tree(facts))
-    settings = replay_settings(facts, args.overrides)
+    tree = captured_tree(facts)
+    if args.trust_code:
+        print_code(folder / FACTS, tree)
+    settings = replay_settings(facts, args.overrides, {} if args.trust_code else named_code(tree))
     check_trust(settings.config, [*settings.overridden], "add {}=true to the command")
     host = prepare_host(settings.config)
 
@@ -127,6 +135,10 @@ def _run_peer(args: argparse.Namespace) -> int:
 
     if args.recipe is None:
         raise ConfigError(f"{args.step} is a file: name the recipe with its reward functions and estimator (--recipe)")
+    if args.trust_code:
+        raise ConfigError(
+            f"--trust-code: the code that is run is that of your recipe, and none of {args.step}; omit it"
+        )
     if args.checkpoint is not None:
         raise ConfigError(f"--checkpoint {args.checkpoint}: of a file of TRL or verl no model is run; omit it")
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, unread=UNREAD)

@@ -28,25 +28,26 @@ def print_code(settings: Path, tree: dict[str, object] | None = None) -> None:
     Raises:
         ConfigError: the file cannot be read.
     """
-    named = ", ".join(dict.fromkeys(_named(read_recipe(settings) if tree is None else tree)))
+    named = ", ".join(dict.fromkeys(named_code(read_recipe(settings) if tree is None else tree).values()))
     if named:
         line = f"hwgrpo: note: {settings} names code, which is run as who made that folder wrote it: {named}"
         print(terminal_line(line), file=sys.stderr, flush=True)
 
 
-def _named(tree: dict[str, object]) -> Iterator[str]:
+def named_code(tree: dict[str, object]) -> dict[str, str]:
+    """Return the settings that name a Python file or module, wherever they are: `reward.functions.0.name` -> value."""
     plugins = tree.get("plugins")
-    yield from map(str, plugins if isinstance(plugins, list) else ())
-    yield from _functions(tree)
+    of_plugins = plugins if isinstance(plugins, list) else ()
+    return {f"plugins.{i}": str(each) for i, each in enumerate(of_plugins)} | dict(_functions(tree))
 
 
-def _functions(tree: object, key: str = "") -> Iterator[str]:
-    """Yield each value that names a function in a file or module, wherever it is."""
+def _functions(tree: object, place: str = "", key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each value that names a function in a file or module, with its place; `key` is the setting's last name."""
     if isinstance(tree, (dict, list)):
-        for name, value in tree.items() if isinstance(tree, dict) else ((key, each) for each in tree):
-            yield from _functions(value, str(name))
-    elif isinstance(tree, str) and (".py:" in tree or (key in FUNCTION_KEYS and ":" in tree)):
-        yield tree
+        for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _functions(value, f"{place}.{name}".lstrip("."), key if isinstance(tree, list) else str(name))
+    elif isinstance(tree, str) and (".py:" in tree or tree.endswith(".py") or (key in FUNCTION_KEYS and ":" in tree)):
+        yield place, tree
 
 
 def check_trust(config: Config, given: Sequence[str], remedy: str) -> None:

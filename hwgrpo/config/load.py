@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from hwgrpo.config.written_config import (
 )
 from hwgrpo.config.yaml_text import write_yaml
 from hwgrpo.errors import ConfigError
-from hwgrpo.support.text import HIDDEN
+from hwgrpo.support.text import HIDDEN, keys_in, remember_secrets
 from hwgrpo.user_code import import_plugins
 
 _GIVEN = "_given"
@@ -118,6 +119,8 @@ def to_yaml(config: Config, *, shown: bool = False) -> str:
         shown: for display: typed secrets are left out, too.
     """
     tree = to_tree(config)
+    if shown:
+        remember_secrets(keys_in(os.environ))
     return write_yaml(shown_settings(tree, Config) if shown else tree)
 
 

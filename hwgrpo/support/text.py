@@ -9,6 +9,8 @@ from urllib.parse import quote
 
 HIDDEN = "(set, not shown)"
 """Stands where the value of a secret would."""
+MASK = "***"
+"""Stands where a part of a value is a secret."""
 SHORTEST = 6
 """Minimum length of a secret that is searched for: shorter ones occur in ordinary text."""
 _SECRET_NAME = re.compile(
@@ -22,6 +24,8 @@ _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z0-9+.\-]://)[^/\s@]+@")
 _QUERY = re.compile(
     r"(?P<name>[?&](?=[\w\-]*?(?:token|key|secret|sig|signature|password))[\w\-]++=)[^&\s]+", re.IGNORECASE
 )
+_KEY = re.compile(r"(?=[^0-9]*[0-9])[A-Za-z0-9_\-]{20,}")
+"""A key as services issue them, as the 40 hexadecimal digits of W&B's."""
 _remembered: dict[str, None] = {}
 
 
@@ -35,7 +39,7 @@ def has_credentials(value: str) -> bool:
     return bool(_CREDENTIALS.search(value) or _QUERY.search(value))
 
 
-def without_credentials(value: str, stand_in: str = "***") -> str:
+def without_credentials(value: str, stand_in: str = MASK) -> str:
     """Return a text without credentials in URLs; interpolations reveal nothing and stay.
 
     Args:
@@ -60,16 +64,21 @@ def remember_secrets(values: Iterable[str]) -> None:
             )
 
 
+def keys_in(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of variables named as secrets that are keys, and not paths or flags."""
+    return [value for name, value in environment.items() if is_secret(name) and _KEY.fullmatch(value)]
+
+
 def hide_secrets(text: str) -> str:
     """Return a text without registered secrets, credentials in URLs, and strings in the form of a token."""
     for value in sorted(_remembered, key=len, reverse=True):  # one may be a part of another
-        text = text.replace(value, "***")
+        text = text.replace(value, MASK)
     return _without_tokens(without_credentials(text))
 
 
 def _without_tokens(text: str) -> str:
     """Return a text with tokens of services as their prefix and `***`."""
-    return _SECRET_VALUE.sub(lambda found: f"{found[1]}***" if _DIGIT_OR_CAPITAL.search(found[2]) else found[0], text)
+    return _SECRET_VALUE.sub(lambda found: found[1] + MASK if _DIGIT_OR_CAPITAL.search(found[2]) else found[0], text)
 
 
 def one_line(text: str) -> str:
@@ -112,6 +121,6 @@ def _shown(value: object, *, secret: bool) -> object:
     if not isinstance(value, str) or not value:
         return value
     if not secret:
-        return _without_tokens(without_credentials(value))
+        return hide_secrets(value)
     # an interpolation names a variable; the default that may follow is the secret's own
     return re.sub(r",[^{}]*\}", ",***}", value) if "${" in value else HIDDEN

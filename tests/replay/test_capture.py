@@ -17,10 +17,10 @@ from hwgrpo.training.stages import capture as capture_stages
 from hwgrpo.training.startup_checks import missing_requirements
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from tests.support.runs import runs
-from tests.support.runs.captures import SHORT, TWO_UPDATES, capture
+from tests.support.runs.captures import SHORT, TWO_UPDATES, capture, replay
 
 KEYED_REWARD = """
-def by_key(data_source, solution_str, ground_truth, extra_info=None, api_key=None):
+def by_key(data_source, solution_str, ground_truth, extra_info=None, api_key=None, url=None, hub=None, run=None):
     return float(len(solution_str))
 """
 
@@ -103,13 +103,24 @@ def test_an_update_that_ends_the_run_leaves_no_partial_capture(tmp_path: Path, m
     assert [*(tmp_path / "run" / "captures").iterdir()] == []
 
 
-def test_secrets_are_left_out(tmp_path: Path):
+def test_secrets_are_left_out(tmp_path: Path, capsys, monkeypatch):
     (tmp_path / "keyed.py").write_text(KEYED_REWARD)
-    reward = f"{{name: {tmp_path}/keyed.py:by_key, kwargs: {{api_key: sk-abcdef0123456789}}}}"
-    folder = capture(tmp_path / "run", f"reward.functions=[{reward}]")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    kwargs = {
+        "api_key": "sk-abcdef0123456789",
+        "url": "https://user:hunter22@example.org/v1",
+        "hub": "hf_abcDEF0123456789",
+        "run": "0123456789abcdef0123456789abcdef01234567",
+    }
+    reward = {"name": f"{tmp_path}/keyed.py:by_key", "kwargs": kwargs}
+    folder = capture(tmp_path / "run", f"reward.functions=[{json.dumps(reward)}]")
     text = (folder / "step_00001" / "step.json").read_text()
     assert "keyed.py:by_key" in text
-    assert "sk-abcdef" not in text
+    assert "https://***@example.org/v1" in text
+    assert [secret for secret in ("sk-abcdef", "hunter22", "hf_abc", "0123456789abcdef") if secret in text] == []
+    capsys.readouterr()
+    note = replay(capsys, folder / "step_00001")["notes"][0]
+    assert "is not recomputed: reward.functions.0.kwargs." in note
 
 
 def test_several_ranks_are_refused_at_the_start(tmp_path: Path):

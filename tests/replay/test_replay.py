@@ -406,6 +406,62 @@ def test_rewards_whose_code_or_secret_is_missing_are_said_not_to_be_recomputed(t
     assert any("rewards are not recomputed" in note and "keyed.py" in note for note in report["notes"]), report["notes"]
 
 
+RUNS_CODE = """
+from pathlib import Path
+
+Path(__file__).with_suffix(".ran").touch()
+
+
+def reward(data_source, solution_str, ground_truth, extra_info=None):
+    Path(__file__).with_suffix(".ran").touch()
+    return float(len(solution_str))
+"""
+
+
+def test_rewards_in_files_are_computed_again_only_where_you_trust_them(tmp_path: Path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text(RUNS_CODE)
+    step = capture(tmp_path / "run", f"reward.functions=[length, '{own}:reward']") / "step_00001"
+    own.write_text(RUNS_CODE + "# not imported yet\n")
+    for extra in ((), ("reward.functions.1.weight=2",)):
+        own.with_suffix(".ran").unlink(missing_ok=True)
+        report = replay(capsys, step, *extra, trust=())
+        assert report["passed"], report
+        assert not own.with_suffix(".ran").exists()
+        assert "rewards" in [stage["name"] for stage in report["stages"]], "the built-in one is compared"
+        [note] = [note for note in report["notes"] if "is not recomputed" in note]
+        assert "own.py:reward is code of who made the captured step" in note
+        assert note.endswith("add --trust-code")
+    report = replay(capsys, step)
+    assert report["passed"], report
+    assert own.with_suffix(".ran").exists()
+    assert [note for note in report["notes"] if "is not recomputed" in note] == []
+    own.with_suffix(".ran").unlink()
+    assert replay(capsys, step, f"reward.functions.1.name={own}:reward", trust=())["passed"]
+    assert own.with_suffix(".ran").exists(), "the command line names it"
+
+
+@pytest.mark.parametrize("setting", ["plugins", "algorithm.loss.name"])
+def test_other_code_is_refused_before_it_runs(setting: str, captures: Path, tmp_path: Path, capsys, monkeypatch):
+    (tmp_path / "own_code.py").write_text(RUNS_CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(captures / "step_00001", tmp_path / "step")
+    old, new = {
+        "plugins": ("plugins: []", "plugins: [own_code]"),
+        "algorithm.loss.name": ("name: ppo_clip", f"name: {tmp_path}/own_code.py:reward"),
+    }[setting]
+
+    def name_code(facts: dict[str, Any]) -> None:
+        assert facts["config"].count(old) == 1
+        facts["config"] = facts["config"].replace(old, new)
+
+    changed(tmp_path / "step", name_code)
+    error = error_of(capsys, tmp_path / "step", "backend.name=cpu")
+    assert setting in error
+    assert "add --trust-code" in error
+    assert not (tmp_path / "own_code.ran").exists()
+
+
 def test_a_step_without_its_weights_takes_a_checkpoint_or_an_exported_model(captures: Path, tmp_path: Path, capsys):
     step = tmp_path / "copied"
     shutil.copytree(captures / "step_00003", step)

@@ -25,12 +25,14 @@ def capture(output: Path, *overrides: str, backend: Backend = BACKEND) -> Path:
     return output / "captures"
 
 
-def replay(capsys: pytest.CaptureFixture[str], step: Path, *arguments: str) -> dict[str, Any]:
-    """Return the JSON of a replay on the CPU, or on the `backend.name` of the arguments."""
+def replay(
+    capsys: pytest.CaptureFixture[str], step: Path, *arguments: str, trust: tuple[str, ...] = ("--trust-code",)
+) -> dict[str, Any]:
+    """Return the JSON of a replay on the CPU, or on the `backend.name` of the arguments; rewards of runs are files."""
     capsys.readouterr()
     names_it = step.is_file() or any(each.startswith("backend.name=") for each in arguments)
     backend = [] if names_it else ["backend.name=cpu"]
-    code = main(["replay", str(step), *backend, *arguments, "--json"])
+    code = main(["replay", str(step), *([] if step.is_file() else trust), *backend, *arguments, "--json"])
     printed = capsys.readouterr()
     report = json.loads(printed.out)
     assert code == (0 if report["passed"] else 1), printed.err
