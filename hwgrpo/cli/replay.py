@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "step",
         metavar="STEP",
         help="folder of a captured step (RUN/captures/step_00003); or a file of TRL (completions_00003.parquet) or "
-        "verl (ROLLOUT_DATA_DIR/3.jsonl), whose rewards and advantages are compared with those of --recipe",
+        "verl (ROLLOUT_DATA_DIR/3.jsonl, genstep_000003/gen_batch.dp), whose rewards and advantages are compared with "
+        "those of --recipe",
     )
     parser.add_argument(
         "overrides",
@@ -152,10 +153,11 @@ def _run_peer(args: argparse.Namespace) -> int:
 
     functions = [split_name(function.name)[1] for function in config.reward.functions]
     try:
-        dump = read_dump(Path(args.step), functions, config.rollout.n)
+        tokenizer = load_tokenizer(config.model)
+        dump = read_dump(Path(args.step), functions, config.rollout.n, tokenizer)
     except DataError as error:  # an error in the command's argument
         raise ConfigError(str(error)) from error
-    compared = compare_dump(dump, config, load_tokenizer(config.model))
+    compared = compare_dump(dump, config, tokenizer)
     if not compared.stages:
         raise ConfigError(f"{args.step}: nothing of it can be compared: {'; '.join(compared.notes)}")
     if args.json:

@@ -53,7 +53,11 @@ def compare_dump(dump: PeerDump, config: Config, tokenizer: Any) -> PeerComparis
                 f"algorithm.advantage.name={estimator.name!r} reads {argument}, which a file of {dump.peer} does not "
                 "have; use an estimator of rewards, e.g. grpo"
             )
-    notes = [f"tokens are those of model.path={config.model.path!r} for the file's texts, which need not be the peer's"]
+    notes = ["tokens are those of the file"]
+    if dump.tokens is None:
+        notes = [
+            f"tokens are those of model.path={config.model.path!r} for the file's texts, which need not be the peer's"
+        ]
     completions = _completions(dump, tokenizer)
     valid = _valid(dump)
     rewards = _peer_rewards(dump, config)
@@ -103,7 +107,7 @@ def _valid(dump: PeerDump) -> torch.Tensor:
 
 
 def _completions(dump: PeerDump, tokenizer: Any) -> Completions:
-    tokens = [tokenizer.encode(text, add_special_tokens=False) for text in dump.responses]
+    tokens = dump.tokens or [tokenizer.encode(text, add_special_tokens=False) for text in dump.responses]
     joined = torch.tensor([token for each in tokens for token in each], dtype=torch.int64)
     return Completions(
         prompt_index=dump.groups,

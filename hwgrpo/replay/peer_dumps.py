@@ -1,13 +1,16 @@
-"""Steps that TRL and verl wrote as text: TRL's completions (`log_completions`), verl's `trainer.rollout_data_dir`.
+"""Steps that TRL and verl wrote: TRL's completions (`log_completions`), verl's `trainer.rollout_data_dir` and `skip`.
 
 TRL    completions_00003.parquet: step, prompt, completion, a column per reward function, further ones, advantage
 verl   3.jsonl: input, output, gts, score, step, further ones; it has no advantages
+verl   genstep_000003/gen_batch.dp: prompts, responses, attention_mask, rm_scores; beside it new_batch.dp has a row per
+       prompt with uid and reward_model
 
-Neither has token ids. verl's `skip` dumps have them, and are pickles, which run code when they are read.
+Only the last has token ids.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,7 @@ import torch
 
 from hwgrpo.data.formats import Part, read_file
 from hwgrpo.errors import DataError
+from hwgrpo.replay.data_proto import read_data_proto
 
 TRL_COLUMNS, VERL_COLUMNS = ("step", "prompt", "completion", "advantage"), ("step", "input", "output", "score")
 PICKLE = b"\x80"
@@ -43,29 +47,30 @@ class PeerDump:
     """TRL: [S] fp64."""
     rows: Sequence[Mapping[str, Any]]
     """All columns of each response."""
+    tokens: Sequence[Sequence[int]] | None = None
+    """Token ids of each response; None: the file has none."""
 
 
-def read_dump(path: Path, functions: Sequence[str], n: int) -> PeerDump:
+def read_dump(path: Path, functions: Sequence[str], n: int, tokenizer: Any) -> PeerDump:
     """Read a step.
 
     Args:
         path: the file.
         functions: names of the reward functions, whose columns TRL's file must have.
         n: responses per prompt.
+        tokenizer: decodes a file of tokens.
 
     Raises:
         DataError: it is another file, has several steps, or groups of another size.
     """
     with path.open("rb") as file:
-        if file.read(1) == PICKLE:
-            raise DataError(
-                f"{path} is a pickle, as verl's skip dumps are, which runs code when it is read; name the text that "
-                "verl writes to trainer.rollout_data_dir"
-            )
+        is_pickle = file.read(1) == PICKLE
+    if is_pickle:
+        return _verl_rollout(path, n, tokenizer)
     if path.suffix not in (".parquet", ".jsonl"):
         raise DataError(
             f"{path}: a step of TRL is a .parquet file (log_completions), one of verl a .jsonl file "
-            "(trainer.rollout_data_dir)"
+            "(trainer.rollout_data_dir) or gen_batch.dp (skip)"
         )
     part = read_file(path)
     columns = {*part.columns}
@@ -93,7 +98,7 @@ def _trl(part: Part, functions: Sequence[str], n: int) -> PeerDump:
         _step(part),
         prompts,
         responses,
-        _groups(part, prompts, n),
+        _groups(part.name, prompts, n),
         rewards,
         None,
         _numbers(part, "advantage"),
@@ -103,8 +108,44 @@ def _trl(part: Part, functions: Sequence[str], n: int) -> PeerDump:
 
 def _verl(part: Part, n: int) -> PeerDump:
     prompts, responses = (_texts(part, name) for name in ("input", "output"))
-    groups = _groups(part, prompts, n)
+    groups = _groups(part.name, prompts, n)
     return PeerDump("verl", _step(part), prompts, responses, groups, {}, _numbers(part, "score"), None, part.rows)
+
+
+def _verl_rollout(path: Path, n: int, tokenizer: Any) -> PeerDump:
+    """Read verl's `gen_batch.dp`, with the columns of `new_batch.dp` beside it."""
+    data = read_data_proto(path)
+    for name in ("prompts", "responses", "attention_mask", "rm_scores"):
+        if name not in data.tensors:
+            late = "; verl computed the rewards after it wrote the file" if name == "rm_scores" else ""
+            raise DataError(f"{path} has no {name}, but {', '.join(data.tensors) or 'nothing'}{late}")
+    prompts, responses = data.tensors["prompts"], data.tensors["responses"]
+    tokens = [
+        [row[mask].tolist() for row, mask in zip(values, masks, strict=True)]
+        for values, masks in (
+            (prompts, data.tensors["attention_mask"][:, : prompts.shape[1]].bool()),
+            (responses, data.tensors["attention_mask"][:, prompts.shape[1] :].bool()),
+        )
+    ]
+    count = len(responses)
+    columns, batch = dict(data.columns), path.with_name("new_batch.dp")
+    if path.name == "gen_batch.dp" and batch.is_file():
+        for name, values in read_data_proto(batch).columns.items():
+            if len(values) * n != count:
+                raise DataError(f"{batch} has {len(values)} prompts, {path} {count} responses, and rollout.n={n}")
+            columns.setdefault(name, [value for value in values for _ in range(n)])
+    rows = [{name: values[i] for name, values in columns.items()} for i in range(count)]
+    for row in rows:
+        if isinstance(row.get("reward_model"), Mapping) and "ground_truth" in row["reward_model"]:
+            row["ground_truth"] = row["reward_model"]["ground_truth"]
+    asked, answered = (
+        tuple(tokenizer.decode(each, skip_special_tokens=True) for each in of_kind) for of_kind in tokens
+    )
+    digits = re.search(r"genstep_(\d+)$", path.parent.name)
+    step = data.meta.get("global_steps", int(digits[1]) if digits else 0)
+    groups = _groups(path, [str(each) for each in columns.get("uid", asked)], n)
+    total = data.tensors["rm_scores"].double().sum(1)
+    return PeerDump("verl", int(step), asked, answered, groups, {}, total, None, rows, tokens[1])
 
 
 def _texts(part: Part, name: str) -> tuple[str, ...]:
@@ -131,7 +172,7 @@ def _step(part: Part) -> int:
     return steps[0]
 
 
-def _groups(part: Part, prompts: Sequence[str], n: int) -> torch.Tensor:
+def _groups(name: str | Path, prompts: Sequence[str], n: int) -> torch.Tensor:
     """Return the group of each response: n rows in a row with one prompt, or else all rows of a prompt."""
     chunks = [prompts[start : start + n] for start in range(0, len(prompts), n)]
     if len(prompts) % n == 0 and all(len({*chunk}) == 1 for chunk in chunks):
@@ -142,7 +183,7 @@ def _groups(part: Part, prompts: Sequence[str], n: int) -> torch.Tensor:
     if not bool((sizes == n).all()):
         worst = int((sizes != n).nonzero()[0])
         raise DataError(
-            f"{part.name} has {int(sizes[worst])} responses to the prompt {[*numbers][worst][:60]!r}, and "
+            f"{name} has {int(sizes[worst])} responses to the prompt {[*numbers][worst][:60]!r}, and "
             f"rollout.n={n}; set rollout.n to the peer's"
         )
     return groups

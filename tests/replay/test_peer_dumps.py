@@ -1,15 +1,24 @@
 """Steps of TRL and verl: rewards and advantages as the peers compute them, and files that are none."""
 
+import io
 import json
+import os
 import pickle
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
 
+from hwgrpo.config import load_config
+from hwgrpo.errors import DataError
+from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.replay.data_proto import read_data_proto
 from tests.support.runs import runs
 from tests.support.runs.captures import error_of, replay
 
@@ -112,6 +121,162 @@ def test_rewards_of_verl_are_computed_from_its_texts(tmp_path: Path, capsys):
     assert (report["stages"][0]["tensor"], report["stages"][0]["index"]) == ("reward of group 1, response ", [2])
 
 
+class DataProto:
+    """As verl's class of this name: pickled with its tensors saved by torch."""
+
+    def __init__(self, batch: Any, columns: dict[str, Any], meta: dict[str, Any]) -> None:
+        self.batch, self.columns, self.meta = batch, columns, meta
+
+    def __getstate__(self) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+        buffer = io.BytesIO()
+        torch.save(self.batch, buffer)
+        return buffer.getvalue(), self.columns, self.meta
+
+
+class TensorDict:
+    """As a consolidated TensorDict: one tensor of bytes, and a table with the place of each tensor in it."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        leaves, parts, start = {}, [], 0
+        for name, tensor in tensors.items():
+            data = tensor.contiguous().view(-1).view(torch.uint8)
+            padding = -len(data) % 8
+            leaves[name] = (str(tensor.dtype), [*tensor.shape], start, start + len(data), padding)
+            parts += [data, torch.zeros(padding, dtype=torch.uint8)]
+            start += len(data) + padding
+        self.parts = {"cls": "TensorDict", "non_tensors": {}, "leaves": leaves}, torch.cat(parts)
+
+    def __reduce__(self) -> Any:
+        return sys.modules["tensordict._reductions"]._rebuild_tensordict_files_consolidated, self.parts
+
+
+def _rebuild_tensordict_files_consolidated(*parts: Any) -> None: ...
+
+
+class Command:
+    """What runs a command where it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+@pytest.fixture
+def verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules with verl's and tensordict's names while the test writes; `DataProto` belongs to the first."""
+    for module, thing in (
+        ("verl.protocol", DataProto),
+        ("tensordict._reductions", _rebuild_tensordict_files_consolidated),
+    ):
+        made = ModuleType(module)
+        setattr(made, thing.__name__, thing)
+        monkeypatch.setitem(sys.modules, module.partition(".")[0], ModuleType(module.partition(".")[0]))
+        monkeypatch.setitem(sys.modules, module, made)
+        monkeypatch.setattr(thing, "__module__", module)
+
+
+def objects(values: list[Any]) -> numpy.ndarray:
+    array = numpy.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def write_rollout(folder: Path, **changes: Any) -> Path:
+    """Write a step as verl's rollout skip: rewards are the numbers of tokens, which the end of a response counts in."""
+    folder.mkdir()
+    tokenizer = load_tokenizer(load_config("tiny_sort", [MODEL]).model)
+    prompts = [tokenizer.encode(text) for text in ["321"] * 4 + ["75"] * 4]
+    responses = [[*tokenizer.encode(text), tokenizer.eos_token_id] for text in RESPONSES]
+    masks, tensors = [], {}
+    for name, rows, width, left in (("prompts", prompts, 4, True), ("responses", responses, 6, False)):
+        mask = torch.tensor([[(width - 1 - i if left else i) < len(row) for i in range(width)] for row in rows])
+        tensors[name] = torch.zeros(mask.shape, dtype=torch.int64).masked_scatter(
+            mask, torch.tensor([token for row in rows for token in row])
+        )
+        masks.append(mask)
+    ends = torch.arange(6) == masks[1].sum(1, keepdim=True) - 1
+    tensors["rm_scores"] = torch.where(ends, masks[1].sum(1, keepdim=True).float(), 0.0)
+    tensors["attention_mask"] = torch.cat(masks, 1).long()
+    columns = {"__num_turns__": numpy.full(8, 2, dtype=numpy.int32), "acc": numpy.array([0.5] * 8)}
+    meta = {"global_steps": 3, "timing": {"gen": numpy.float64(0.5)}} | changes.pop("meta", {})
+    tensors = {name: values for name, values in (tensors | changes).items() if values is not None}
+    (folder / "gen_batch.dp").write_bytes(pickle.dumps(DataProto(TensorDict(tensors), columns, meta)))
+    truths = {"uid": objects(["a", "b"]), "reward_model": objects([{"ground_truth": each} for each in ("123", "579")])}
+    (folder / "new_batch.dp").write_bytes(pickle.dumps(DataProto(TensorDict({"x": torch.zeros(2)}), truths, {})))
+    return folder / "gen_batch.dp"
+
+
+TOKENS = """
+def tokens(batch, completions):
+    assert [prompt.ground_truth for prompt in batch.prompts] == ["123", "579"]
+    return completions.lengths.float()
+"""
+
+
+@pytest.mark.usefixtures("verl")
+def test_a_rollout_of_verl_is_compared_with_its_own_tokens(tmp_path: Path, capsys):
+    (tmp_path / "tokens.py").write_text(TOKENS)
+    recipe = (*RECIPE[:3], MODEL, f"reward.functions=['{tmp_path}/tokens.py:tokens']")
+    report = replay(capsys, write_rollout(tmp_path / "genstep_000003"), *recipe)
+    assert (report["peer"], report["step"], report["passed"]) == ("verl", 3, True), report
+    assert report["notes"][0] == "tokens are those of the file"
+    assert [group["prompt"] for group in report["groups"]] == ["321", "75"]
+    assert report["groups"][0]["rewards"]["here"] == [4.0, 4.0, 3.0, 5.0], "with the end of each response"
+
+
+@pytest.mark.usefixtures("verl")
+def test_a_rollout_of_verl_with_other_rewards_is_named_with_its_response(tmp_path: Path, capsys):
+    path = write_rollout(tmp_path / "genstep_000003")
+    report = replay(capsys, path, *RECIPE[:3], MODEL, "reward.functions=[exact_match]")
+    assert report["first_difference"] == "rewards"
+    assert report["groups"][1]["rewards"]["here"] == [0.0, 1.0, 0.0, 1.0], "texts without the end"
+    with_one = [*RECIPE[:2], "rollout.n=2", RECIPE[3], REWARDS, MODEL]
+    assert "has 2 prompts" in error_of(capsys, path, *with_one)
+    for name in ("rm_scores", "attention_mask"):
+        path = write_rollout(tmp_path / name, **{name: None})
+        assert f"has no {name}" in error_of(capsys, path, *RECIPE)
+
+
+@pytest.mark.usefixtures("verl")
+@pytest.mark.parametrize("place", ["alone", "in the meta information", "in a column", "in the tensors", "as the batch"])
+def test_a_pickle_that_names_a_function_is_refused_and_calls_nothing(place: str, tmp_path: Path, capsys):
+    command = Command(f"touch {tmp_path}/ran")
+    tensors = TensorDict({"x": torch.zeros(1)})
+    path = tmp_path / "gen_batch.dp"
+    if place == "alone":
+        content: Any = command
+    elif place == "in the meta information":
+        content = DataProto(tensors, {}, {"x": command})
+    elif place == "in a column":
+        content = DataProto(tensors, {"x": objects([command])}, {})
+    elif place == "in the tensors":
+        tensors.parts[0]["non_tensors"]["x"] = command
+        content = DataProto(tensors, {}, {})
+    else:
+        content = DataProto(command, {}, {})
+    path.write_bytes(pickle.dumps(content))
+    error = error_of(capsys, path, *RECIPE)
+    assert f"it names {os.system.__module__}.system" in error
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(pickle.dumps(command))
+    assert (tmp_path / "ran").exists(), "the command works"
+
+
+@pytest.mark.usefixtures("verl")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.float32])
+def test_tensors_of_a_rollout_are_read_bit_for_bit(dtype: torch.dtype, tmp_path: Path):
+    values = (10 * torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0))).to(dtype)
+    data = DataProto(TensorDict({"odd": torch.ones(3, dtype=torch.bool), "x": values}), {}, {})
+    (tmp_path / "x.dp").write_bytes(pickle.dumps(data))
+    assert torch.equal(read_data_proto(tmp_path / "x.dp").tensors["x"], values)
+    whole = (tmp_path / "x.dp").read_bytes()
+    (tmp_path / "x.dp").write_bytes(whole[:-20])
+    with pytest.raises(DataError, match=r"x\.dp is"):
+        read_data_proto(tmp_path / "x.dp")
+
+
 def write_pickle(path: Path) -> Path:
     path.write_bytes(pickle.dumps({"batch": 1}))
     return path
@@ -125,7 +290,13 @@ def write_text(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "name", "arguments", "message"),
     [
-        (write_pickle, "dump.pt", RECIPE, "is a pickle, as verl's skip dumps are"),
+        (write_pickle, "dump.pt", RECIPE, "is a pickle, and no DataProto of verl"),
+        (
+            write_trl,
+            "c.parquet",
+            (*RECIPE, "--trust-code"),
+            "--trust-code: the code that is run is that of your recipe",
+        ),
         (write_text, "step.json", RECIPE, "a step of TRL is a .parquet file"),
         (lambda path: write_trl(path, step=[3] * 4 + [4] * 4), "c.parquet", RECIPE, "has the steps 3, 4"),
         (lambda path: write_trl(path, advantage=None), "c.parquet", RECIPE, "has the columns"),
