@@ -23,6 +23,7 @@ KEYED_REWARD = """
 def by_key(data_source, solution_str, ground_truth, extra_info=None, api_key=None, url=None, hub=None, run=None):
     return float(len(solution_str))
 """
+URL = "reward.functions.0.kwargs.url=x"
 
 
 def test_the_numbers_of_a_run_are_the_same_with_and_without_captures(captures_with_weights: Path, tmp_path: Path):
@@ -121,6 +122,10 @@ def test_secrets_are_left_out(tmp_path: Path, capsys, monkeypatch):
     capsys.readouterr()
     note = replay(capsys, folder / "step_00001")["notes"][0]
     assert "is not recomputed: reward.functions.0.kwargs." in note
+    given = [f"reward.functions.0.kwargs.{name}=x" for name in ("api_key", "hub", "run")]
+    note = replay(capsys, folder / "step_00001", *given)["notes"][0]
+    assert "reward.functions.0.kwargs.url: a part of its value is a secret" in note
+    assert "rewards" in [stage["name"] for stage in replay(capsys, folder / "step_00001", *given, URL)["stages"]]
 
 
 def test_several_ranks_are_refused_at_the_start(tmp_path: Path):

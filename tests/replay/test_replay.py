@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.replay import replayed_model, rounding_effects, step_comparison
 from hwgrpo.replay.step_comparison import WITHIN_BOUNDS
 from hwgrpo.rewards.response_text import ResponseDecoder
+from hwgrpo.support.stage_differences import Stage, rounding_tolerance
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.optimizer import Stepping
@@ -327,6 +329,19 @@ def test_an_effect_of_rounding_that_is_not_finite_explains_nothing(captures: Pat
     failed = [stage["name"] for stage in report["stages"] if not stage["passed"]]
     assert failed[0] == "old log-probs"
     assert {"log-probs", "loss", "gradient norm"} < {*failed}
+
+
+@pytest.mark.parametrize("draw", [math.inf, math.nan])
+def test_a_draw_that_is_not_finite_leaves_no_tolerance(draw: float):
+    tolerance = rounding_tolerance([1.0, draw, 1.0], torch.ones(1))
+    assert not math.isfinite(tolerance)
+    assert not Stage("loss", 0.0, tolerance).passed
+    assert not Stage("loss", 0.0, math.inf).passed
+
+
+def test_a_tolerance_is_twice_the_mean_and_four_deviations_of_draws_and_at_least_four_roundings():
+    assert rounding_tolerance([1.0, 3.0], torch.ones(1)) == pytest.approx(2 * (2 + 4 * 2**0.5))
+    assert rounding_tolerance([], torch.tensor([-3.0, math.inf])) == 12 * torch.finfo(torch.float32).eps
 
 
 def test_one_reward_that_differs_is_named_with_its_response(captures: Path, tmp_path: Path, capsys):
