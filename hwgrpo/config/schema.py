@@ -607,7 +607,7 @@ class TrainerConfig:
     """Stages of your own, `path/to/file.py:Class` each: further work in every step (docs/extend.md)."""
     capture_steps: list[int] = limited(list, at_least=1)
     """Steps to write to output_dir/captures, each a folder with what `hwgrpo replay` needs to run it again on another
-    machine (docs/replay.md); with strategy single only."""
+    machine (docs/replay.md); with strategy single or ddp."""
     capture_weights: bool = setting(False, used_by=[on("trainer.capture_steps", " not empty")])
     """Write the weights and optimizer states before a captured step, too: 12 bytes per trainable parameter. Without
     them a replay needs the run's checkpoint of the step before, or for step 1 model.path."""

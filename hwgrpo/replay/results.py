@@ -146,6 +146,7 @@ class Passes:
         tokens = None if update.budget is None else update.budget.tokens
         for what, there, here in (
             ("on this device family", family, self.model.device.backend.name),
+            ("of one process", facts["machine"].get("ranks", 1), 1),
             ("in this layout", facts["machine"]["layout"], update.layout.name),
             ("in micro-batches of this size", facts.get("micro_batch_tokens", tokens), tokens),
         ):

@@ -69,6 +69,7 @@ from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_p
 from hwgrpo.training.stages.capture import StepCapture
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
 from hwgrpo.training.step_stages import build_stages
+from hwgrpo.training.strategies.ddp import Ddp
 from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import Strategy
@@ -281,7 +282,7 @@ def _capture(
     """Return what captures steps, where the settings ask for it."""
     if not config.trainer.capture_steps:
         return None
-    assert isinstance(strategy, Single), "missing_requirements refuses others"
+    assert isinstance(strategy, Single | Ddp), "missing_requirements refuses others"
     dtype = update.policy.compute_dtype
     machine = {
         "backend": device.backend.name,

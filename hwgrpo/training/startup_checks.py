@@ -171,11 +171,13 @@ def missing_requirements(config: Config, device: Device) -> list[str]:
 
 
 def _check_capture(config: Config, strategy: str) -> None:
-    if config.trainer.capture_steps and strategy != "single":
+    ulysses = config.trainer.sequence_parallel_size > 1
+    if config.trainer.capture_steps and (strategy not in ("single", "ddp") or ulysses):
         raise ConfigError(
-            f"trainer.capture_steps={config.trainer.capture_steps}: steps are captured by one process with "
-            f"trainer.strategy=single only, and this run has {strategy!r}, whose ranks have shares of the step; run "
-            "one process, or leave capture_steps out"
+            f"trainer.capture_steps={config.trainer.capture_steps}: steps are captured where a rank has all weights "
+            f"and its own sequences, with trainer.strategy=single or ddp, and this run has {strategy!r}"
+            f"{' and sequences that ranks share (trainer.sequence_parallel_size)' if ulysses else ''}; change that, or "
+            "leave capture_steps out"
         )
 
 

@@ -16,6 +16,7 @@ from hwgrpo.training.captured_step import ENTRIES, StepWriter, entry_places
 from hwgrpo.training.stages import capture as capture_stages
 from hwgrpo.training.startup_checks import missing_requirements
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from tests.support.processes import ranks
 from tests.support.runs import runs
 from tests.support.runs.captures import SHORT, TWO_UPDATES, capture, replay
 
@@ -128,10 +129,38 @@ def test_secrets_are_left_out(tmp_path: Path, capsys, monkeypatch):
     assert "rewards" in [stage["name"] for stage in replay(capsys, folder / "step_00001", *given, URL)["stages"]]
 
 
-def test_several_ranks_are_refused_at_the_start(tmp_path: Path):
-    config = runs.small(tmp_path / "run", "trainer.capture_steps=[1]", "trainer.strategy=ddp")
+@pytest.mark.parametrize("setting", ["trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2"])
+def test_ranks_with_shares_of_weights_or_sequences_are_refused_at_the_start(setting: str, tmp_path: Path):
+    config = runs.small(tmp_path / "run", "trainer.capture_steps=[1]", "trainer.strategy=ddp", setting)
     problems = missing_requirements(config, Device(BACKEND, 0))
-    assert any("trainer.capture_steps=[1]" in each and "'ddp'" in each for each in problems), problems
+    assert any("trainer.capture_steps=[1]" in each and "leave capture_steps out" in each for each in problems), problems
+
+
+def test_the_step_of_two_ranks_is_replayed_in_one_process(tmp_path: Path, capsys):
+    words = ("trainer.strategy=ddp", "trainer.capture_weights=true", *TWO_UPDATES)
+    assert ranks.forked(2, lambda rank: capture(tmp_path / "run", *words)) == [0, 0]
+    step = tmp_path / "run" / "captures" / "step_00003"
+    facts, tensors = json.loads((step / "step.json").read_text()), load_file(step / "step.safetensors")
+    assert (facts["machine"]["ranks"], len(facts["prompts"]), len(tensors["advantages"])) == (2, 4, 16)
+    assert tensors["update.sequences"].tolist() == [*range(4), *range(8, 12)], "a prompt of each rank"
+    report = replay(capsys, step)
+    assert report["passed"], report
+    by_name = {stage["name"]: stage for stage in report["stages"]}
+    assert [name for name in ("texts", "rewards", "advantages", "batch") if by_name[name]["error"]] == []
+    assert replay(capsys, step, "optim.lr=1.01e-3")["first_difference"] == "updated weights"
+    assert replay(capsys, step, "algorithm.kl.coef=0.101")["first_difference"] == "loss"
+
+
+def test_a_rank_that_cannot_keep_its_values_costs_the_capture_and_not_the_run(tmp_path: Path):
+    def body(rank: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(capture_stages.RankShare, "of", lambda *args: torch.zeros(2) @ torch.zeros(3))
+            capture(tmp_path / "run", "trainer.strategy=ddp")
+
+    assert ranks.forked(2, body) == [0, 0]
+    assert [*(tmp_path / "run" / "captures").iterdir()] == []
+    assert len([line for line in runs.metrics(tmp_path / "run") if "actor/grad_norm" in line]) == 3
 
 
 def test_steps_after_the_last_one_are_noted(tmp_path: Path, capsys):

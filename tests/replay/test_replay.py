@@ -182,6 +182,13 @@ def test_passes_with_dropout_are_not_compared_where_it_draws_other_numbers(
     assert {"log-probs", "loss", "gradient norm"}.isdisjoint(stage["name"] for stage in report["stages"])
 
 
+def test_passes_with_dropout_of_several_ranks_are_not_compared(captures_with_dropout: Path, tmp_path: Path, capsys):
+    shutil.copytree(captures_with_dropout / "step_00001", tmp_path / "step")
+    changed(tmp_path / "step", lambda facts: facts["machine"].update(ranks=2))
+    report = replay(capsys, tmp_path / "step")
+    assert any("dropout draws other numbers of one process (1; the run: 2)" in note for note in report["notes"])
+
+
 def test_the_rounding_of_the_machine_that_captured_counts(captures: Path, tmp_path: Path, capsys):
     shutil.copytree(captures / "step_00001", tmp_path / "step")
     facts = json.loads((tmp_path / "step" / "step.json").read_text())
