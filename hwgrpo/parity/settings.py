@@ -17,9 +17,10 @@ BASE = (
     *("trainer.prompts_per_step=8", "trainer.validate_every=0", "trainer.strategy=auto"),
     *("trainer.tokens_per_micro_batch=32",),
     *("algorithm.kl.coef=0.5", "algorithm.kl.estimator=k3", "algorithm.aggregation.name=token-mean"),
-    *("optim.lr=2e-2", "optim.eps=1e-2", "optim.weight_decay=0.1", "optim.grad_clip=0.5"),
+    *("optim.lr=0.1", "optim.eps=1e-2", "optim.weight_decay=0.1", "optim.grad_clip=0.5"),
 )
-"""Settings of the step. AdamW's eps keeps it from turning the rounding of small gradients into full steps."""
+"""Settings of the step. AdamW's eps keeps it from turning the rounding of small gradients into full steps; its rate is
+so large that weights from before the update show in bf16, too."""
 OPEN = (
     *("model.", "backend.", "kernels.", "plugins", "trainer.deterministic", "trainer.threads", "trainer.seed"),
     *("trainer.strategy", "trainer.fsdp2.sync_every", "trainer.deepspeed.", "algorithm.entropy_coef"),
