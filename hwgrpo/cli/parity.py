@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare tiny random models of several architectures (a large vocabulary, windows, soft-caps, experts, "
         "linear attention)",
     )
+    parser.add_argument(
+        "--layers",
+        metavar="N",
+        help="compare a large model layer by layer from its files: N layers from first to last (or all), each alone",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write what this machine computed, for --against")
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="compare with what another machine computed, besides fp64"
@@ -55,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--save {args.save}: its folder does not exist; make it, or choose another place")
     if args.families and (args.save or args.against):
         raise ConfigError("--families with --save or --against: save one model, with model.path")
+    if args.layers is not None and (args.families or args.save or args.against):
+        raise ConfigError(f"--layers {args.layers} with --families, --save or --against: leave one of them out")
     config = load_settings(args.overrides, families=args.families)
     host = prepare_host(config)
 
@@ -71,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     passed = True
     for name, each in _models(config, families=args.families):
         with tempfile.TemporaryDirectory() as folder:
-            parity = _compare(each, device, Path(folder))
+            parity = _compare(each, device, Path(folder), args.layers)
         if not parity.is_main:
             passed &= first_difference(parity.stages) is None
             continue
@@ -91,14 +99,22 @@ def run(args: argparse.Namespace) -> int:
     return SAME if passed else DIFFERENT
 
 
-def _compare(config: Config, device: Device, folder: Path) -> Parity:
+def _compare(config: Config, device: Device, folder: Path, layers: str | None) -> Parity:
     """Compare, and name what keeps a device from computing the step."""
     from hwgrpo.parity.comparison import compare
+    from hwgrpo.parity.layer_comparison import compare_layers
     from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
     from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 
     with name_missing_operations(device), name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING):
-        return compare(config, device, folder)
+        if layers is None:
+            return compare(config, device, folder)
+        return compare_layers(config, device, folder, layers, _report)
+
+
+def _report(line: str) -> None:
+    """Print a line of progress."""
+    print(f"hwgrpo: {line}", file=sys.stderr, flush=True)
 
 
 def _models(config: Config, *, families: bool) -> Iterator[tuple[str, Config]]:

@@ -47,7 +47,7 @@ def layerwise_on_device(base: nn.Module, device: torch.device) -> Iterator[None]
     hooks = []
     try:
         for slots, _, on_device in moved:
-            _set_parameter(slots, on_device)
+            set_parameter(slots, on_device)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer.to(device)
         for module in {module for layer in layers for module in layer.modules()}:
@@ -59,7 +59,7 @@ def layerwise_on_device(base: nn.Module, device: torch.device) -> Iterator[None]
         for hook in hooks:
             hook.remove()
         for slots, on_host, _ in moved:
-            _set_parameter(slots, on_host)
+            set_parameter(slots, on_host)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
 
@@ -75,14 +75,14 @@ class _ParameterLoan:
         for parameter, slots in parameter_slots(module).items():
             if parameter.device.type == "cpu":
                 # frozen: autocast would cache a cast copy of each until the block ends
-                _set_parameter(slots, nn.Parameter(parameter.detach().to(self._device), requires_grad=False))
+                set_parameter(slots, nn.Parameter(parameter.detach().to(self._device), requires_grad=False))
                 self._moved.append((slots, parameter))
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         while self._moved:
-            _set_parameter(*self._moved.pop())
+            set_parameter(*self._moved.pop())
 
 
-def _set_parameter(slots: list[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
+def set_parameter(slots: list[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
     for module, name in slots:
         module._parameters[name] = parameter

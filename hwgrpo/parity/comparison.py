@@ -241,12 +241,12 @@ def check_memory(path: str, parameters: int) -> None:
     Raises:
         ConfigError: they do not.
     """
-    needed, memory = BYTES_PER_PARAMETER * parameters, _host_bytes()
+    needed, memory = BYTES_PER_PARAMETER * parameters, host_bytes()
     if needed > memory:
         raise ConfigError(
             f"model.path={path!r}: comparing {parameters:,} parameters with fp64 takes "
-            f"{needed / 2**30:.1f} GiB of host memory, and this host has {memory / 2**30:.1f} GiB; use a smaller model "
-            "of the same architecture"
+            f"{needed / 2**30:.1f} GiB of host memory, and this host has {memory / 2**30:.1f} GiB; compare it "
+            "layer by layer, with --layers 2, or use a smaller model of the same architecture"
         )
 
 
@@ -270,7 +270,7 @@ def _greedy(
     return Stage(GREEDY, float(different), 0.0, leading, is_coarse=decided == 0)
 
 
-def _host_bytes() -> int:
+def host_bytes() -> int:
     """Return the host's memory, or the limit of this process's control group."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError, ValueError):  # no such file, or "max"

@@ -41,6 +41,11 @@ def load_golden_model(config: ModelConfig) -> Any:
         from peft import PeftModel
 
         PeftModel.from_pretrained(model, config.lora.adapter, adapter_name=TRAINED_ADAPTER, is_trainable=True)
+    return as_golden(model)
+
+
+def as_golden(model: Any) -> Any:
+    """Return a model in fp64, with transformers' own loops over experts."""
     model = model.double().eval()
     if hasattr(model.config, "_experts_implementation"):
         model.config._experts_implementation = "eager"
@@ -78,10 +83,10 @@ def golden_step(
             log_p = (logits / config.rollout.temperature).log_softmax(-1)
             logprobs = log_p.gather(1, step.tokens[:, None])[:, 0]
             entropies = -(log_p.exp() * log_p).sum(-1)
-            advantages = _advantages(step)
+            advantages = golden_advantages(step)
             old, ref = step.around(logprobs.detach() if around is None else around)
             lengths = step.offsets.diff()
-            token = _loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
+            token = golden_loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
             loss = (token - config.algorithm.entropy_coef * entropies).mean()
         values = (logprobs, entropies, advantages, loss[None])
         stages = {name: value.detach() for name, value in (*hidden.items(), *zip(FORWARD, values, strict=True))}
@@ -306,7 +311,7 @@ def _forward(model: Any, step: FixedStep) -> tuple[Mapping[str, torch.Tensor], t
     return hidden, logits
 
 
-def _advantages(step: FixedStep) -> torch.Tensor:
+def golden_advantages(step: FixedStep) -> torch.Tensor:
     """(r - mean) / (std + 1e-6) of each group, with the unbiased standard deviation."""
     parts = []
     for index in range(len(step.prompts)):
@@ -315,7 +320,7 @@ def _advantages(step: FixedStep) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _loss(
+def golden_loss(
     logprob: torch.Tensor, old: torch.Tensor, ref: torch.Tensor, advantage: torch.Tensor, config: Config
 ) -> torch.Tensor:
     """PPO's clipped surrogate plus the k3 estimator of the KL, per token."""

@@ -58,7 +58,9 @@ class Measured:
         return [line for line in lines if line]
 
 
-def build_measured(config: Config, device: Device, tokenizer: Any, layers: Sequence[str], folder: Path) -> Measured:
+def build_measured(
+    config: Config, device: Device, tokenizer: Any, layers: Sequence[str], folder: Path, *, samples: bool = True
+) -> Measured:
     """Load the model onto the device, and check layouts and fused modules as the start of a run does.
 
     Rows are as short as the step; their attention is that of long rows. Log-probs are computed with that of short ones,
@@ -70,11 +72,12 @@ def build_measured(config: Config, device: Device, tokenizer: Any, layers: Seque
         tokenizer: the model's.
         layers: names of the decoder layers' modules.
         folder: for files of the run.
+        samples: whether the rollout engine is compared, too.
     """
     strategy = start_strategy(config, device)
     attention = attention_of(config, device)
     layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
-    models = build_models(config, device, strategy, tokenizer, attention, layout)
+    models = build_models(config, device, strategy, tokenizer, attention, layout, samples=samples)
     update = make_update(config, device, strategy, models, folder, total_steps=1)
     update.layout = replace(models.layout, dense_up_to=0)
     return Measured(config, device, tokenizer, models, layers, update, strategy)
@@ -128,14 +131,14 @@ def measured_step(measured: Measured, step: FixedStep, logprobs: torch.Tensor) -
     with closing(_engine(measured)) as engine:
         greedy = _generate(engine, measured, step, n=1, greedy=True)
         mine = step.of_rank(strategy.rank, strategy.world_size)
-        advantages = _advantages(measured, mine.step)
+        advantages = advantages_of(measured, mine.step)
         stages["advantages"] = torch.zeros(len(step.rewards))
         for sequences, values in strategy.gather_objects((mine.sequences, advantages)):
             stages["advantages"][sequences] = values
         batch = mine.step.train_batch(advantages, *mine.step.around(logprobs[mine.tokens]))
         loss, _ = update.accumulate_gradients(batch, range(len(batch)))
         stages["loss"] = torch.tensor([loss], dtype=torch.float64)
-        gradients = _gradients(measured)
+        gradients = gradients_of(measured)
         norm = torch.as_tensor(strategy.clip_gradients(optim.grad_clip)).cpu().reshape(1)
         clipped = [(p, p.grad.clone()) for p in measured.model.parameters() if p.grad is not None]
         strategy.step(optim.lr)
@@ -181,7 +184,8 @@ def _hidden_states(measured: Measured, step: FixedStep) -> dict[str, torch.Tenso
     return hidden
 
 
-def _gradients(measured: Measured) -> dict[str, torch.Tensor] | None:
+def gradients_of(measured: Measured) -> dict[str, torch.Tensor] | None:
+    """Return parameter -> gradient on the host, of those that have one; None: the strategy does not show them."""
     strategy = measured.strategy
     if not isinstance(strategy, Stepping):
         return None
@@ -220,7 +224,8 @@ def _notes(engine: Engine) -> list[str]:
     return [*([f"decoding: {path}"] if path else []), *engine.notes]
 
 
-def _advantages(measured: Measured, step: FixedStep) -> torch.Tensor:
+def advantages_of(measured: Measured, step: FixedStep) -> torch.Tensor:
+    """Return the advantages [S] of a step's rewards."""
     valid = torch.ones(len(step.rewards), dtype=torch.bool)
     rewards = Rewards(step.rewards, valid, {"exact_match": step.rewards})
     completions = Completions(

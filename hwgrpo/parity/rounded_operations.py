@@ -50,7 +50,11 @@ EXACT = {
 class _Fp64Functions(TorchFunctionMode):
     """Replaces floating dtypes in calls of torch functions by fp64."""
 
+    is_paused = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_paused:
+            return func(*args, **(kwargs or {}))
         if func in CASTS:
             return args[0].double()
         args = [LOWER.get(each, each) if isinstance(each, torch.dtype) else each for each in args]
@@ -69,6 +73,19 @@ def in_fp64() -> Iterator[None]:
         with _Fp64Functions():
             yield
     finally:
+        torch.set_default_dtype(default)
+
+
+@contextmanager
+def in_own_dtypes() -> Iterator[None]:
+    """Leave dtypes as they are, and fp32 the default, within a block of `in_fp64`, as code that reads files needs."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    _Fp64Functions.is_paused = True
+    try:
+        yield
+    finally:
+        _Fp64Functions.is_paused = False
         torch.set_default_dtype(default)
 
 

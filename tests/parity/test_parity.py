@@ -466,6 +466,6 @@ def test_what_is_not_compared_is_an_error_that_names_the_setting(arguments, mess
 
 
 def test_a_model_too_large_for_copies_in_fp64_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(comparison, "_host_bytes", lambda: 2**20)
+    monkeypatch.setattr(comparison, "host_bytes", lambda: 2**20)
     assert main(["parity", *FLOAT32]) == 2
     assert "with fp64 takes" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""One decoder layer in fp64, forward and backward from a given gradient, and what rounding does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from hwgrpo.config import Config
+from hwgrpo.models.lm_head import backbone
+from hwgrpo.parity.golden import DRAWS, Gradients, adamw, clip_coefficient, gradient_name, outputs_of, updated_name
+from hwgrpo.parity.layer_states import PrefixStep
+from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
+
+BLOCK = 2**20
+"""Numbers that are compared at once: copies of a large matrix take as much memory."""
+OUTPUT = "output"
+
+
+def layer_step(
+    model: Any,
+    layer: str,
+    prefixes: PrefixStep,
+    upstream: torch.Tensor | None,
+    rounded: tuple[Precision, int] | None = None,
+) -> tuple[torch.Tensor, Gradients]:
+    """Return a layer's output for each prefix, [P, H], and the gradients of its weights and of the embeddings.
+
+    Args:
+        model: a one-layer model of transformers in fp64 on the CPU; its embeddings are what enters the layer.
+        layer: name of the layer's module.
+        prefixes: the step.
+        upstream: [P, H] gradient of the output; None: no backward pass.
+        rounded: (precision, draw): change the results of operations by up to one rounding.
+    """
+    names = parameters_of(model, layer)
+    parameters = [model.get_parameter(name) for name in names]
+
+    def rounding(part: int) -> AbstractContextManager[Any]:
+        return nullcontext() if rounded is None else Rounded(rounded[0], seed=2 * rounded[1] + part)
+
+    with in_fp64():
+        with rounding(0), outputs_of(model, [layer]) as outputs:
+            backbone(model)(input_ids=prefixes.rows, use_cache=False)
+            output = outputs["layer 1"].flatten(0, 1)[prefixes.first]
+        if upstream is None:
+            return output.detach(), {}
+        with rounding(1):
+            gradients = torch.autograd.grad(output, parameters, upstream.double(), allow_unused=True)
+    return output.detach(), dict(zip(names, gradients, strict=True))
+
+
+def parameters_of(model: Any, layer: str) -> list[str]:
+    """Return the names of a one-layer model's parameters that its layer's output depends on."""
+    table = model.get_input_embeddings().weight
+    return [name for name, p in model.named_parameters() if p is table or name.startswith(f"{layer}.")]
+
+
+def rounding_of_layer(
+    model: Any,
+    layer: str,
+    prefixes: PrefixStep,
+    upstream: torch.Tensor,
+    config: Config,
+    precision: Precision,
+    output: torch.Tensor,
+    exact: Gradients,
+) -> dict[str, list[float]]:
+    """Return how far rounding moves the output, each gradient and each updated weight, in each of `DRAWS` draws.
+
+    Args:
+        model, layer, prefixes, upstream: as for `layer_step`.
+        config: settings of the optimizer.
+        precision: of the device.
+        output, exact: what `layer_step` returns without rounding.
+    """
+    moved: dict[str, list[float]] = {}
+    right_scale = clip_coefficient(exact, config)
+    for draw in range(DRAWS):
+        values, gradients = layer_step(model, layer, prefixes, upstream, (precision, draw))
+        moved.setdefault(OUTPUT, []).append(float((values - output)[prefixes.is_input].abs().max()))
+        scale = clip_coefficient(gradients, config)
+        for name, gradient in gradients.items():
+            right = exact[name]
+            if gradient is None or right is None:
+                continue
+            weight = model.get_parameter(name).detach()
+            for tensor, value in effects(weight, gradient, right, scale, right_scale, config).items():
+                moved.setdefault(f"{tensor} {name}", []).append(value)
+    return {_named(name): values for name, values in moved.items()}
+
+
+def effects(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    right: torch.Tensor,
+    scale: float,
+    right_scale: float,
+    config: Config,
+) -> Mapping[str, float]:
+    """Return the largest difference of two gradients of a weight, and of the weights after AdamW's step by them.
+
+    Args:
+        weight, gradient, right: of one shape.
+        scale, right_scale: what clipping multiplies the gradients by.
+        config: settings of the optimizer.
+    """
+
+    def difference(w: torch.Tensor, g: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return adamw(w, g * scale, config) - adamw(w, r * right_scale, config)
+
+    return {
+        "gradient": largest(lambda g, r: g - r, gradient, right),
+        "updated": largest(difference, weight, gradient, right),
+    }
+
+
+def blocks(*tensors: torch.Tensor) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+    """Yield the first row, and the same rows of several tensors of one shape, with about `BLOCK` numbers each."""
+    rows = max(1, BLOCK // max(1, tensors[0][0].numel())) if tensors[0].ndim else 1
+    for start in range(0, len(tensors[0]), rows):
+        yield start, tuple(each[start : start + rows] for each in tensors)
+
+
+def largest(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> float:
+    """Return the largest absolute value of a function of tensors of one shape, entry by entry."""
+    return max((float(function(*rows).abs().max()) for _, rows in blocks(*tensors)), default=0.0)
+
+
+def _named(key: str) -> str:
+    kind, _, name = key.partition(" ")
+    return {"gradient": gradient_name, "updated": updated_name}[kind](name) if name else key

@@ -1,0 +1,355 @@
+"""The comparison of a large model layer by layer: embeddings, chosen layers, and what follows the last one."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hwgrpo_backends.device import Device
+from hwgrpo_kernels import default_registry
+from torch import nn
+
+from hwgrpo.config import Config
+from hwgrpo.config.schema import ModelConfig
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import load_model_config
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.parity.comparison import DENSE, Parity, check_features, floor_of, host_bytes, tolerance_of
+from hwgrpo.parity.fixed_step import FixedStep, make_step
+from hwgrpo.parity.golden import adamw, clip_coefficient, gradient_name, load_golden_model, updated_name
+from hwgrpo.parity.golden_head import GoldenHead, HeadPass
+from hwgrpo.parity.golden_layer import OUTPUT, blocks, effects, layer_step, parameters_of, rounding_of_layer
+from hwgrpo.parity.layer_states import LayerStates, PrefixStep, check_alone, compute_states, number_prefixes
+from hwgrpo.parity.measured_layer import (
+    MeasuredHead,
+    build_layer,
+    measured_embeddings,
+    measured_head,
+    measured_layer,
+)
+from hwgrpo.parity.one_layer_models import LargeModel, open_large_model
+from hwgrpo.parity.rounded_operations import Precision
+from hwgrpo.support.stage_differences import COARSE, Stage, compare_tensor, worst_of
+from hwgrpo.training.policy.auto_settings import choose_dtype, choose_strategy
+
+NOTE = "each layer alone on fp64 hidden states: errors that accumulate over layers are not compared"
+BYTES_PER_LAYER_PARAMETER, BYTES_PER_HEAD_PARAMETER, OTHER_BYTES = 44, 24, 3 * 2**30
+"""Host memory. A layer in fp64 has its weights, its gradients without and with rounding and their copies; the fp32
+gradients and updated weights of the device are held beside. The head in fp32 has weights, gradients, two optimizer
+states and a copy of the gradients. Then logits in fp64, and the libraries."""
+
+
+def compare_layers(
+    config: Config, device: Device, folder: Path, layers: str, report: Callable[[str], None] = lambda line: None
+) -> Parity:
+    """Compare a model's embeddings, some of its layers, each alone, and what follows the last one with fp64.
+
+    Args:
+        config: `settings.BASE` with overrides.
+        device: the device, prepared.
+        folder: for files of the run, removed by the caller.
+        layers: a number, or `all`.
+        report: receives lines of progress.
+
+    Raises:
+        ConfigError: the model cannot be read or split into layers, or its largest part does not fit the host's memory.
+    """
+    check_features(config.model)
+    if choose_strategy(config.trainer.strategy) != "single":
+        raise ConfigError(
+            f"--layers with trainer.strategy={choose_strategy(config.trainer.strategy)}: layers are compared in one "
+            "process; start it without a launcher, with trainer.strategy=auto"
+        )
+    total = load_model_config(config.model).get_text_config().num_hidden_layers
+    chosen = select_layers(layers, total)
+    large = open_large_model(config.model)
+    check_memory(large)
+    dtype = choose_dtype(config.model.dtype, device)
+    comparison = _Comparison(config, device, folder, large, Precision(dtype), report)
+    stages = [*comparison.run(chosen)]
+    return Parity(
+        stages=stages,
+        layout=comparison.layout,
+        dtype=str(dtype).removeprefix("torch."),
+        notes=(NOTE, *dict.fromkeys(comparison.notes), *default_registry.explain()),
+        tensors={},
+        model="",
+        is_main=True,
+    )
+
+
+def select_layers(layers: str, total: int) -> list[int]:
+    """Return the numbers, from 0 on, of layers that are spread evenly from the first to the last.
+
+    Args:
+        layers: how many, or `all`.
+        total: layers of the model.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if layers == "all":
+        return [*range(total)]
+    if not layers.isdecimal() or not 1 <= int(layers) <= total:
+        raise ConfigError(f"--layers {layers}: the model has {total} layers; use 1 to {total}, or all")
+    count = int(layers)
+    return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
+
+
+def check_memory(large: LargeModel) -> None:
+    """Check that the largest part fits the host's memory, before any is loaded.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    layer, head = max(large.layer_sizes), large.vocabulary * large.hidden_size
+    needed = OTHER_BYTES + max(
+        BYTES_PER_LAYER_PARAMETER * layer, BYTES_PER_HEAD_PARAMETER * head + 4 * max(large.layer_sizes)
+    )
+    memory = host_bytes()
+    if needed > memory:
+        raise ConfigError(
+            f"model.path={large.settings.path!r} with --layers: its largest layer has {layer:,} parameters and its "
+            f"LM head {head:,}; comparing them with fp64 takes {needed / 2**30:.1f} GiB of host memory, and this host "
+            f"has {memory / 2**30:.1f} GiB; use a host with more memory, or a smaller model of the same architecture"
+        )
+
+
+@dataclass
+class _Comparison:
+    config: Config
+    device: Device
+    folder: Path
+    large: LargeModel
+    precision: Precision
+    report: Callable[[str], None]
+    layout: str = ""
+    notes: tuple[str, ...] = ()
+
+    def run(self, chosen: Sequence[int]) -> Iterator[Stage]:
+        """Yield the stages."""
+        large = self.large
+        step = make_step(large.weights.shapes[large.embeddings][0], self.config.trainer.seed)
+        prefixes = number_prefixes(step)
+        states = compute_states(large, prefixes, chosen, self.report)
+        self.report("embeddings")
+        yield self._embeddings(step, prefixes, states)
+        for number in chosen:
+            self.report(f"layer {number + 1}")
+            yield from self._layer(number, prefixes, states)
+            gc.collect()
+        self.report("head")
+        yield from self._head(step, prefixes, states)
+
+    def _settings_of(self, model: ModelConfig) -> Config:
+        config = deepcopy(self.config)
+        config.model = model
+        return config
+
+    def _embeddings(self, step: FixedStep, prefixes: PrefixStep, states: LayerStates) -> Stage:
+        large = self.large
+        table = large.weights.tensor(large.embeddings)
+        model = large.save_layer(0, self.folder / "embeddings", table)
+        del table
+        measured = build_layer(self._settings_of(model), self.device, large.layers[0], self.folder)
+        ids, actual = measured_embeddings(measured, step)
+        of_token = {token: prefix for prefix, token in enumerate(prefixes.tokens.tolist())}
+        right = states.embeddings[[of_token[token] for token in ids.tolist()]]
+        return compare_tensor("embeddings", "embeddings", actual, right, floor_of(float(right.abs().max())))
+
+    def _layer(self, number: int, prefixes: PrefixStep, states: LayerStates) -> Iterator[Stage]:
+        large, first = self.large, self.large.layers[0]
+        stage = f"layer {number + 1}"
+        generator = torch.Generator().manual_seed(self.config.trainer.seed)
+        shape = states.entering[number].shape
+        table = (states.entering[number] / states.scale).float()
+        # the startup checks run on ids of the middle of the vocabulary: every row is a hidden state of the model
+        table = table[torch.arange(max(len(table), len(character_tokenizer("")))) % len(table)]
+        head = 0.02 * torch.randn(table.shape, generator=generator)
+        upstream = torch.randn(shape, generator=generator) * prefixes.is_input[:, None]
+        saved = large.save_layer(number, self.folder / stage.replace(" ", "-"), table, head)
+        config = self._settings_of(saved)
+        # clips gradients to the size of AdamW's eps: the step shows them, and neither fp32 nor their signs hide it
+        config.optim.grad_clip = config.optim.eps * math.sqrt(large.layer_sizes[number])
+        measured = measured_layer(build_layer(config, self.device, first, self.folder), prefixes, upstream)
+        self.layout, self.notes = measured.layout, (*self.notes, *measured.notes)
+
+        model = load_golden_model(saved)
+        embeddings: Any = model.get_input_embeddings()
+        stored = embeddings.weight
+        embeddings.weight = nn.Parameter(states.entering[number] / states.scale)
+        with torch.no_grad():
+            alone, _ = layer_step(model, first, prefixes, None)
+        check_alone(large.settings.path, number, alone, states.leaving[number])
+        embeddings.weight = stored
+        output, gradients = layer_step(model, first, prefixes, upstream)
+        moved = rounding_of_layer(model, first, prefixes, upstream, config, self.precision, output, gradients)
+
+        def shown(parameter: str) -> str:
+            if parameter.startswith(f"{first}."):
+                return large.layers[number] + parameter.removeprefix(first)
+            return f"the input of {large.layers[number]}"
+
+        for layout, (prefix, actual) in measured.outputs.items():
+            right = output[prefix]
+            tolerance = max(tolerance_of(moved[OUTPUT]), floor_of(float(right.abs().max())))
+            name = stage if layout == "rows" else f"{stage}, {layout}"
+            yield compare_tensor(name, f"output of {large.layers[number]}", actual, right, tolerance)
+        own = parameters_of(model, first)
+        rows = []
+        for name in own:
+            tensor = gradient_name(name)
+            comparison = _Blocks(f"{stage}, gradients", gradient_name(shown(name)))
+            right = gradients[name]
+            right = torch.zeros_like(model.get_parameter(name)) if right is None else right
+            for start, (actual, expected) in blocks(measured.gradients.get(name, torch.zeros_like(right)), right):
+                comparison.add(actual, expected, start)
+            rows.append(comparison.stage(tolerance_of(moved.get(tensor, (0.0, 0.0)))))
+        yield worst_of(rows)
+        rows = []
+        scale = clip_coefficient(gradients, config)
+        for name in own:
+            before, right = model.get_parameter(name).detach(), gradients[name]
+            if before is embeddings.weight:
+                continue
+            tensor = updated_name(name)
+            comparison = _Blocks(f"{stage}, updated weights", updated_name(shown(name)))
+            right = torch.zeros_like(before) if right is None else right
+            for start, (actual, weight, gradient) in blocks(measured.updated[name], before, right):
+                after = weight if gradients[name] is None else adamw(weight, gradient * scale, config)
+                comparison.add(actual.double() - weight, after - weight, start, float(weight.abs().max()))
+            rows.append(comparison.stage(tolerance_of(moved.get(tensor, (0.0, 0.0)))))
+        yield worst_of(rows)
+
+    def _head(self, step: FixedStep, prefixes: PrefixStep, states: LayerStates) -> Iterator[Stage]:
+        large, last = self.large, len(self.large.layers) - 1
+        vocabulary = torch.zeros(len(character_tokenizer("")), large.hidden_size)
+        model = load_golden_model(large.save_layer(last, self.folder / "norm", vocabulary))
+        model.get_submodule(large.layers[0]).to("meta")
+        used, predicting = prefixes.predicting.unique(return_inverse=True)
+        leaving = states.leaving[last][used].float().double()
+        head = GoldenHead(model, large.layers[0], large, leaving, predicting, is_tuple=states.is_tuple)
+        exact, *draws = head.compute(step, self.config, self.precision)
+
+        table = large.weights.tensor(large.head)
+        saved = large.save_layer(last, self.folder / "head", table)
+        del table
+        measured = build_layer(self._settings_of(saved), self.device, large.layers[0], self.folder)
+        table_name = large.parameters[0]
+        actual = measured_head(measured, step, leaving, predicting, exact.stages["log-probs"], is_tuple=states.is_tuple)
+        del measured
+        gc.collect()
+        yield from self._head_stages(exact, draws, actual)
+        yield from self._head_gradients(head, exact, draws, actual, table_name)
+
+    def _head_stages(self, exact: HeadPass, draws: Sequence[HeadPass], measured: MeasuredHead) -> Iterator[Stage]:
+        for name, right in exact.stages.items():
+            # the loss is a mean of products of ratios and advantages, which cancel
+            summands = exact.stages["advantages"] if name == "loss" else right
+            moved = [float((draw.stages[name] - right).abs().max()) for draw in draws]
+            tolerance = max(tolerance_of(moved), floor_of(float(summands.abs().max())))
+            yield compare_tensor(name, name, measured.stages[name], right, tolerance)
+            if name == "log-probs" and measured.dense is not None:
+                yield compare_tensor(DENSE, DENSE, measured.dense, right, tolerance)
+
+    def _head_gradients(
+        self,
+        head: GoldenHead,
+        exact: HeadPass,
+        draws: Sequence[HeadPass],
+        measured: MeasuredHead,
+        table: str,
+    ) -> Iterator[Stage]:
+        """Yield the stages of gradients and updated weights; the LM head's are compared by rows of the vocabulary.
+
+        Args:
+            head: the fp64 side.
+            exact, draws: its passes.
+            measured: the device's.
+            table: the device's name of the LM head's weight.
+        """
+        config, shown = self.config, self.large.parameters[1]
+        scales = {each.draw: clipping(each, config) for each in (exact, *draws)}
+        gradient = _Blocks("head, gradients", gradient_name(shown))
+        updated = _Blocks("head, updated weights", updated_name(shown))
+        moved: list[Mapping[str, float]] = [dict.fromkeys(("gradient", "updated"), 0.0) for _ in draws]
+        for start, weight in head.weight_rows():
+            stop = start + len(weight)
+            right = head.weight_gradient(exact, start, stop, self.precision)
+            for index, each in enumerate(draws):
+                other = head.weight_gradient(each, start, stop, self.precision)
+                found = effects(weight, other, right, scales[each.draw], scales[None], config)
+                moved[index] = {name: max(value, found[name]) for name, value in moved[index].items()}
+            gradient.add(measured.gradients[table][start:stop], right, start)
+            after = adamw(weight, right * scales[None], config)
+            updated.add(measured.updated[table][start:stop].double() - weight, after - weight, start, _largest(weight))
+        gradients = [gradient.stage(tolerance_of([each["gradient"] for each in moved]))]
+        weights = [updated.stage(tolerance_of([each["updated"] for each in moved]))]
+
+        given = _Blocks("head, gradients", "gradient of the last hidden states")
+        given.add(measured.states_gradient, exact.states_gradient, 0)
+        distances = [_largest(each.states_gradient - exact.states_gradient) for each in draws]
+        gradients.append(given.stage(tolerance_of(distances)))
+        for name, right in exact.outside.items():
+            before = head.parameter(name)
+            found = [
+                effects(before, each.outside[name], right, scales[each.draw], scales[None], config) for each in draws
+            ]
+            actual = measured.gradients.get(name, torch.zeros_like(right))
+            gradient = _Blocks("head, gradients", gradient_name(name))
+            gradient.add(actual, right, 0)
+            gradients.append(gradient.stage(tolerance_of([each["gradient"] for each in found])))
+            after = adamw(before, right * scales[None], config)
+            updated = _Blocks("head, updated weights", updated_name(name))
+            updated.add(measured.updated.get(name, before).double() - before, after - before, 0, _largest(before))
+            weights.append(updated.stage(tolerance_of([each["updated"] for each in found])))
+        yield worst_of(gradients)
+        yield worst_of(weights)
+
+
+def clipping(each: HeadPass, config: Config) -> float:
+    """Return what `optim.grad_clip` multiplies the gradients of a pass by."""
+    return min(1.0, config.optim.grad_clip / (math.sqrt(each.squared_norm()) + 1e-6))
+
+
+class _Blocks:
+    """A tensor that is compared by rows, before its tolerance is known.
+
+    Args:
+        stage: its stage.
+        tensor: its name.
+    """
+
+    def __init__(self, stage: str, tensor: str) -> None:
+        self._worst = Stage(stage, 0.0, 0.0, tensor)
+        self._largest = self._summand = 0.0
+
+    def add(self, actual: torch.Tensor, expected: torch.Tensor, start: int, summand: float | None = None) -> None:
+        """Compare some rows.
+
+        Args:
+            actual, expected: of one shape, on the host.
+            start: index of the first row.
+            summand: their largest summand; None: the largest entry.
+        """
+        stage = compare_tensor(self._worst.name, self._worst.tensor, actual, expected, 0.0)
+        largest = _largest(expected)
+        self._largest = max(self._largest, largest)
+        self._summand = max(self._summand, largest if summand is None else summand)
+        if stage.index and not stage.error <= self._worst.error and not math.isnan(self._worst.error):
+            self._worst = replace(stage, index=(stage.index[0] + start, *stage.index[1:]))
+
+    def stage(self, tolerance: float) -> Stage:
+        """Return the stage, with a tolerance that is at least that of fp32."""
+        tolerance = max(tolerance, floor_of(self._summand))
+        return replace(self._worst, tolerance=tolerance, is_coarse=tolerance > COARSE * self._largest)
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
