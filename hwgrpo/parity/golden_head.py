@@ -20,8 +20,10 @@ from hwgrpo.parity.golden import DRAWS, FORWARD, golden_advantages, golden_loss
 from hwgrpo.parity.one_layer_models import LargeModel
 from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
 
-ROWS = 2**24
+ROWS = 2**21
 """Numbers of the head's weight in memory at once."""
+PARTS = 5
+"""Computations besides those by rows, whose roundings have seeds of their own."""
 
 
 @dataclass
@@ -92,7 +94,7 @@ class GoldenHead:
         passes = [self._input(draw, precision) for draw in (None, *range(DRAWS))]
         for start, weight in self.weight_rows():
             for each in passes:
-                with _rounding(each.draw, precision, 3 + start):
+                with _rounding(each.draw, precision, PARTS + start):
                     each.products[:, start : start + len(weight)] = each.normed.detach() @ weight.T
         around = None
         for each in passes:
@@ -108,7 +110,7 @@ class GoldenHead:
 
     def weight_gradient(self, each: HeadPass, start: int, stop: int, precision: Precision) -> torch.Tensor:
         """Return rows of the gradient of the head's weight."""
-        with _rounding(each.draw, precision, 3 + self._large.vocabulary + start):
+        with _rounding(each.draw, precision, PARTS + self._large.vocabulary + start):
             return each.products[:, start:stop].T @ each.normed.detach()
 
     def _input(self, draw: int | None, precision: Precision) -> HeadPass:

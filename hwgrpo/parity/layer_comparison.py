@@ -18,7 +18,7 @@ from torch import nn
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import load_model_config
+from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.parity.comparison import DENSE, Parity, check_features, floor_of, host_bytes, tolerance_of
 from hwgrpo.parity.fixed_step import FixedStep, make_step
@@ -61,14 +61,15 @@ def compare_layers(
         ConfigError: the model cannot be read or split into layers, or its largest part does not fit the host's memory.
     """
     check_features(config.model)
+    if uses_lora(config.model.lora):
+        raise ConfigError("--layers with model.lora: layers are compared without adapters; leave one of them out")
     if choose_strategy(config.trainer.strategy) != "single":
         raise ConfigError(
             f"--layers with trainer.strategy={choose_strategy(config.trainer.strategy)}: layers are compared in one "
             "process; start it without a launcher, with trainer.strategy=auto"
         )
-    total = load_model_config(config.model).get_text_config().num_hidden_layers
-    chosen = select_layers(layers, total)
     large = open_large_model(config.model)
+    chosen = select_layers(layers, len(large.layers))
     check_memory(large)
     dtype = choose_dtype(config.model.dtype, device)
     comparison = _Comparison(config, device, folder, large, Precision(dtype), report)
@@ -141,9 +142,10 @@ class _Comparison:
         self.report("embeddings")
         yield self._embeddings(step, prefixes, states)
         for number in chosen:
+            gc.collect()
             self.report(f"layer {number + 1}")
             yield from self._layer(number, prefixes, states)
-            gc.collect()
+        gc.collect()
         self.report("head")
         yield from self._head(step, prefixes, states)
 
@@ -179,6 +181,7 @@ class _Comparison:
         config.optim.grad_clip = config.optim.eps * math.sqrt(large.layer_sizes[number])
         measured = measured_layer(build_layer(config, self.device, first, self.folder), prefixes, upstream)
         self.layout, self.notes = measured.layout, (*self.notes, *measured.notes)
+        gc.collect()  # frees the device's model before the one in fp64
 
         model = load_golden_model(saved)
         embeddings: Any = model.get_input_embeddings()
@@ -284,7 +287,7 @@ class _Comparison:
             right = head.weight_gradient(exact, start, stop, self.precision)
             for index, each in enumerate(draws):
                 other = head.weight_gradient(each, start, stop, self.precision)
-                found = effects(weight, other, right, scales[each.draw], scales[None], config)
+                found = effects(other, right, scales[each.draw], scales[None], config)
                 moved[index] = {name: max(value, found[name]) for name, value in moved[index].items()}
             gradient.add(measured.gradients[table][start:stop], right, start)
             after = adamw(weight, right * scales[None], config)
@@ -298,9 +301,7 @@ class _Comparison:
         gradients.append(given.stage(tolerance_of(distances)))
         for name, right in exact.outside.items():
             before = head.parameter(name)
-            found = [
-                effects(before, each.outside[name], right, scales[each.draw], scales[None], config) for each in draws
-            ]
+            found = [effects(each.outside[name], right, scales[each.draw], scales[None], config) for each in draws]
             actual = measured.gradients.get(name, torch.zeros_like(right))
             gradient = _Blocks("head, gradients", gradient_name(name))
             gradient.add(actual, right, 0)

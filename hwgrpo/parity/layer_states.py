@@ -231,7 +231,14 @@ def _loaded(large: LargeModel, number: int) -> Iterator[Any]:
     with in_own_dtypes(), tempfile.TemporaryDirectory() as folder:
         vocabulary = len(character_tokenizer(""))
         settings = large.save_layer(number, Path(folder), torch.zeros(vocabulary, large.hidden_size))
-        yield load_golden_model(settings)
+        try:
+            model = load_golden_model(settings)
+        except ConfigError as error:
+            raise ConfigError(
+                f"model.path={large.settings.path!r} with --layers: layer {number + 1} alone is no model: {error}; "
+                "compare a small model of the same architecture without --layers"
+            ) from error
+        yield model
 
 
 def _is_within(parameter: str, large: LargeModel) -> bool:

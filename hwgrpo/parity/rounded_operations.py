@@ -127,8 +127,10 @@ class Rounded(TorchDispatchMode):
         def change(value: torch.Tensor) -> torch.Tensor:
             if not value.is_floating_point():
                 return value
-            factor = 1 + unit * (2 * torch.rand(value.shape, generator=self._generator, dtype=value.dtype) - 1)
-            return value.mul_(factor) if func._schema.is_mutable else value * factor
+            # in place: the gradient of a large matrix takes longer to allocate than to multiply
+            factor = torch.rand(value.shape, generator=self._generator, dtype=value.dtype)
+            factor.mul_(2 * unit).add_(1 - unit)
+            return value.mul_(factor) if func._schema.is_mutable else factor.mul_(value)
 
         if isinstance(result, torch.Tensor):
             return change(result)
