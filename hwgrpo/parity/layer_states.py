@@ -59,9 +59,7 @@ def number_prefixes(step: FixedStep) -> PrefixStep:
     numbers: dict[tuple[int, ...], int] = {}
     prompts, responses, predicting, inputs = list(step.prompts), [], [], set()
     members: list[list[int]] = []
-    for s, (index, part) in enumerate(
-        zip(step.prompt_index.tolist(), step.tokens.split(step.offsets.diff().tolist()), strict=True)
-    ):
+    for index, part in zip(step.prompt_index.tolist(), step.tokens.split(step.offsets.diff().tolist()), strict=True):
         tokens = (*step.prompts[index], *part.tolist())
         own = [numbers.setdefault(tokens[: end + 1], len(numbers)) for end in range(len(tokens))]
         size = len(step.prompts[index])
@@ -70,7 +68,6 @@ def number_prefixes(step: FixedStep) -> PrefixStep:
         predicting += own[size - 1 : -1]
         inputs |= {*own[:-1]}
         members.append(own)
-        assert s + 1 == len(members)
     width = max(map(len, members))
     rows = torch.tensor([own + [0] * (width - len(own)) for own in members])
     places = {number: s * width + column for s, own in enumerate(members) for column, number in enumerate(own)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.cli.main import main
-from hwgrpo.parity import comparison, settings
+from hwgrpo.parity import comparison, layer_comparison, settings
 from tests.docs.pages import blocks, page
 
 COMMANDS = [
@@ -20,7 +20,7 @@ ROW = re.compile(r"^(\w[\w ,-]*?) {2,}\S+ +\S+ +\S+$", re.MULTILINE)
 
 def test_the_commands_of_the_page_pass(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
     for command in COMMANDS:
         assert main([*command, "backend.name=cpu", "trainer.threads=1"]) == 0, command
 
@@ -42,3 +42,7 @@ def test_the_page_names_what_may_be_chosen(key: str):
 def test_the_pages_figure_of_memory_is_that_of_the_code():
     assert f"{comparison.BYTES_PER_PARAMETER} bytes of host memory per parameter" in page("parity.md")
     assert 24e9 // comparison.BYTES_PER_PARAMETER // 1e8 == 3  # "a model of 0.3B fits 24 GB"
+    per_layer, per_head = layer_comparison.BYTES_PER_LAYER_PARAMETER, layer_comparison.BYTES_PER_HEAD_PARAMETER
+    largest = f"{per_layer} bytes per parameter of its largest layer, or {per_head} of its LM head, and 3 GiB"
+    assert largest in page("parity.md")
+    assert layer_comparison.OTHER_BYTES == 3 * 2**30
