@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,6 @@ from hwgrpo_kernels import default_registry
 from torch import nn
 
 from hwgrpo.config import Config
-from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.tiny import character_tokenizer
@@ -149,17 +150,25 @@ class _Comparison:
         self.report("head")
         yield from self._head(step, prefixes, states)
 
-    def _settings_of(self, model: ModelConfig) -> Config:
+    @contextmanager
+    def _saved(self, part: str, number: int, table: torch.Tensor, head: torch.Tensor | None = None) -> Iterator[Config]:
+        """Save a model with one layer within the block; yield the settings that load it.
+
+        Args:
+            part: name of its folder.
+            number, table, head: as for `LargeModel.save_layer`.
+        """
         config = deepcopy(self.config)
-        config.model = model
-        return config
+        config.model = self.large.save_layer(number, self.folder / part, table, head)
+        try:
+            yield config
+        finally:
+            shutil.rmtree(self.folder / part, ignore_errors=True)
 
     def _embeddings(self, step: FixedStep, prefixes: PrefixStep, states: LayerStates) -> Stage:
         large = self.large
-        table = large.weights.tensor(large.embeddings)
-        model = large.save_layer(0, self.folder / "embeddings", table)
-        del table
-        measured = build_layer(self._settings_of(model), self.device, large.layers[0], self.folder)
+        with self._saved("embeddings", 0, large.weights.tensor(large.embeddings)) as config:
+            measured = build_layer(config, self.device, large.layers[0], self.folder)
         ids, actual = measured_embeddings(measured, step)
         of_token = {token: prefix for prefix, token in enumerate(prefixes.tokens.tolist())}
         right = states.embeddings[[of_token[token] for token in ids.tolist()]]
@@ -175,15 +184,13 @@ class _Comparison:
         table = table[torch.arange(max(len(table), len(character_tokenizer("")))) % len(table)]
         head = 0.02 * torch.randn(table.shape, generator=generator)
         upstream = torch.randn(shape, generator=generator) * prefixes.is_input[:, None]
-        saved = large.save_layer(number, self.folder / stage.replace(" ", "-"), table, head)
-        config = self._settings_of(saved)
-        # clips gradients to the size of AdamW's eps: the step shows them, and neither fp32 nor their signs hide it
-        config.optim.grad_clip = config.optim.eps * math.sqrt(large.layer_sizes[number])
-        measured = measured_layer(build_layer(config, self.device, first, self.folder), prefixes, upstream)
-        self.layout, self.notes = measured.layout, (*self.notes, *measured.notes)
-        gc.collect()  # frees the device's model before the one in fp64
-
-        model = load_golden_model(saved)
+        with self._saved(stage.replace(" ", "-"), number, table, head) as config:
+            # clips gradients to the size of AdamW's eps: the step shows them, and neither fp32 nor signs hide it
+            config.optim.grad_clip = config.optim.eps * math.sqrt(large.layer_sizes[number])
+            measured = measured_layer(build_layer(config, self.device, first, self.folder), prefixes, upstream)
+            self.layout, self.notes = measured.layout, (*self.notes, *measured.notes)
+            gc.collect()  # frees the device's model before the one in fp64
+            model = load_golden_model(config.model)
         embeddings: Any = model.get_input_embeddings()
         stored = embeddings.weight
         embeddings.weight = nn.Parameter(states.entering[number] / states.scale)
@@ -219,7 +226,7 @@ class _Comparison:
         scale = clip_coefficient(gradients, config)
         for name in own:
             before, right = model.get_parameter(name).detach(), gradients[name]
-            if before is embeddings.weight:
+            if not name.startswith(f"{first}."):
                 continue
             tensor = updated_name(name)
             comparison = _Blocks(f"{stage}, updated weights", updated_name(shown(name)))
@@ -233,23 +240,21 @@ class _Comparison:
     def _head(self, step: FixedStep, prefixes: PrefixStep, states: LayerStates) -> Iterator[Stage]:
         large, last = self.large, len(self.large.layers) - 1
         vocabulary = torch.zeros(len(character_tokenizer("")), large.hidden_size)
-        model = load_golden_model(large.save_layer(last, self.folder / "norm", vocabulary))
+        with self._saved("norm", last, vocabulary) as config:
+            model = load_golden_model(config.model)
         model.get_submodule(large.layers[0]).to("meta")
         used, predicting = prefixes.predicting.unique(return_inverse=True)
         leaving = states.leaving[last][used].float().double()
         head = GoldenHead(model, large.layers[0], large, leaving, predicting, is_tuple=states.is_tuple)
         exact, *draws = head.compute(step, self.config, self.precision)
 
-        table = large.weights.tensor(large.head)
-        saved = large.save_layer(last, self.folder / "head", table)
-        del table
-        measured = build_layer(self._settings_of(saved), self.device, large.layers[0], self.folder)
-        table_name = large.parameters[0]
+        with self._saved("head", last, large.weights.tensor(large.head)) as config:
+            measured = build_layer(config, self.device, large.layers[0], self.folder)
         actual = measured_head(measured, step, leaving, predicting, exact.stages["log-probs"], is_tuple=states.is_tuple)
         del measured
         gc.collect()
         yield from self._head_stages(exact, draws, actual)
-        yield from self._head_gradients(head, exact, draws, actual, table_name)
+        yield from self._head_gradients(head, exact, draws, actual, large.parameters[0])
 
     def _head_stages(self, exact: HeadPass, draws: Sequence[HeadPass], measured: MeasuredHead) -> Iterator[Stage]:
         for name, right in exact.stages.items():
