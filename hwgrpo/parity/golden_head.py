@@ -140,9 +140,8 @@ class GoldenHead:
                 advantages = golden_advantages(step)
                 old, ref = step.around(logprobs.detach() if around is None else around)
                 lengths = step.offsets.diff()
-                loss = golden_loss(
-                    logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config
-                ).mean()
+                token = golden_loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
+                loss = (token - config.algorithm.entropy_coef * entropies).mean()
             with _rounding(each.draw, precision, 3):
                 (each.products,) = torch.autograd.grad(loss, products)
         values = (logprobs, entropies, advantages, loss[None])

@@ -21,7 +21,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.parity.comparison import DENSE, Parity, check_features, floor_of, host_bytes, tolerance_of
+from hwgrpo.parity.comparison import DENSE, Parity, check_features, host_bytes
 from hwgrpo.parity.fixed_step import FixedStep, make_step
 from hwgrpo.parity.golden import adamw, clip_coefficient, gradient_name, load_golden_model, updated_name
 from hwgrpo.parity.golden_head import GoldenHead, HeadPass
@@ -36,7 +36,15 @@ from hwgrpo.parity.measured_layer import (
 )
 from hwgrpo.parity.one_layer_models import LargeModel, open_large_model
 from hwgrpo.parity.rounded_operations import Precision
-from hwgrpo.support.stage_differences import COARSE, Stage, compare_tensor, worst_of
+from hwgrpo.support.stage_differences import (
+    COARSE,
+    Stage,
+    compare_tensor,
+    largest,
+    least_tolerance,
+    rounding_tolerance,
+    worst_of,
+)
 from hwgrpo.training.policy.auto_settings import choose_dtype, choose_strategy
 
 NOTE = "each layer alone on fp64 hidden states: errors that accumulate over layers are not compared"
@@ -172,7 +180,7 @@ class _Comparison:
         ids, actual = measured_embeddings(measured, step)
         of_token = {token: prefix for prefix, token in enumerate(prefixes.tokens.tolist())}
         right = states.embeddings[[of_token[token] for token in ids.tolist()]]
-        return compare_tensor("embeddings", "embeddings", actual, right, floor_of(float(right.abs().max())))
+        return compare_tensor("embeddings", "embeddings", actual, right, least_tolerance(right))
 
     def _layer(self, number: int, prefixes: PrefixStep, states: LayerStates) -> Iterator[Stage]:
         large, first = self.large, self.large.layers[0]
@@ -208,7 +216,7 @@ class _Comparison:
 
         for layout, (prefix, actual) in measured.outputs.items():
             right = output[prefix]
-            tolerance = max(tolerance_of(moved[OUTPUT]), floor_of(float(right.abs().max())))
+            tolerance = rounding_tolerance(moved[OUTPUT], right)
             name = stage if layout == "rows" else f"{stage}, {layout}"
             yield compare_tensor(name, f"output of {large.layers[number]}", actual, right, tolerance)
         own = parameters_of(model, first)
@@ -220,7 +228,7 @@ class _Comparison:
             right = torch.zeros_like(model.get_parameter(name)) if right is None else right
             for start, (actual, expected) in blocks(measured.gradients.get(name, torch.zeros_like(right)), right):
                 comparison.add(actual, expected, start)
-            rows.append(comparison.stage(tolerance_of(moved.get(tensor, (0.0, 0.0)))))
+            rows.append(comparison.stage(moved.get(tensor, ())))
         yield worst_of(rows)
         rows = []
         scale = clip_coefficient(gradients, config)
@@ -234,7 +242,7 @@ class _Comparison:
             for start, (actual, weight, gradient) in blocks(measured.updated[name], before, right):
                 after = weight if gradients[name] is None else adamw(weight, gradient * scale, config)
                 comparison.add(actual.double() - weight, after - weight, start, float(weight.abs().max()))
-            rows.append(comparison.stage(tolerance_of(moved.get(tensor, (0.0, 0.0)))))
+            rows.append(comparison.stage(moved.get(tensor, ())))
         yield worst_of(rows)
 
     def _head(self, step: FixedStep, prefixes: PrefixStep, states: LayerStates) -> Iterator[Stage]:
@@ -261,7 +269,7 @@ class _Comparison:
             # the loss is a mean of products of ratios and advantages, which cancel
             summands = exact.stages["advantages"] if name == "loss" else right
             moved = [float((draw.stages[name] - right).abs().max()) for draw in draws]
-            tolerance = max(tolerance_of(moved), floor_of(float(summands.abs().max())))
+            tolerance = rounding_tolerance(moved, summands)
             yield compare_tensor(name, name, measured.stages[name], right, tolerance)
             if name == "log-probs" and measured.dense is not None:
                 yield compare_tensor(DENSE, DENSE, measured.dense, right, tolerance)
@@ -296,25 +304,25 @@ class _Comparison:
                 moved[index] = {name: max(value, found[name]) for name, value in moved[index].items()}
             gradient.add(measured.gradients[table][start:stop], right, start)
             after = adamw(weight, right * scales[None], config)
-            updated.add(measured.updated[table][start:stop].double() - weight, after - weight, start, _largest(weight))
-        gradients = [gradient.stage(tolerance_of([each["gradient"] for each in moved]))]
-        weights = [updated.stage(tolerance_of([each["updated"] for each in moved]))]
+            updated.add(measured.updated[table][start:stop].double() - weight, after - weight, start, largest(weight))
+        gradients = [gradient.stage([each["gradient"] for each in moved])]
+        weights = [updated.stage([each["updated"] for each in moved])]
 
         given = _Blocks("head, gradients", "gradient of the last hidden states")
         given.add(measured.states_gradient, exact.states_gradient, 0)
-        distances = [_largest(each.states_gradient - exact.states_gradient) for each in draws]
-        gradients.append(given.stage(tolerance_of(distances)))
+        distances = [largest(each.states_gradient - exact.states_gradient) for each in draws]
+        gradients.append(given.stage(distances))
         for name, right in exact.outside.items():
             before = head.parameter(name)
             found = [effects(each.outside[name], right, scales[each.draw], scales[None], config) for each in draws]
             actual = measured.gradients.get(name, torch.zeros_like(right))
             gradient = _Blocks("head, gradients", gradient_name(name))
             gradient.add(actual, right, 0)
-            gradients.append(gradient.stage(tolerance_of([each["gradient"] for each in found])))
+            gradients.append(gradient.stage([each["gradient"] for each in found]))
             after = adamw(before, right * scales[None], config)
             updated = _Blocks("head, updated weights", updated_name(name))
-            updated.add(measured.updated.get(name, before).double() - before, after - before, 0, _largest(before))
-            weights.append(updated.stage(tolerance_of([each["updated"] for each in found])))
+            updated.add(measured.updated.get(name, before).double() - before, after - before, 0, largest(before))
+            weights.append(updated.stage([each["updated"] for each in found]))
         yield worst_of(gradients)
         yield worst_of(weights)
 
@@ -345,17 +353,13 @@ class _Blocks:
             summand: their largest summand; None: the largest entry.
         """
         stage = compare_tensor(self._worst.name, self._worst.tensor, actual, expected, 0.0)
-        largest = _largest(expected)
-        self._largest = max(self._largest, largest)
-        self._summand = max(self._summand, largest if summand is None else summand)
+        most = largest(expected)
+        self._largest = max(self._largest, most)
+        self._summand = max(self._summand, most if summand is None else summand)
         if stage.index and not stage.error <= self._worst.error and not math.isnan(self._worst.error):
             self._worst = replace(stage, index=(stage.index[0] + start, *stage.index[1:]))
 
-    def stage(self, tolerance: float) -> Stage:
-        """Return the stage, with a tolerance that is at least that of fp32."""
-        tolerance = max(tolerance, floor_of(self._summand))
+    def stage(self, draws: Sequence[float]) -> Stage:
+        """Return the stage, by how far rounding moves the tensor in each draw."""
+        tolerance = rounding_tolerance(draws, torch.tensor([self._summand]))
         return replace(self._worst, tolerance=tolerance, is_coarse=tolerance > COARSE * self._largest)
-
-
-def _largest(values: torch.Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0
