@@ -48,7 +48,7 @@ from hwgrpo.support.stage_differences import (
 from hwgrpo.training.policy.auto_settings import choose_dtype, choose_strategy
 
 NOTE = "each layer alone on fp64 hidden states: errors that accumulate over layers are not compared"
-BYTES_PER_LAYER_PARAMETER, BYTES_PER_HEAD_PARAMETER, OTHER_BYTES = 44, 24, 3 * 2**30
+BYTES_PER_LAYER_PARAMETER, BYTES_PER_HEAD_PARAMETER, OTHER_BYTES = 36, 27, 3 * 2**30
 """Host memory. A layer in fp64 has its weights, its gradients without and with rounding and their copies; the fp32
 gradients and updated weights of the device are held beside. The head in fp32 has weights, gradients, two optimizer
 states and a copy of the gradients. Then logits in fp64, and the libraries."""
