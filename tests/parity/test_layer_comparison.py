@@ -118,6 +118,20 @@ def test_layers_are_compared_in_the_layout_of_the_settings(folder, capsys):
     assert report["layout"] == "padded"
 
 
+def test_a_layer_is_compared_on_the_hidden_states_that_enter_it(folder, capsys, monkeypatch):
+    """Embeddings of Gemma are scaled: what enters a layer is no row of the one-layer model's table."""
+    compared, check = [], layer_comparison.check_alone
+    rounding = layer_comparison.rounding_of_layer
+    monkeypatch.setattr(
+        layer_comparison, "rounding_of_layer", lambda *args: compared.append(args[-2]) or rounding(*args)
+    )
+    monkeypatch.setattr(layer_comparison, "check_alone", lambda *args: compared.append(args[-1]) or check(*args))
+    assert parity(capsys, folder("gemma3_text"))["passed"]
+    assert len(compared) == 4
+    for within, alone in zip(compared[::2], compared[1::2], strict=True):
+        torch.testing.assert_close(alone, within, rtol=0, atol=1e-5 * float(within.abs().max()))
+
+
 def changed(part: str, change: Callable[[Any], object]) -> Mutant:
     """Return a mutant that changes a part on the device: `embeddings`, a layer, as `layer-1`, or `head`."""
 
