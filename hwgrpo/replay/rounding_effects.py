@@ -20,6 +20,7 @@ from hwgrpo.models.layers import decoder_layers
 from hwgrpo.replay.results import NORM, Passes, gradient_of, norm_of
 from hwgrpo.support.stage_differences import DRAWS, Stage, largest, least_tolerance, rounding_tolerance, worst_of
 from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.strategies.optimizer import total_norm
 
 REPEATABILITY = "repeatability"
 REPEATS = 2
@@ -89,7 +90,7 @@ def _changes(
     norms = []
     for name, gradient in passes.gradients() if gradients else ():
         changes[gradient_of(name)] = _gap(gradient, gradients[name])
-        norms.append(float(torch.linalg.vector_norm(gradient - gradients[name])))
+        norms.append(float(total_norm([gradient - gradients[name]])))
         changes[norm_of(name)] = norms[-1]
     if gradients:
         changes[NORM] = math.hypot(*norms)

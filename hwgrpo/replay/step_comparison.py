@@ -36,6 +36,7 @@ from hwgrpo.support.stage_differences import Stage, compare_tensor, largest, lea
 from hwgrpo.training.captured_step import Parameter, entries_of, entry_places
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.strategies.muon import MuonAdamW
+from hwgrpo.training.strategies.optimizer import total_norm
 from hwgrpo.training.strategies.param_shard import adamw_state
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import Rewards
@@ -222,7 +223,7 @@ def _gradient(
     entries, norm = gradient_of(parameter.name), norm_of(parameter.name)
     assert expected is not None, entries
     yield _at_place(_compare(stage, entries, entries_of(gradient), expected, tolerances[entries]), parameter)
-    norms = [torch.tensor([each], dtype=torch.float64) for each in (_norm(gradient), parameter.norm)]
+    norms = [torch.tensor([each], dtype=torch.float64) for each in (float(total_norm([gradient])), parameter.norm)]
     yield _compare(stage, norm, norms[0], norms[1], tolerances[norm])
 
 
@@ -232,10 +233,6 @@ def _at_place(compared: Stage, parameter: Parameter) -> Stage:
         return compared
     place = entry_places(math.prod(parameter.shape))[compared.index[0]]
     return replace(compared, index=tuple(int(axis) for axis in torch.unravel_index(place, parameter.shape)))
-
-
-def _norm(gradient: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(gradient))
 
 
 def _update(passes: Passes, tolerances: Mapping[str, float], notes: list[str]) -> Iterator[Stage]:

@@ -13,6 +13,7 @@ from hwgrpo.errors import RunError
 from hwgrpo.research.outcomes import Outcome, pairs
 from hwgrpo.research.reward_losses import bradley_terry, classification, mse
 from hwgrpo.rewards.models.padded_batches import batches
+from hwgrpo.training.strategies.optimizer import clip_by_norm
 
 LOSSES = ("classification", "mse", "bradley_terry")
 MAX_GRADIENT = 1.0
@@ -102,7 +103,8 @@ class RewardTraining:
                 total += float(loss.detach())
         if not math.isfinite(total):
             raise RunError(f"the loss of the online reward model is {total}: {_REMEDY}")
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), MAX_GRADIENT, foreach=False))
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        norm = float(clip_by_norm(gradients, MAX_GRADIENT))
         if not math.isfinite(norm):
             raise RunError(f"the gradient of the online reward model has the norm {norm}: {_REMEDY}")
         self._optimizer.step()

@@ -87,7 +87,7 @@ def test_no_memory_for_the_gradients_costs_the_capture_and_not_the_run(tmp_path:
     def full(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(capture_stages, "vector_norm", full)
+    monkeypatch.setattr(capture_stages, "total_norm", full)
     output = tmp_path / "run"
     folder = capture(output, "observe.progress=plain")
     assert "warning: step 3 could not be captured: out of memory; the run continues" in capsys.readouterr().out

@@ -16,7 +16,6 @@ import torch
 import transformers
 from hwgrpo_backends.device import Device
 from safetensors import SafetensorError
-from torch.linalg import vector_norm
 
 import hwgrpo
 from hwgrpo.config import Config
@@ -30,6 +29,7 @@ from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.stages.stage import StepState
 from hwgrpo.training.strategies.ddp import Ddp
+from hwgrpo.training.strategies.optimizer import total_norm
 from hwgrpo.training.strategies.param_shard import full_param_shards
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -179,7 +179,7 @@ class StepCapture:
         gradients = [self.strategy.gradient(p) for p in self._named().values() if p.requires_grad]
         shapes = [p for p in self._named().values() if p.requires_grad]
         kept = [torch.zeros_like(entries_of(p)) if g is None else entries_of(g) for g, p in zip(gradients, shapes)]
-        norms = [0.0 if g is None else float(vector_norm(g.detach(), dtype=torch.float32)) for g in gradients]
+        norms = [0.0 if g is None else float(total_norm([g.detach().float()])) for g in gradients]
         self._tensors["gradients"] = _joined(kept)
         self._tensors["gradient_norms"] = torch.tensor(norms, dtype=torch.float64)
         self._facts["loss"] = loss

@@ -13,6 +13,9 @@ from hwgrpo.models.meta_device import full_shape
 from hwgrpo.training.strategies.held_adamw import HeldAdamW, gradient_of
 from hwgrpo.training.strategies.muon import muon_adamw
 
+PIECE = 2**14
+"""Entries whose squares torch sums without loss on a CPU."""
+
 
 def build_optimizer(
     module: nn.Module, optim: Any, *, separate_masters: bool = False, offload: str = "none"
@@ -95,9 +98,21 @@ class Stepping:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+def total_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of all entries of tensors, fp32; 0-d.
+
+    On a CPU torch (2.13) sums the squares of one fp32 tensor in a few running sums, which loses 0.5 % of the norm of
+    70 million normal numbers: there it is that of pieces of at most `PIECE` entries.
+    """
+    pieces = [
+        piece for each in tensors for piece in (each.reshape(-1).split(PIECE) if each.device.type == "cpu" else (each,))
+    ]
+    return torch.nn.utils.get_total_norm(pieces)
+
+
 def clip_by_norm(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
     """Clip gradients to a total norm of `max_norm` (0: do not clip); return the norm before."""
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = total_norm(gradients)
     if max_norm > 0 and gradients:
         torch._foreach_mul_(list(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
@@ -117,7 +132,7 @@ def clip_shards_by_norm(
         sum_over_ranks: sums a few numbers over the ranks.
         copies: gradients whose elements are also in another rank's shards.
     """
-    squared = torch.nn.utils.get_total_norm(shards).double().square()
+    squared = total_norm(shards).double().square()
     norm = torch.tensor(sum_over_ranks([float(squared)])[0], dtype=torch.float64).sqrt().float()
     if max_norm > 0:
         for shard in (*shards, *copies):
