@@ -57,7 +57,7 @@ def _run_captured(args: argparse.Namespace) -> int:
     from hwgrpo.cli.backend_selection import prepare_host
     from hwgrpo.cli.stored_code import check_trust, named_code, print_code
     from hwgrpo.config.named_files import with_absolute_paths
-    from hwgrpo.errors import CheckpointError, ConfigError
+    from hwgrpo.errors import CheckpointError, ConfigError, DataError
     from hwgrpo.replay.replay_settings import captured_tree, replay_settings
     from hwgrpo.training.captured_files import FACTS, read_facts
 
@@ -66,12 +66,12 @@ def _run_captured(args: argparse.Namespace) -> int:
         raise ConfigError(f"--recipe {args.recipe}: it is for files of TRL and verl; {folder} has its own settings")
     try:
         facts = read_facts(folder)
+        tree = captured_tree(facts)
     except CheckpointError as error:  # an error in the command's argument
         raise ConfigError(str(error)) from error
-    tree = captured_tree(facts)
     if args.trust_code:
         print_code(folder / FACTS, tree)
-    settings = replay_settings(facts, args.overrides, {} if args.trust_code else named_code(tree))
+    settings = replay_settings(facts, args.overrides, None if args.trust_code else named_code(tree))
     check_trust(settings.config, [*settings.overridden], "add {}=true to the command")
     host = prepare_host(settings.config)
 
@@ -89,12 +89,18 @@ def _run_captured(args: argparse.Namespace) -> int:
     config = with_absolute_paths(settings.config)
     settings = dataclasses.replace(settings, config=config)
     device = prepare_process(config, host.backend, host.local_rank, 1)
-    captured = read_step(folder, facts)
-    with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = None if args.checkpoint is None else Path(args.checkpoint)
-        with name_missing_operations(device), explain_out_of_memory(config, device, lambda: LOADING):
+    checkpoint = None if args.checkpoint is None else Path(args.checkpoint)
+    try:
+        captured = read_step(folder, facts)
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            name_missing_operations(device),
+            explain_out_of_memory(config, device, lambda: LOADING),
+        ):
             model = build_replay(captured, settings, device, Path(scratch), checkpoint)
             compared = compare(model)
+    except (CheckpointError, DataError) as error:
+        raise ConfigError(str(error)) from error
     here = {
         "backend": host.backend.name,
         "device": device.name,
@@ -155,9 +161,9 @@ def _run_peer(args: argparse.Namespace) -> int:
     try:
         tokenizer = load_tokenizer(config.model)
         dump = read_dump(Path(args.step), functions, config.rollout.n, tokenizer)
+        compared = compare_dump(dump, config, tokenizer)
     except DataError as error:  # an error in the command's argument
         raise ConfigError(str(error)) from error
-    compared = compare_dump(dump, config, tokenizer)
     if not compared.stages:
         raise ConfigError(f"{args.step}: nothing of it can be compared: {'; '.join(compared.notes)}")
     if args.json:

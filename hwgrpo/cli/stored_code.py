@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hwgrpo.config import Config
 from hwgrpo.config.recipe_files import read_recipe
+from hwgrpo.config.stored_settings import settings_from
 from hwgrpo.errors import ConfigError
 from hwgrpo.support.text import terminal_line
 
@@ -28,14 +30,27 @@ def print_code(settings: Path, tree: dict[str, object] | None = None) -> None:
     Raises:
         ConfigError: the file cannot be read.
     """
-    named = ", ".join(dict.fromkeys(named_code(read_recipe(settings) if tree is None else tree).values()))
+    tree = read_recipe(settings) if tree is None else tree
+    try:
+        found = named_code(tree)
+    except ConfigError:  # settings that do not load, or need what the command line sets
+        found = _named(tree)
+    named = ", ".join(dict.fromkeys(found.values()))
     if named:
         line = f"hwgrpo: note: {settings} names code, which is run as who made that folder wrote it: {named}"
         print(terminal_line(line), file=sys.stderr, flush=True)
 
 
 def named_code(tree: dict[str, object]) -> dict[str, str]:
-    """Return the settings that name a Python file or module, wherever they are: `reward.functions.0.name` -> value."""
+    """Return the settings that name a Python file or module, wherever they are: `reward.functions.0.name` -> value.
+
+    Raises:
+        ConfigError: this version has other settings, or an interpolation, which may stand for a name, is not resolved.
+    """
+    return _named(dataclasses.asdict(settings_from(tree)))
+
+
+def _named(tree: dict[str, object]) -> dict[str, str]:
     plugins = tree.get("plugins")
     of_plugins = plugins if isinstance(plugins, list) else ()
     return {f"plugins.{i}": str(each) for i, each in enumerate(of_plugins)} | dict(_functions(tree))

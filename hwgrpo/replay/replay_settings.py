@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.config.load import unset_variables
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.config.written_config import dotted, texts
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.support.text import HIDDEN, MASK
 
 UNREAD = (
@@ -20,6 +22,15 @@ UNREAD = (
     *("trainer.strategy", "trainer.stages"),
 )
 """Sections and settings that a replay does not use: a plug-in that they name may be absent."""
+PROGRAMS = "code"
+"""The reward that runs responses as programs."""
+OPENING = {"sandbox_level", "site_packages"}
+"""Its arguments that may take protection away."""
+
+
+_LESS_PROTECTED = (
+    "lets programs of the captured step do more than by default; if you trust who made it, add --trust-code"
+)
 
 
 @dataclass(frozen=True)
@@ -38,19 +49,30 @@ class ReplaySettings:
 
 
 def captured_tree(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a captured step's step.json as plain containers."""
-    return copy.deepcopy(stored_tree(facts["config"]))
+    """Return the settings in a captured step's step.json as plain containers.
+
+    Raises:
+        CheckpointError: it has none that a run wrote.
+    """
+    try:
+        tree = copy.deepcopy(stored_tree(facts["config"]))
+    except (KeyError, TypeError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise CheckpointError(f"step.json has no settings that can be read: {error}; copy the folder again") from error
+    if not isinstance(tree, dict):
+        raise CheckpointError("step.json has no settings: its config is no mapping; copy the folder again")
+    return tree
 
 
 def replay_settings(
-    facts: Mapping[str, Any], overrides: Sequence[str], untrusted: Mapping[str, str] = MappingProxyType({})
+    facts: Mapping[str, Any], overrides: Sequence[str], untrusted: Mapping[str, str] | None = None
 ) -> ReplaySettings:
     """Return the settings of a replay; data, and files of rewards, may be missing.
 
     Args:
         facts: content of the captured step's step.json.
         overrides: `key=value` of the command line.
-        untrusted: captured settings that name code -> its name; rewards among them are missing.
+        untrusted: captured settings that name code -> its name; rewards among them are missing, as are those that
+            would run captured programs with less protection than by default. None: who captured the step is trusted.
 
     Raises:
         ConfigError: an override is wrong, or untrusted code is more than rewards.
@@ -58,7 +80,7 @@ def replay_settings(
     tree = captured_tree(facts)
     overridden = frozenset(each.lstrip("+").partition("=")[0] for each in overrides)
     missing = {}
-    for key, name in untrusted.items():
+    for key, name in (untrusted or {}).items():
         if any(f"{key}.".startswith(f"{each}.") for each in (*overridden, *UNREAD)):
             continue
         if not key.startswith("reward.functions."):
@@ -85,6 +107,21 @@ def replay_settings(
         unread=UNREAD,
     )
     config.data.template_date = config.data.template_date or facts["template_date"]
+    if untrusted is not None:
+        missing |= _less_protected(config, overridden)
     unset = unset_variables(config)
     missing |= {key: f"the environment variable {name} is not set" for key, name in unset.items()}
     return ReplaySettings(config, overridden, {key: why for key, why in missing.items() if key not in overridden})
+
+
+def _less_protected(config: Config, overridden: Collection[str]) -> dict[str, str]:
+    """Return the rewards that protect less from captured programs than by default -> why that is not done here."""
+    found = {}
+    for i, function in enumerate(config.reward.functions):
+        if function.name != PROGRAMS:
+            continue
+        if config.reward.sandbox.level == "none" and "reward.sandbox.level" not in overridden:
+            found[f"reward.functions.{i}.name"] = f"reward.sandbox.level=none {_LESS_PROTECTED}"
+        for argument in OPENING & function.kwargs.keys():
+            found[f"reward.functions.{i}.kwargs.{argument}"] = f"it {_LESS_PROTECTED}"
+    return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 import torch
 
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config.derived import has_exact_kl
+from hwgrpo.errors import ConfigError
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.replay.replayed_model import ReplayedModel, restore_update
 from hwgrpo.training.checkpoint import rng_state
@@ -51,6 +53,7 @@ class Passes:
         if has_kl and (missing or algorithm.kl.target is not None):
             self._inputs = False
             self.notes.append(f"{KL} is not compared: {missing or 'its coefficient adapts within the step'}")
+        self._check_captured(has_probs)
         old = self.batch.old_logprobs
         self._old = old is not None and algorithm.old_logprobs == "trainer" and self.batch.rollout_shares is None
         self._scores_all = algorithm.kl.in_reward or takes(algorithm.advantage, "token_probs")
@@ -60,6 +63,9 @@ class Passes:
         self.updates = True
         self.clipped = False
         """Whether a ratio was beyond the clip bounds in the last passes of the update."""
+        if not model.update.trained_sequences(self.batch, self.sequences):
+            self.updates = False
+            self.notes.append("passes of the update are not compared: no response has an advantage")
         other = self._other_dropout() if model.update.has_dropout else None
         if other is not None:
             self.updates = False
@@ -67,6 +73,25 @@ class Passes:
         if has_exact_kl(config) and missing:
             self.updates = False
             self.notes.append(f"passes of the update are not compared: the loss reads the reference, and {missing}")
+
+    def _check_captured(self, has_probs: bool) -> None:
+        """Check that the step has what the settings need.
+
+        Raises:
+            ConfigError: an override asks for more.
+        """
+        config = self.model.settings.config
+        kl, estimator = config.algorithm.kl, config.algorithm.advantage
+        needs_reference = kl.coef > 0 and not kl.in_reward and not has_exact_kl(config)
+        for key, value, what, is_missing in (
+            ("kl.coef", kl.coef, "reference log-probs", needs_reference and self.batch.ref_logprobs is None),
+            ("advantage.name", estimator.name, "probabilities", takes(estimator, "token_probs") and not has_probs),
+        ):
+            if is_missing:
+                raise ConfigError(
+                    f"algorithm.{key}={value}: it needs {what} of each token, which the captured step lacks; leave it "
+                    "as it was captured"
+                )
 
     def run(self) -> dict[str, torch.Tensor]:
         """Run all passes; return the results by stage, on the host. The gradients are in the parameters."""
@@ -120,7 +145,7 @@ class Passes:
         """Clip the gradients and update the weights, as the run does; return the gradient's norm."""
         update, config = self.model.update, self.model.settings.config
         norm = float(self.model.strategy.clip_gradients(config.optim.grad_clip))
-        if torch.isfinite(torch.tensor(norm)):
+        if math.isfinite(norm):
             self.model.strategy.step(learning_rate(config.optim, update.updates_done, update.total_updates))
         else:
             self.model.strategy.discard_gradients()

@@ -196,7 +196,8 @@ def _advantages(model: ReplayedModel, notes: list[str]) -> Iterator[Stage]:
         temperature=batch.temperature,
     )
     columns, expected = (value.to_tensors("")[0] for value in (made, batch))
-    names = [name for name in {**expected, **columns} if name not in ADDED_LATER]
+    # columns of an engine's own are captured with the batch alone
+    names = [name for name in {**expected, **columns} if not name.startswith((*ADDED_LATER, "token_extras."))]
     none = torch.zeros(0)
     yield worst_of(
         _compare("batch", name, columns.get(name, none).double(), expected.get(name, none).double(), 0.0)

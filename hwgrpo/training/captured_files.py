@@ -47,7 +47,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
         if name != Path(name).name:
             raise CheckpointError(f"{folder / SUMS} is damaged: the file {name!r} leaves the folder")
         _check(folder / name, digest)
-    facts = json.loads((folder / FACTS).read_bytes())
+    try:
+        facts = json.loads((folder / FACTS).read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{folder / FACTS} is no JSON: {error}; copy the folder again") from error
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         found = facts.get("schema") if isinstance(facts, dict) else None
         raise CheckpointError(f"{folder / FACTS} has schema {found!r}; this version reads {SCHEMA}")

@@ -5,26 +5,30 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hwgrpo.algorithms.groups import Groups
 from hwgrpo.cli.main import main
-from hwgrpo.cli.stored_code import FUNCTION_KEYS, print_code
+from hwgrpo.cli.stored_code import FUNCTION_KEYS, named_code, print_code
 from hwgrpo.config import load_config
 from hwgrpo.config.named_files import function_settings
 from hwgrpo.models.rounding import unit_of_sum
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.replay import replayed_model, rounding_effects, step_comparison
+from hwgrpo.replay.replay_settings import captured_tree, replay_settings
 from hwgrpo.replay.step_comparison import WITHIN_BOUNDS
 from hwgrpo.rewards.response_text import ResponseDecoder
 from hwgrpo.support.stage_differences import Stage, rounding_tolerance
+from hwgrpo.training.captured_files import read_facts
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.optimizer import Stepping
@@ -463,25 +467,119 @@ def test_rewards_in_files_are_computed_again_only_where_you_trust_them(tmp_path:
     assert own.with_suffix(".ran").exists(), "the command line names it"
 
 
-@pytest.mark.parametrize("setting", ["plugins", "algorithm.loss.name"])
+CODE = {
+    "plugins": {"plugins: []": "plugins: [own_code]"},
+    "plugins.0": {
+        "plugins: []": "plugins: ['${data.system_prompt}']",
+        "system_prompt: null": "system_prompt: own_code",
+    },
+    "algorithm.loss.name": {"name: ppo_clip": "name: FOLDER/own_code.py:reward"},
+    "algorithm.advantage.name": {
+        "advantage:\n    name: grpo": "advantage:\n    name: ${data.system_prompt}",
+        "system_prompt: null": "system_prompt: FOLDER/own_code.py:reward",
+    },
+}
+"""Setting -> captured texts that are replaced."""
+
+
+@pytest.mark.parametrize("setting", CODE)
 def test_other_code_is_refused_before_it_runs(setting: str, captures: Path, tmp_path: Path, capsys, monkeypatch):
     (tmp_path / "own_code.py").write_text(RUNS_CODE)
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(captures / "step_00001", tmp_path / "step")
-    old, new = {
-        "plugins": ("plugins: []", "plugins: [own_code]"),
-        "algorithm.loss.name": ("name: ppo_clip", f"name: {tmp_path}/own_code.py:reward"),
-    }[setting]
-
-    def name_code(facts: dict[str, Any]) -> None:
-        assert facts["config"].count(old) == 1
-        facts["config"] = facts["config"].replace(old, new)
-
-    changed(tmp_path / "step", name_code)
+    changed(tmp_path / "step", with_settings(CODE[setting], tmp_path))
     error = error_of(capsys, tmp_path / "step", "backend.name=cpu")
     assert setting in error
     assert "add --trust-code" in error
     assert not (tmp_path / "own_code.ran").exists()
+
+
+def with_settings(replaced: Mapping[str, str], folder: Path) -> Callable[[dict[str, Any]], None]:
+    """Return a change of a step's settings."""
+
+    def change(facts: dict[str, Any]) -> None:
+        for old, new in replaced.items():
+            assert facts["config"].count(old) == 1, old
+            facts["config"] = facts["config"].replace(old, new.replace("FOLDER", str(folder)))
+
+    return change
+
+
+def test_rewards_that_an_interpolation_names_are_code_too(tmp_path: Path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text(RUNS_CODE)
+    step = capture(tmp_path / "run", "reward.functions=[length, exact_match]") / "step_00001"
+    replaced = {
+        "name: exact_match": "name: ${data.system_prompt}",
+        "system_prompt: null": "system_prompt: FOLDER/own.py:reward",
+    }
+    changed(step, with_settings(replaced, tmp_path))
+    report = replay(capsys, step, trust=())
+    assert any("own.py:reward is code of who made the captured step" in note for note in report["notes"])
+    assert not own.with_suffix(".ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("level", "kwargs", "why"),
+    [
+        ("none", "{}", "reward.sandbox.level=none lets programs of the captured step do more"),
+        ("auto", "{sandbox_level: none}", "reward.functions.1.kwargs.sandbox_level: it lets programs"),
+        ("auto", "{site_packages: true}", "reward.functions.1.kwargs.site_packages: it lets programs"),
+    ],
+)
+def test_captured_settings_do_not_take_protection_from_programs_away(level, kwargs, why, captures: Path, capsys):
+    """Only the command line, or trust in who captured the step, lets its programs run with less protection."""
+    facts = read_facts(captures / "step_00001")
+    functions = [{"name": "exact_match"}, {"name": "code", "kwargs": yaml.safe_load(kwargs)}]
+    tree = captured_tree(facts)
+    tree["reward"] |= {"functions": functions, "sandbox": {"level": level}}
+    facts = facts | {"config": yaml.safe_dump(tree)}
+    missing = replay_settings(facts, ("backend.name=cpu",), named_code(tree)).missing
+    assert [why in f"{key}: {reason}" for key, reason in missing.items()] == [True]
+    assert replay_settings(facts, ("backend.name=cpu",), None).missing == {}
+    if level == "none":
+        assert replay_settings(facts, ("reward.sandbox.level=none",), named_code(tree)).missing == {}
+
+
+def test_columns_of_an_engine_of_your_own_are_those_of_the_batch(captures: Path, tmp_path: Path, capsys):
+    step = tmp_path / "step"
+    shutil.copytree(captures / "step_00001", step)
+    tensors = load_file(step / "step.safetensors")
+    tensors["batch.token_extras.x"] = torch.ones(len(tensors["batch.tokens"]))
+    before = hashlib.sha256((step / "step.safetensors").read_bytes()).hexdigest()
+    save_file(tensors, step / "step.safetensors")
+    sums = (step / "SHA256SUMS").read_text()
+    after = hashlib.sha256((step / "step.safetensors").read_bytes()).hexdigest()
+    (step / "SHA256SUMS").write_text(sums.replace(before, after))
+    changed(step, lambda facts: facts["values"]["batch."].update(token_extras=["x"]))
+    assert_same(replay(capsys, step))
+
+
+def test_a_checkpoint_that_is_none_is_an_error_in_the_argument(captures: Path, tmp_path: Path, capsys):
+    error = error_of(capsys, captures / "step_00003", "backend.name=cpu", "--checkpoint", str(tmp_path))
+    assert str(tmp_path) in error
+
+
+def test_a_step_in_which_nothing_is_trained_says_that_its_passes_are_not_compared(tmp_path: Path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text(RUNS_CODE.replace("float(len(solution_str))", "1.0"))
+    step = capture(tmp_path / "run", "algorithm.kl.coef=0", f"reward.functions=['{own}:reward']") / "step_00001"
+    report = replay(capsys, step, "rollout.temperature=0.5")
+    assert "passes of the update are not compared: no response has an advantage" in report["notes"]
+    assert "loss" not in [stage["name"] for stage in report["stages"]]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.kl.coef=0.1", "algorithm.kl.coef=0.1: it needs reference log-probs of each token"),
+        ("algorithm.advantage.name=optimal_token_baseline", "it needs probabilities of each token"),
+    ],
+)
+def test_settings_that_need_what_was_not_captured_are_refused(override, message, captures_with_dropout, capsys):
+    error = error_of(capsys, captures_with_dropout / "step_00001", "backend.name=cpu", "--trust-code", override)
+    assert message in error
+    assert "leave it as it was captured" in error
 
 
 def test_a_step_without_its_weights_takes_a_checkpoint_or_an_exported_model(captures: Path, tmp_path: Path, capsys):

@@ -99,7 +99,7 @@ class Stepping:
 
 
 def total_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of all entries of tensors, fp32; 0-d.
+    """Return the norm of all entries of tensors, 0-d, in their dtype.
 
     On a CPU torch (2.13) sums the squares of one fp32 tensor in a few running sums, which loses 0.5 % of the norm of
     70 million normal numbers: there it is that of pieces of at most `PIECE` entries.
@@ -132,8 +132,8 @@ def clip_shards_by_norm(
         sum_over_ranks: sums a few numbers over the ranks.
         copies: gradients whose elements are also in another rank's shards.
     """
-    squared = total_norm(shards).double().square()
-    norm = torch.tensor(sum_over_ranks([float(squared)])[0], dtype=torch.float64).sqrt().float()
+    squared = float(total_norm(shards)) ** 2
+    norm = torch.tensor(sum_over_ranks([squared])[0], dtype=torch.float64).sqrt().float()
     if max_norm > 0:
         for shard in (*shards, *copies):
             shard.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(shard.device))
