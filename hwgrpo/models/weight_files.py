@@ -21,14 +21,14 @@ def check_weight_files(path: str, folder: Path) -> None:
     Raises:
         ConfigError: a file is missing or truncated.
     """
-    files = {*folder.glob("*.safetensors"), *_indexed(folder)}
+    files = {*folder.glob("*.safetensors"), *indexed_files(folder)}
     for file in sorted(files):
         reason = _incomplete(file)
         if reason is not None:
             raise ConfigError(f"model.path={path!r}: {file.name} {reason}; copy or download it again")
 
 
-def _indexed(folder: Path) -> set[Path]:
+def indexed_files(folder: Path) -> set[Path]:
     """Return the files that the index of a sharded model names."""
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if not index.is_file():

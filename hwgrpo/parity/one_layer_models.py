@@ -12,19 +12,21 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model, load_model_config, resolve_model_path
 from hwgrpo.models.stored_dtype import cached_folder, read_header
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.models.weight_files import check_weight_files
+from hwgrpo.models.weight_files import check_weight_files, indexed_files
 from hwgrpo.parity.golden import layer_names
 
 FLOATS = {"F64", "F32", "BF16", "F16"}
-INDICES = ("mlp_only_layers", "moe_layers")
+INDICES = ("attn_layer_indices", "mlp_only_layers", "moe_layers")
 """Settings that list the layers of a kind."""
+OF_ALL_LAYERS = ("architectures", "time_step_limit", "mlp_multipliers", "ssm_multipliers")
+"""Lists of which every layer reads the whole, however many layers there are."""
 
 
 class StoredWeights:
@@ -39,10 +41,9 @@ class StoredWeights:
     """
 
     def __init__(self, path: str, folder: Path) -> None:
-        files = sorted(folder.glob("*.safetensors"))
+        # as transformers chooses: other files beside them may have the weights once more, by other names
         whole = folder / SAFE_WEIGHTS_NAME
-        if whole in files and not (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-            files = [whole]
+        files = [whole] if whole.is_file() else sorted(indexed_files(folder) or folder.glob("*.safetensors"))
         if not files:
             raise ConfigError(
                 f"model.path={path!r} with --layers: its folder has no *.safetensors files, from which single layers "
@@ -157,8 +158,11 @@ def open_large_model(settings: ModelConfig) -> LargeModel:
     config = load_model_config(settings)
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"model.path={path!r} with --layers: its weights are quantized; use a copy that is not")
-    if getattr(config, "auto_map", None):
-        raise ConfigError(f"model.path={path!r} with --layers: it has code of its own; use one of transformers")
+    if settings.trust_remote_code and getattr(config, "auto_map", None):
+        raise ConfigError(
+            f"model.path={path!r} with --layers: it has code of its own; leave model.trust_remote_code out where "
+            "transformers has the architecture, else use a model of transformers"
+        )
     empty = load_model(settings, attention="eager", on_meta_device=True)
     folder = cached_folder(source, settings.revision)
     if folder is None:
@@ -223,7 +227,7 @@ def one_layer_config(path: str, config: Any, number: int) -> Any:
 
 
 def _is_of_all_layers(name: str) -> bool:
-    return name == "architectures" or name.endswith("_token_id")
+    return name in OF_ALL_LAYERS or name.endswith("_token_id")
 
 
 def _prefix(path: str, weights: StoredWeights, container: str, layers: int) -> str:
