@@ -160,7 +160,7 @@ def _stages(
         # the loss is a mean of products of ratios and advantages, which cancel
         summands = golden.stages["advantages"] if name == "loss" else right
         of_ranks = [compared(name, name, stages[name], right, summands) for stages in measured.stages if name in stages]
-        yield worst_of(of_ranks) if len(of_ranks) == len(measured.stages) else _missing(name, name)
+        yield worst_of(of_ranks) if len(of_ranks) == len(measured.stages) else missing(name, name)
         if name == "log-probs" and measured.dense is not None:
             tolerance = kept[name].tolerance
             kept[DENSE] = SavedTensor(DENSE, measured.dense, tolerance)
@@ -177,21 +177,21 @@ def _stages(
             right = torch.zeros_like(weights[name]) if gradient is None else gradient
             stage, actual = f"gradients, {part}", measured.gradients.get(name)
             if actual is None and gradient is not None:
-                rows.append(_missing(stage, gradient_name(name)))
+                rows.append(missing(stage, gradient_name(name)))
             else:
                 actual = torch.zeros_like(right) if actual is None else actual
                 rows.append(compared(stage, gradient_name(name), actual, right, right))
         yield worst_of(rows)
     norm = gradient_norm(golden.gradients)
     yield compared(NORM, NORM, measured.norm, norm, norm)
-    scale = clip_coefficient(golden.gradients, config)
+    scale = clip_coefficient(norm, config)
 
     def of_weights(stage: str, steps: int, actual: Mapping[str, torch.Tensor], named: Callable[[str], str]) -> Stage:
         rows = []
         for name, weight in weights.items():
             before, gradient = weight.detach(), golden.gradients[name]
             if name not in actual:
-                rows.append(_missing(stage, named(name)))
+                rows.append(missing(stage, named(name)))
                 continue
             after = before if gradient is None else adamw(before, gradient * scale, config, steps)
             rows.append(compared(stage, named(name), actual[name].double() - before, after - before, before))
@@ -205,7 +205,7 @@ def _stages(
         # the step's tokens, whose tolerance this is, are less likely than what an engine samples
         for of_rank in measured.sampled:
             if of_rank is None:
-                rows.append(_missing(SAMPLED, SAMPLED))
+                rows.append(missing(SAMPLED, SAMPLED))
                 continue
             right = logprobs_of(golden.model, step, of_rank, config.rollout.temperature)
             rows.append(compare_tensor(SAMPLED, SAMPLED, of_rank.logprobs, right, kept[AFTER].tolerance))
@@ -214,7 +214,7 @@ def _stages(
         yield of_weights(SECOND_UPDATE, 2, measured.second, second_name)
 
 
-def _missing(stage: str, tensor: str) -> Stage:
+def missing(stage: str, tensor: str) -> Stage:
     """Return a stage that the device did not compute, which fails."""
     return Stage(stage, math.nan, 0.0, f"{tensor} (missing)")
 

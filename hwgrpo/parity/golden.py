@@ -80,19 +80,32 @@ def golden_step(
         with passes(0):
             hidden, logits = _forward(model, step)
         with passes(1, Precision(torch.float32)):
-            log_p = (logits / config.rollout.temperature).log_softmax(-1)
-            logprobs = log_p.gather(1, step.tokens[:, None])[:, 0]
-            entropies = -(log_p.exp() * log_p).sum(-1)
-            advantages = golden_advantages(step)
-            old, ref = step.around(logprobs.detach() if around is None else around)
-            lengths = step.offsets.diff()
-            token = golden_loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
-            loss = (token - config.algorithm.entropy_coef * entropies).mean()
-        values = (logprobs, entropies, advantages, loss[None])
-        stages = {name: value.detach() for name, value in (*hidden.items(), *zip(FORWARD, values, strict=True))}
+            loss, values = loss_of_logits(logits, step, config, around)
+        stages = {name: value.detach() for name, value in hidden.items()} | values
         with passes(2):
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return stages, dict(zip(parameters, gradients, strict=True))
+
+
+def loss_of_logits(
+    logits: torch.Tensor, step: FixedStep, config: Config, around: torch.Tensor | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss with its graph, and the stages of `FORWARD`, name -> tensor.
+
+    Args:
+        logits: [R, V] for each response token.
+        step, config, around: as for `golden_step`.
+    """
+    log_p = (logits / config.rollout.temperature).log_softmax(-1)
+    logprobs = log_p.gather(1, step.tokens[:, None])[:, 0]
+    entropies = -(log_p.exp() * log_p).sum(-1)
+    advantages = golden_advantages(step)
+    old, ref = step.around(logprobs.detach() if around is None else around)
+    lengths = step.offsets.diff()
+    token = golden_loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
+    loss = (token - config.algorithm.entropy_coef * entropies).mean()
+    values = (logprobs, entropies, advantages, loss[None])
+    return loss, {name: value.detach() for name, value in zip(FORWARD, values, strict=True)}
 
 
 def rounding_of(
@@ -125,8 +138,9 @@ def rounding_of(
         for name, value in stages.items():
             note(name, value, expected[name])
         note(AFTER, logprobs_after(model, step, config, gradients, (precision, draw)), right_after)
-        scale, right_scale = (clip_coefficient(of, config) for of in (gradients, exact))
-        note(NORM, gradient_norm(gradients), gradient_norm(exact))
+        norm, right_norm = gradient_norm(gradients), gradient_norm(exact)
+        note(NORM, norm, right_norm)
+        scale, right_scale = clip_coefficient(norm, config), clip_coefficient(right_norm, config)
         for name, weight in weights.items():
             gradient, right = gradients[name], exact[name]
             if gradient is None or right is None:
@@ -171,9 +185,9 @@ def gradient_norm(gradients: Gradients) -> torch.Tensor:
     return torch.stack([g.square().sum() for g in gradients.values() if g is not None]).sum().sqrt()[None]
 
 
-def clip_coefficient(gradients: Gradients, config: Config) -> float:
-    """Return the factor that `optim.grad_clip` applies to gradients."""
-    return min(1.0, config.optim.grad_clip / (float(gradient_norm(gradients)) + 1e-6))
+def clip_coefficient(norm: torch.Tensor, config: Config) -> float:
+    """Return the factor that `optim.grad_clip` applies to gradients of a norm, [1]."""
+    return min(1.0, config.optim.grad_clip / (float(norm) + 1e-6))
 
 
 def greedy_tokens(model: Any, step: FixedStep, ends: Collection[int]) -> tuple[list[list[int]], list[list[float]]]:
@@ -360,7 +374,7 @@ def adamw(weight: torch.Tensor, gradient: torch.Tensor, config: Config, steps: i
 @contextmanager
 def updated(model: Any, gradients: Gradients, config: Config) -> Iterator[None]:
     """Give the model the weights after the update within the block."""
-    scale, before = clip_coefficient(gradients, config), {}
+    scale, before = clip_coefficient(gradient_norm(gradients), config), {}
     parameters = trained_parameters(model)
     with torch.no_grad():
         for name, gradient in gradients.items():

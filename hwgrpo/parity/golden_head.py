@@ -16,7 +16,7 @@ from hwgrpo.config import Config
 from hwgrpo.models.lm_head import backbone, replaced_forward
 from hwgrpo.models.rounding import unit_of_sum
 from hwgrpo.parity.fixed_step import FixedStep
-from hwgrpo.parity.golden import DRAWS, FORWARD, golden_advantages, golden_loss
+from hwgrpo.parity.golden import DRAWS, loss_of_logits
 from hwgrpo.parity.one_layer_models import LargeModel
 from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
 
@@ -42,11 +42,11 @@ class HeadPass:
     """Parameter outside of layers and tables -> gradient."""
     states_gradient: torch.Tensor
 
-    def squared_norm(self) -> float:
-        """Return the squared norm of all gradients, that of the head's weight [V, H] by products [R, R]."""
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the norm of all gradients, [1], that of the head's weight [V, H] by products [R, R]."""
         normed = self.normed.detach()
         head = ((normed @ normed.T) * (self.products @ self.products.T)).sum()
-        return float(head + sum(g.square().sum() for g in self.outside.values()))
+        return torch.stack([head, *(g.square().sum() for g in self.outside.values())]).sum().sqrt()[None]
 
 
 class GoldenHead:
@@ -58,7 +58,7 @@ class GoldenHead:
         large: has the head's weight.
         states: [Q, H] outputs of the last layer that predict response tokens.
         predicting: [R] int64: which of them predicts each response token.
-        is_tuple: whether a layer returns a tuple.
+        tuple_length: values that a layer returns as a tuple; 0: it returns a tensor.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class GoldenHead:
         states: torch.Tensor,
         predicting: torch.Tensor,
         *,
-        is_tuple: bool,
+        tuple_length: int,
     ) -> None:
         self._model, self._layer, self._large = model, model.get_submodule(layer), large
-        self._states, self._predicting, self._is_tuple = states, predicting, is_tuple
+        self._states, self._predicting, self._tuple_length = states, predicting, tuple_length
         tables = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
         self._outside = [
             name for name, p in model.named_parameters() if id(p) not in tables and not name.startswith(f"{layer}.")
@@ -134,18 +134,9 @@ class GoldenHead:
             ):
                 logits = self._run(self._model, len(self._states)).logits[0]
             with _rounding(each.draw, Precision(torch.float32), 2):
-                log_p = (logits / config.rollout.temperature).log_softmax(-1)
-                logprobs = log_p.gather(1, step.tokens[:, None])[:, 0]
-                entropies = -(log_p.exp() * log_p).sum(-1)
-                advantages = golden_advantages(step)
-                old, ref = step.around(logprobs.detach() if around is None else around)
-                lengths = step.offsets.diff()
-                token = golden_loss(logprobs, old.double(), ref.double(), advantages.repeat_interleave(lengths), config)
-                loss = (token - config.algorithm.entropy_coef * entropies).mean()
+                loss, each.stages = loss_of_logits(logits, step, config, around)
             with _rounding(each.draw, precision, 3):
                 (each.products,) = torch.autograd.grad(loss, products)
-        values = (logprobs, entropies, advantages, loss[None])
-        each.stages = {name: value.detach() for name, value in zip(FORWARD, values, strict=True)}
 
     def _input_backward(self, each: HeadPass, total: torch.Tensor, precision: Precision) -> None:
         """Compute the gradients of norm and hidden states, by that of the head's input [R, H]."""
@@ -165,7 +156,7 @@ class GoldenHead:
 
     @contextmanager
     def _states_in_place(self, states: torch.Tensor) -> Iterator[None]:
-        output = (states[None],) if self._is_tuple else states[None]
+        output = (states[None], *[None] * (self._tuple_length - 1)) if self._tuple_length else states[None]
         with replaced_forward(self._layer, lambda *args, **options: output):
             yield
 

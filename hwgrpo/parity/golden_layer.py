@@ -15,6 +15,7 @@ from hwgrpo.parity.golden import (
     Gradients,
     clip_coefficient,
     gradient_name,
+    gradient_norm,
     outputs_of,
     updated_name,
 )
@@ -84,18 +85,19 @@ def rounding_of_layer(
         output, exact: what `layer_step` returns without rounding.
     """
     moved: dict[str, list[float]] = {}
-    right_scale = clip_coefficient(exact, config)
+    right_scale = clip_coefficient(gradient_norm(exact), config)
     for draw in range(DRAWS):
         values, gradients = layer_step(model, layer, prefixes, upstream, (precision, draw))
         moved.setdefault(OUTPUT, []).append(float((values - output)[prefixes.is_input].abs().max()))
-        scale = clip_coefficient(gradients, config)
+        scale = clip_coefficient(gradient_norm(gradients), config)
         for name, gradient in gradients.items():
             right = exact[name]
             if gradient is None or right is None:
                 continue
-            for tensor, value in effects(gradient, right, scale, right_scale, config).items():
-                moved.setdefault(f"{tensor} {name}", []).append(value)
-    return {_named(name): values for name, values in moved.items()}
+            found = effects(gradient, right, scale, right_scale, config)
+            moved.setdefault(gradient_name(name), []).append(found["gradient"])
+            moved.setdefault(updated_name(name), []).append(found["updated"])
+    return moved
 
 
 def effects(
@@ -122,12 +124,11 @@ def adamw_direction(gradient: torch.Tensor, config: Config) -> torch.Tensor:
 
 
 def blocks(*tensors: torch.Tensor) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
-    """Yield the first row, and the same rows of several tensors of one shape, with about `BLOCK` numbers each."""
-    rows = max(1, BLOCK // max(1, tensors[0][0].numel())) if tensors[0].ndim else 1
+    """Yield the first row, and the same rows of several tensors of one shape, with about `BLOCK` numbers each.
+
+    A tensor without dimensions has one row.
+    """
+    tensors = tuple(each.reshape(1) if each.ndim == 0 else each for each in tensors)
+    rows = max(1, BLOCK // max(1, tensors[0].shape[1:].numel()))
     for start in range(0, len(tensors[0]), rows):
         yield start, tuple(each[start : start + rows] for each in tensors)
-
-
-def _named(key: str) -> str:
-    kind, _, name = key.partition(" ")
-    return {"gradient": gradient_name, "updated": updated_name}[kind](name) if name else key

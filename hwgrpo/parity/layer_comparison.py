@@ -21,9 +21,16 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.parity.comparison import DENSE, Parity, check_features, host_bytes
+from hwgrpo.parity.comparison import DENSE, Parity, check_features, host_bytes, missing
 from hwgrpo.parity.fixed_step import FixedStep, make_step
-from hwgrpo.parity.golden import adamw, clip_coefficient, gradient_name, load_golden_model, updated_name
+from hwgrpo.parity.golden import (
+    adamw,
+    clip_coefficient,
+    gradient_name,
+    gradient_norm,
+    load_golden_model,
+    updated_name,
+)
 from hwgrpo.parity.golden_head import GoldenHead, HeadPass
 from hwgrpo.parity.golden_layer import OUTPUT, blocks, effects, layer_step, parameters_of, rounding_of_layer
 from hwgrpo.parity.layer_states import LayerStates, PrefixStep, check_alone, compute_states, number_prefixes
@@ -79,7 +86,7 @@ def compare_layers(
         )
     large = open_large_model(config.model)
     chosen = select_layers(layers, len(large.layers))
-    check_memory(large)
+    check_layer_memory(large)
     dtype = choose_dtype(config.model.dtype, device)
     comparison = _Comparison(config, device, folder, large, Precision(dtype), report)
     stages = [*comparison.run(chosen)]
@@ -112,7 +119,7 @@ def select_layers(layers: str, total: int) -> list[int]:
     return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
 
 
-def check_memory(large: LargeModel) -> None:
+def check_layer_memory(large: LargeModel) -> None:
     """Check that the largest part fits the host's memory, before any is loaded.
 
     Raises:
@@ -147,7 +154,7 @@ class _Comparison:
         large = self.large
         step = make_step(large.weights.shapes[large.embeddings][0], self.config.trainer.seed)
         prefixes = number_prefixes(step)
-        states = compute_states(large, prefixes, chosen, self.report)
+        states = compute_states(large, prefixes, chosen, self.device, self.report)
         self.report("embeddings")
         yield self._embeddings(step, prefixes, states)
         for number in chosen:
@@ -219,31 +226,24 @@ class _Comparison:
             tolerance = rounding_tolerance(moved[OUTPUT], right)
             name = stage if layout == "rows" else f"{stage}, {layout}"
             yield compare_tensor(name, f"output of {large.layers[number]}", actual, right, tolerance)
-        own = parameters_of(model, first)
-        rows = []
-        for name in own:
-            tensor = gradient_name(name)
-            comparison = _Blocks(f"{stage}, gradients", gradient_name(shown(name)))
-            right = gradients[name]
-            right = torch.zeros_like(model.get_parameter(name)) if right is None else right
-            for start, (actual, expected) in blocks(measured.gradients.get(name, torch.zeros_like(right)), right):
-                comparison.add(actual, expected, start)
-            rows.append(comparison.stage(moved.get(tensor, ())))
-        yield worst_of(rows)
-        rows = []
-        scale = clip_coefficient(gradients, config)
-        for name in own:
-            before, right = model.get_parameter(name).detach(), gradients[name]
-            if not name.startswith(f"{first}."):
-                continue
-            tensor = updated_name(name)
-            comparison = _Blocks(f"{stage}, updated weights", updated_name(shown(name)))
-            right = torch.zeros_like(before) if right is None else right
-            for start, (actual, weight, gradient) in blocks(measured.updated[name], before, right):
-                after = weight if gradients[name] is None else adamw(weight, gradient * scale, config)
-                comparison.add(actual.double() - weight, after - weight, start, float(weight.abs().max()))
-            rows.append(comparison.stage(moved.get(tensor, ())))
-        yield worst_of(rows)
+        of_gradients, of_weights = [], []
+        scale = clip_coefficient(gradient_norm(gradients), config)
+        for name in parameters_of(model, first):
+            before, exact = model.get_parameter(name).detach(), gradients[name]
+            right = torch.zeros_like(before) if exact is None else exact
+            is_missing = exact is not None and name not in measured.gradients
+            gradient = _Blocks(f"{stage}, gradients", gradient_name(shown(name)), is_missing=is_missing)
+            updated = _Blocks(f"{stage}, updated weights", updated_name(shown(name)))
+            actual = measured.gradients.get(name, torch.zeros_like(right))
+            for start, (found, slope, weight, new) in blocks(actual, right, before, measured.updated[name]):
+                gradient.add(found, slope, start)
+                after = weight if exact is None else adamw(weight, slope * scale, config)
+                updated.add(new.double() - weight, after - weight, start, largest(weight))
+            of_gradients.append(gradient.stage(moved.get(gradient_name(name), ())))
+            if name.startswith(f"{first}."):
+                of_weights.append(updated.stage(moved.get(updated_name(name), ())))
+        yield worst_of(of_gradients)
+        yield worst_of(of_weights)
 
     def _head(self, step: FixedStep, prefixes: PrefixStep, states: LayerStates) -> Iterator[Stage]:
         large, last = self.large, len(self.large.layers) - 1
@@ -253,12 +253,14 @@ class _Comparison:
         model.get_submodule(large.layers[0]).to("meta")
         used, predicting = prefixes.predicting.unique(return_inverse=True)
         leaving = states.leaving[last][used].float().double()
-        head = GoldenHead(model, large.layers[0], large, leaving, predicting, is_tuple=states.is_tuple)
+        head = GoldenHead(model, large.layers[0], large, leaving, predicting, tuple_length=states.tuple_length)
         exact, *draws = head.compute(step, self.config, self.precision)
 
         with self._saved("head", last, large.weights.tensor(large.head)) as config:
             measured = build_layer(config, self.device, large.layers[0], self.folder)
-        actual = measured_head(measured, step, leaving, predicting, exact.stages["log-probs"], is_tuple=states.is_tuple)
+        actual = measured_head(
+            measured, step, leaving, predicting, exact.stages["log-probs"], tuple_length=states.tuple_length
+        )
         del measured
         gc.collect()
         yield from self._head_stages(exact, draws, actual)
@@ -291,9 +293,10 @@ class _Comparison:
             table: the device's name of the LM head's weight.
         """
         config, shown = self.config, self.large.parameters[1]
-        scales = {each.draw: clipping(each, config) for each in (exact, *draws)}
-        gradient = _Blocks("head, gradients", gradient_name(shown))
-        updated = _Blocks("head, updated weights", updated_name(shown))
+        scales = {each.draw: clip_coefficient(each.gradient_norm(), config) for each in (exact, *draws)}
+        is_missing = table not in measured.gradients
+        gradient = _Blocks("head, gradients", gradient_name(shown), is_missing=is_missing)
+        updated = _Blocks("head, updated weights", updated_name(shown), is_missing=is_missing)
         moved: list[Mapping[str, float]] = [dict.fromkeys(("gradient", "updated"), 0.0) for _ in draws]
         for start, weight in head.weight_rows():
             stop = start + len(weight)
@@ -302,6 +305,8 @@ class _Comparison:
                 other = head.weight_gradient(each, start, stop, self.precision)
                 found = effects(other, right, scales[each.draw], scales[None], config)
                 moved[index] = {name: max(value, found[name]) for name, value in moved[index].items()}
+            if is_missing:
+                continue
             gradient.add(measured.gradients[table][start:stop], right, start)
             after = adamw(weight, right * scales[None], config)
             updated.add(measured.updated[table][start:stop].double() - weight, after - weight, start, largest(weight))
@@ -315,21 +320,16 @@ class _Comparison:
         for name, right in exact.outside.items():
             before = head.parameter(name)
             found = [effects(each.outside[name], right, scales[each.draw], scales[None], config) for each in draws]
-            actual = measured.gradients.get(name, torch.zeros_like(right))
-            gradient = _Blocks("head, gradients", gradient_name(name))
-            gradient.add(actual, right, 0)
+            is_missing = name not in measured.gradients
+            gradient = _Blocks("head, gradients", gradient_name(name), is_missing=is_missing)
+            gradient.add(measured.gradients.get(name, right), right, 0)
             gradients.append(gradient.stage([each["gradient"] for each in found]))
             after = adamw(before, right * scales[None], config)
-            updated = _Blocks("head, updated weights", updated_name(name))
+            updated = _Blocks("head, updated weights", updated_name(name), is_missing=is_missing)
             updated.add(measured.updated.get(name, before).double() - before, after - before, 0, largest(before))
             weights.append(updated.stage([each["updated"] for each in found]))
         yield worst_of(gradients)
         yield worst_of(weights)
-
-
-def clipping(each: HeadPass, config: Config) -> float:
-    """Return what `optim.grad_clip` multiplies the gradients of a pass by."""
-    return min(1.0, config.optim.grad_clip / (math.sqrt(each.squared_norm()) + 1e-6))
 
 
 class _Blocks:
@@ -338,20 +338,23 @@ class _Blocks:
     Args:
         stage: its stage.
         tensor: its name.
+        is_missing: the device did not compute it, which fails.
     """
 
-    def __init__(self, stage: str, tensor: str) -> None:
-        self._worst = Stage(stage, 0.0, 0.0, tensor)
+    def __init__(self, stage: str, tensor: str, *, is_missing: bool = False) -> None:
+        self._worst, self._is_missing = Stage(stage, 0.0, 0.0, tensor), is_missing
         self._largest = self._summand = 0.0
 
     def add(self, actual: torch.Tensor, expected: torch.Tensor, start: int, summand: float | None = None) -> None:
         """Compare some rows.
 
         Args:
-            actual, expected: of one shape, on the host.
+            actual, expected: of one shape, on the host; one without dimensions is a row.
             start: index of the first row.
             summand: their largest summand; None: the largest entry.
         """
+        if not expected.ndim:
+            actual, expected = actual.reshape(1), expected.reshape(1)
         stage = compare_tensor(self._worst.name, self._worst.tensor, actual, expected, 0.0)
         most = largest(expected)
         self._largest = max(self._largest, most)
@@ -361,5 +364,7 @@ class _Blocks:
 
     def stage(self, draws: Sequence[float]) -> Stage:
         """Return the stage, by how far rounding moves the tensor in each draw."""
+        if self._is_missing:
+            return missing(self._worst.name, self._worst.tensor)
         tolerance = rounding_tolerance(draws, torch.tensor([self._summand]))
         return replace(self._worst, tolerance=tolerance, is_coarse=tolerance > COARSE * self._largest)

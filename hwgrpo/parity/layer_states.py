@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hwgrpo_backends.device import Device
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.models.layers import decoder_layers, set_parameter
 from hwgrpo.models.lm_head import backbone
 from hwgrpo.models.loading import turn_dropout_off
@@ -93,12 +94,12 @@ class LayerStates:
     """Layer, from 0 on -> what enters it; of the chosen ones."""
     leaving: dict[int, torch.Tensor] = field(default_factory=dict)
     """Layer -> its output; of the chosen ones, and of the last."""
-    is_tuple: bool = False
-    """Whether a layer returns a tuple."""
+    tuple_length: int = 0
+    """Values that a layer returns as a tuple; 0: it returns a tensor."""
 
 
 def compute_states(
-    large: LargeModel, prefixes: PrefixStep, chosen: Collection[int], report: Callable[[str], None]
+    large: LargeModel, prefixes: PrefixStep, chosen: Collection[int], device: Device, report: Callable[[str], None]
 ) -> LayerStates:
     """Run the large model's own forward in fp64 on the CPU, with each layer's weights in memory for its call only.
 
@@ -106,6 +107,7 @@ def compute_states(
         large: the model.
         prefixes: the step.
         chosen: layers whose states are returned.
+        device: knows the errors of full memory, which propagate unchanged.
         report: receives a line of progress.
 
     Raises:
@@ -117,7 +119,7 @@ def compute_states(
     table: Any = model.get_input_embeddings()
     table.weight, table.padding_idx = nn.Parameter(rows, requires_grad=False), None
     outside = [name for name, p in model.named_parameters() if p.device.type == "meta" and not _is_within(name, large)]
-    with _loaded(large, 0) as one:
+    with _loaded(large, 0, device) as one:
         parameters = dict(one.named_parameters())
         for name in outside:
             if name in parameters and name not in large.parameters:
@@ -128,12 +130,12 @@ def compute_states(
         report(f"hidden states, layer {number + 1} of {number_of_layers}")
         if number in chosen or number == 0:
             found.entering[number] = inputs.detach().flatten(0, 1)[prefixes.first]
-        with _loaded(large, number) as one:
+        with _loaded(large, number, device) as one:
             _fill(path, layer, decoder_layers(one)[0], number)
 
     def leave(number: int, layer: Any, output: Any) -> None:
-        found.is_tuple = isinstance(output, tuple)
-        values = output[0] if found.is_tuple else output
+        found.tuple_length = len(output) if isinstance(output, tuple) else 0
+        values: Any = output[0] if found.tuple_length else output
         if number in chosen or number == number_of_layers - 1:
             found.leaving[number] = values.detach().flatten(0, 1)[prefixes.first]
         for slots in parameter_slots(layer).values():
@@ -155,10 +157,12 @@ def compute_states(
     try:
         with torch.no_grad(), in_fp64():
             backbone(model)(input_ids=prefixes.rows, use_cache=False)
-    except (NotImplementedError, RuntimeError) as error:
+    except RuntimeError as error:
+        if device.is_oom(error):
+            raise
         raise ConfigError(
-            f"model.path={path!r} with --layers: its forward needs more than its layers, one after the other: "
-            f"{str(error).splitlines()[0]}; compare a small model of the same architecture"
+            f"model.path={path!r} with --layers: its forward failed, one layer after the other: {error_text(error)}; "
+            "compare a small model of the same architecture without --layers"
         ) from error
     found.scale = _scale(path, rows, found.entering[0])
     return found
@@ -223,17 +227,19 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 @contextmanager
-def _loaded(large: LargeModel, number: int) -> Iterator[Any]:
+def _loaded(large: LargeModel, number: int, device: Device) -> Iterator[Any]:
     """Load a model with one layer of the large one, in fp64."""
     with in_own_dtypes(), tempfile.TemporaryDirectory() as folder:
         vocabulary = len(character_tokenizer(""))
         settings = large.save_layer(number, Path(folder), torch.zeros(vocabulary, large.hidden_size))
         try:
             model = load_golden_model(settings)
-        except ConfigError as error:
+        except Exception as error:  # a class of configurations refuses values in its own way
+            if device.is_oom(error):
+                raise
             raise ConfigError(
-                f"model.path={large.settings.path!r} with --layers: layer {number + 1} alone is no model: {error}; "
-                "compare a small model of the same architecture without --layers"
+                f"model.path={large.settings.path!r} with --layers: layer {number + 1} alone is no model: "
+                f"{error_text(error)}; compare a small model of the same architecture without --layers"
             ) from error
         yield model
 

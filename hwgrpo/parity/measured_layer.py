@@ -47,7 +47,6 @@ class MeasuredLayer:
     updated: Mapping[str, torch.Tensor]
     """Parameter -> weight after the update."""
     layout: str
-    dtype: torch.dtype
     notes: Sequence[str]
 
 
@@ -69,9 +68,7 @@ def measured_layer(measured: Measured, prefixes: PrefixStep, upstream: torch.Ten
     strategy.clip_gradients(optim.grad_clip)
     strategy.step(optim.lr)
     updated = {name: weight.detach().cpu().clone() for name, weight in strategy.gather_full_parameters()}
-    return MeasuredLayer(
-        outputs, gradients, updated, update.layout.name, update.policy.compute_dtype, tuple(measured.notes)
-    )
+    return MeasuredLayer(outputs, gradients, updated, update.layout.name, tuple(measured.notes))
 
 
 def _passes(
@@ -123,7 +120,7 @@ def measured_head(
     predicting: torch.Tensor,
     logprobs: torch.Tensor,
     *,
-    is_tuple: bool,
+    tuple_length: int,
 ) -> MeasuredHead:
     """Run what follows the last layer, with given outputs of that layer.
 
@@ -133,11 +130,11 @@ def measured_head(
         states: [Q, H] outputs of the last layer that predict response tokens.
         predicting: [R] int64: which of them predicts each response token.
         logprobs: [R] those of the fp64 step, around which the old and reference log-probs lie.
-        is_tuple: whether a layer returns a tuple.
+        tuple_length: values that a layer returns as a tuple; 0: it returns a tensor.
     """
     update, strategy, optim = measured.update, measured.strategy, measured.config.optim
     leaf = states.float().to(measured.device.torch_device).requires_grad_()
-    with _states_in_place(measured, leaf, predicting, is_tuple=is_tuple):
+    with _states_in_place(measured, leaf, predicting, tuple_length=tuple_length):
         entropies = torch.zeros(len(step.tokens))
         batch = step.train_batch(torch.zeros(len(step.rewards)))
         stages = {"log-probs": update.score(batch, entropies=entropies), "entropy": entropies}
@@ -174,7 +171,7 @@ def measured_embeddings(measured: Measured, step: FixedStep) -> tuple[torch.Tens
 
 @contextmanager
 def _states_in_place(
-    measured: Measured, leaf: torch.Tensor, predicting: torch.Tensor, *, is_tuple: bool
+    measured: Measured, leaf: torch.Tensor, predicting: torch.Tensor, *, tuple_length: int
 ) -> Iterator[None]:
     """Replace the layer's output by given hidden states in the rows that predict response tokens, by 0 elsewhere."""
     layer: Any = measured.model.get_submodule(measured.layers[0])
@@ -192,7 +189,7 @@ def _states_in_place(
         output = torch.zeros_like(hidden_states, dtype=leaf.dtype).flatten(0, 1)
         output = output.index_copy(0, rows.to(leaf.device), leaf[of_row[rows].to(leaf.device)])
         output = output.view_as(hidden_states)
-        return (output,) if is_tuple else output
+        return (output, *[None] * (tuple_length - 1)) if tuple_length else output
 
     hook = measured.update.policy.register_forward_pre_hook(remember)
     try:

@@ -8,22 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from hwgrpo_backends import registry
+from hwgrpo_backends.device import Device
 from hwgrpo_kernels.head import HeadGradients
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 
 from hwgrpo.cli.main import main
 from hwgrpo.config.schema import ModelConfig
+from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.parity import golden_head, layer_comparison, measured_layer
+from hwgrpo.parity import golden_head, layer_comparison, layer_states, measured_layer
 from hwgrpo.parity.families import EXPERTS, FAMILIES, SHAPE, save_family
 from hwgrpo.parity.fixed_step import make_step
 from hwgrpo.parity.golden import layer_names, load_golden_model, outputs_of
 from hwgrpo.parity.golden_head import GoldenHead
 from hwgrpo.parity.layer_comparison import select_layers
-from hwgrpo.parity.layer_states import compute_states, number_prefixes
-from hwgrpo.parity.one_layer_models import one_layer_config, open_large_model
+from hwgrpo.parity.layer_states import LayerStates, PrefixStep, compute_states, number_prefixes
+from hwgrpo.parity.one_layer_models import LargeModel, one_layer_config, open_large_model
 from hwgrpo.parity.rounded_operations import in_fp64
 from hwgrpo.training.policy import micro_batch
 from hwgrpo.training.policy.policy_model import PolicyModel
@@ -83,12 +87,17 @@ def parity(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str, dt
     return report["comparisons"][0]
 
 
+def states_of(large: LargeModel) -> tuple[PrefixStep, LayerStates]:
+    """Return the step and the hidden states of both layers."""
+    prefixes = number_prefixes(make_step(large.vocabulary, seed=0))
+    return prefixes, compute_states(large, prefixes, {0, 1}, Device(registry.get("cpu")), lambda line: None)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_hidden_states_of_one_layer_at_a_time_are_those_of_the_whole_model(name: str, folder):
     large = open_large_model(ModelConfig(path=str(folder(name))))
     model = load_golden_model(large.settings)
-    prefixes = number_prefixes(make_step(len(model.get_input_embeddings().weight), seed=0))
-    states = compute_states(large, prefixes, {0, 1}, lambda line: None)
+    prefixes, states = states_of(large)
     layers = layer_names(model)
     with torch.no_grad(), in_fp64(), outputs_of(model, layers) as outputs:
         model(input_ids=prefixes.tokens[prefixes.rows], use_cache=False)
@@ -221,6 +230,62 @@ def test_a_mistake_is_found_at_its_layer_and_at_no_earlier_stage(name: str, fold
     assert parity(capsys, folder("qwen2"))["first_difference"] == stage
 
 
+@pytest.mark.parametrize(
+    ("lost", "stages"),
+    [
+        (
+            {"layer-2": "model.layers.0.mlp.up_proj.weight", "head": "model.embed_tokens.weight"},
+            {
+                "layer 2, gradients": "gradient of model.layers.1.mlp.up_proj.weight (missing)",
+                "head, gradients": "gradient of lm_head.weight (missing)",
+                "head, updated weights": "updated lm_head.weight (missing)",
+            },
+        ),
+        (
+            {"head": "model.norm.weight"},
+            {
+                "head, gradients": "gradient of model.norm.weight (missing)",
+                "head, updated weights": "updated model.norm.weight (missing)",
+            },
+        ),
+    ],
+    ids=["layer and head", "norm"],
+)
+def test_a_gradient_that_the_device_lacks_is_missing(lost: dict, stages: dict, folder, capsys, monkeypatch):
+    """As a zero it would pass where the tolerance is coarse."""
+    right = measured_layer.gradients_of
+
+    def gradients_of(measured: Any) -> Any:
+        gradients = right(measured)
+        gradients.pop(lost.get(Path(measured.config.model.path).name), None)
+        return gradients
+
+    monkeypatch.setattr(measured_layer, "gradients_of", gradients_of)
+    report = parity(capsys, folder("qwen2"))
+    failed = {stage["name"]: stage["tensor"] for stage in report["stages"] if not stage["passed"]}
+    assert failed == stages
+
+
+def test_parameters_without_dimensions_are_compared(tmp_path: Path, capsys, monkeypatch):
+    """Of norms, in layers and after the last one."""
+    init, forward = Qwen2RMSNorm.__init__, Qwen2RMSNorm.forward
+
+    def with_gain(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.gain = torch.nn.Parameter(torch.tensor(1.1))
+
+    monkeypatch.setattr(Qwen2RMSNorm, "__init__", with_gain)
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", lambda self, states: self.gain * forward(self, states))
+    save_family("qwen2", tmp_path)
+    gradient_of("head", "model.norm.gain")(monkeypatch)
+    report = parity(capsys, tmp_path)
+    failed = {stage["name"]: stage["tensor"] for stage in report["stages"] if not stage["passed"]}
+    assert failed == {
+        "head, gradients": "gradient of model.norm.gain",
+        "head, updated weights": "updated model.norm.gain",
+    }
+
+
 def test_the_gradients_of_the_head_are_compared_by_rows(folder, capsys, monkeypatch):
     """Rows of the vocabulary in several parts are compared as all together, and a wrong row is named."""
     whole = parity(capsys, folder("qwen2"))
@@ -265,6 +330,66 @@ def test_files_without_the_name_of_the_backbone_are_read(folder, tmp_path: Path,
     assert parity(capsys, tmp_path)["passed"]
 
 
+def test_files_beside_those_of_the_index_are_not_read(folder, tmp_path: Path):
+    """A folder may have the weights once more, in a file with names of their authors."""
+    shutil.copytree(folder("qwen2"), tmp_path, dirs_exist_ok=True)
+    shard = (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    names = load_file(shard)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, shard.name)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"tok_embeddings.weight": torch.zeros(3)}, tmp_path / "consolidated.safetensors", {"format": "pt"})
+    large = open_large_model(ModelConfig(path=str(tmp_path)))
+    assert large.weights.files.keys() == names.keys()
+    assert large.outside == ["model.norm.weight"]
+
+
+def test_own_code_is_refused_only_where_it_is_used(folder, tmp_path: Path):
+    shutil.copytree(folder("qwen2"), tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["auto_map"] = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    _, states = states_of(open_large_model(ModelConfig(path=str(tmp_path))))
+    assert states.leaving.keys() == {0, 1}
+    with pytest.raises(ConfigError, match="it has code of its own"):
+        open_large_model(ModelConfig(path=str(tmp_path), trust_remote_code=True))
+
+
+FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"
+
+
+def test_a_layer_that_is_no_model_is_refused_unless_memory_is_full(folder, monkeypatch):
+    large = open_large_model(ModelConfig(path=str(folder("qwen2"))))
+
+    def fail(error: Exception) -> Callable[..., Any]:
+        def load(settings: ModelConfig) -> Any:
+            raise error
+
+        return load
+
+    monkeypatch.setattr(layer_states, "load_golden_model", fail(StrictDataclassError("field 'x':\n 2 is no str")))
+    with pytest.raises(ConfigError, match="layer 1 alone is no model: field 'x': 2 is no str; compare"):
+        states_of(large)
+    monkeypatch.setattr(layer_states, "load_golden_model", fail(RuntimeError(FULL)))
+    with pytest.raises(RuntimeError, match=FULL):
+        states_of(large)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("shapes cannot be multiplied", ConfigError, "its forward failed, .*: shapes cannot be multiplied; compare"),
+        (FULL, RuntimeError, f"^{FULL}"),
+    ],
+)
+def test_a_forward_that_fails_is_refused_unless_memory_is_full(text: str, kind, message: str, folder, monkeypatch):
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(Qwen2DecoderLayer, "forward", forward)
+    with pytest.raises(kind, match=message):
+        states_of(open_large_model(ModelConfig(path=str(folder("qwen2")))))
+
+
 def test_layers_of_a_built_in_model_are_compared(capsys):
     assert parity(capsys, Path("unused"), "model.path=builtin://tiny?task=sort&steps=20")["passed"]
 
@@ -285,6 +410,26 @@ def test_a_layer_alone_is_of_its_kind(settings: dict, tmp_path: Path):
         for number, layer in enumerate(whole.model.layers):
             alone = AutoModelForCausalLM.from_config(one_layer_config("", config, number)).model.layers
             assert [type(each.mlp) for each in alone] == [type(layer.mlp)]
+
+
+STATE_SPACES = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 8, "mamba_n_groups": 1}
+
+
+@pytest.mark.parametrize(
+    ("setting", "layers"), [("time_step_limit", 2), ("mlp_multipliers", 2), ("ssm_multipliers", 5)]
+)
+def test_a_list_that_every_layer_reads_is_kept_whole(setting: str, layers: int):
+    """It has as many values as there are layers, by chance."""
+    config = AutoConfig.for_model("falcon_h1", vocab_size=8, **SHAPE | STATE_SPACES | {"num_hidden_layers": layers})
+    assert len(getattr(config, setting)) == layers
+    assert getattr(one_layer_config("", config, 0), setting) == getattr(config, setting)
+
+
+def test_a_model_of_two_kinds_of_layers_that_return_pairs_is_compared(tmp_path: Path, capsys, monkeypatch):
+    """A state space, whose two limits are no values of the two layers, and attention."""
+    monkeypatch.setitem(FAMILIES, "bamba", STATE_SPACES | {"mamba_chunk_size": 8, "attn_layer_indices": [1]})
+    save_family("bamba", tmp_path)
+    assert parity(capsys, tmp_path)["first_difference"] is None
 
 
 def test_a_layer_that_reads_another_ones_output_is_refused(folder, capsys, monkeypatch):
