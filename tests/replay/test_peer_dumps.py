@@ -18,7 +18,7 @@ import torch
 from hwgrpo.config import load_config
 from hwgrpo.errors import DataError
 from hwgrpo.models.loading import load_tokenizer
-from hwgrpo.replay.data_proto import read_data_proto
+from hwgrpo.replay.data_proto import ALLOWED, read_data_proto
 from tests.support.runs import runs
 from tests.support.runs.captures import error_of, replay
 
@@ -275,6 +275,128 @@ def test_tensors_of_a_rollout_are_read_bit_for_bit(dtype: torch.dtype, tmp_path:
     (tmp_path / "x.dp").write_bytes(whole[:-20])
     with pytest.raises(DataError, match=r"x\.dp is"):
         read_data_proto(tmp_path / "x.dp")
+
+
+class Reduced:
+    """What is pickled as a call with a state."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def write_columns(path: Path, protocol: int = 4, **columns: Any) -> Path:
+    path.write_bytes(pickle.dumps(DataProto(TensorDict({"x": torch.ones(1)}), columns, {}), protocol))
+    return path
+
+
+ARRAY = numpy.zeros(1)
+RECONSTRUCT, SCALAR, BUFFER = ARRAY.__reduce__()[0], ARRAY[0].__reduce__()[0], ARRAY.__reduce_ex__(5)[0]
+EMPTY = (numpy.ndarray, (0,), b"b")
+POINTERS = Reduced(numpy.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (numpy.dtype("O"), 0)}, 8, 1, 0))
+"""A dtype that says to have no objects, of which numpy reads bytes as the addresses of objects."""
+FLOAT = numpy.dtype("f8")
+ARRAYS = {
+    "bytes as addresses": (Reduced(BUFFER, (b"A" * 8, POINTERS, (1,), "C")), "dtype 'V8'"),
+    "bytes as addresses, in an array": (
+        Reduced(RECONSTRUCT, EMPTY, (1, (1,), POINTERS, False, b"A" * 8)),
+        "dtype 'V8'",
+    ),
+    "bytes as addresses, in a scalar": (objects([Reduced(SCALAR, (POINTERS, b"A" * 8))]), "dtype 'V8'"),
+    "bytes of objects": (Reduced(BUFFER, (b"A" * 8, numpy.dtype("O"), (1,), "C")), "dtype O8, with other data"),
+    "fields in a name": (Reduced(BUFFER, (b"A" * 8, Reduced(numpy.dtype, ("f4,O",)), (1,), "C")), "dtype 'f4,O'"),
+    "a date": (numpy.array(["2026-01-01"], "M8[D]"), "dtype 'M8'"),
+    "10^15 numbers": (Reduced(RECONSTRUCT, EMPTY, (1, (10**15,), FLOAT, False, b"")), "with other data"),
+    "10^15 empty rows": (Reduced(RECONSTRUCT, EMPTY, (1, (10**15, 0), FLOAT, False, b"")), "with other data"),
+    "10^15 objects": (Reduced(RECONSTRUCT, EMPTY, (1, (10**15,), numpy.dtype("O"), False, [])), "with other data"),
+    "a negative shape": (Reduced(BUFFER, (b"A" * 8, FLOAT, (-1, -1), "C")), "array of shape (-1, -1)"),
+    "an unknown order": (Reduced(BUFFER, (b"A" * 8, FLOAT, (1,), "K")), "with other data"),
+    "a call alone": (numpy.ndarray, "numpy.ndarray as a value"),
+    "a dtype": (FLOAT, "numpy.dtype as a value"),
+    "a number": (1.0, "its column 'x' is no array"),
+}
+
+
+@pytest.mark.usefixtures("verl")
+@pytest.mark.parametrize(("values", "message"), ARRAYS.values(), ids=ARRAYS)
+def test_an_array_is_refused_unless_its_bytes_are_numbers_or_text(values: Any, message: str, tmp_path: Path):
+    with pytest.raises(DataError, match=r"x\.dp is not read: it.*give gen_batch\.dp as verl") as error:
+        read_data_proto(write_columns(tmp_path / "x.dp", x=values))
+    assert message in str(error.value)
+
+
+@pytest.mark.usefixtures("verl")
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_arrays_of_a_rollout_are_read_as_lists(protocol: int, tmp_path: Path):
+    arrays = {
+        "integers": numpy.array([1, -2], dtype=">i4"),
+        "bytes": numpy.array([1, 255], dtype="u1"),
+        "bools": numpy.array([True, False]),
+        "texts": numpy.array(["ab", "ü"]),
+        "raw": numpy.array([b"ab", b"c"]),
+        "complex": numpy.array([1 + 2j]),
+        "transposed": numpy.arange(6.0).reshape(2, 3).T,
+        "empty": numpy.zeros(0),
+        "objects": objects([{"a": [1]}, None]),
+        "table": objects([[1], "b", None, 4]).reshape(2, 2).T,
+    }
+    nested = objects([{"truth": numpy.array(["a", "b"]), numpy.str_("n"): numpy.float64(0.5)}, (numpy.bool_(True),)])
+    found = read_data_proto(write_columns(tmp_path / "x.dp", protocol, nested=nested, **arrays)).columns
+    assert {name: found[name] for name in arrays} == {name: values.tolist() for name, values in arrays.items()}
+    assert found["nested"] == [{"truth": ["a", "b"], "n": 0.5}, (True,)]
+    assert [type(each) for each in found["nested"][0].values()] == [list, float]
+
+
+STATES = {"of a class": b"", "of an instance": b")\x81"}  # NEWOBJ without arguments
+
+
+@pytest.mark.parametrize("made", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("name", [b"numpy\ndtype", b"verl.protocol\nDataProto", b"numpy._core.numeric\n_frombuffer"])
+def test_a_pickle_sets_no_attribute_of_what_stands_for_a_name(name: bytes, made: bytes, tmp_path: Path):
+    inert = ALLOWED[name.decode().replace("\n", ".")]
+    before = dict(vars(inert))
+    state = pickle.dumps(({"state": 1}, {"arguments": (2,), "__class__": 3}), 2)[2:-1]  # dict and slots
+    (tmp_path / "x.dp").write_bytes(b"\x80\x04c" + name + b"\n" + made + state + b"b.")
+    with pytest.raises(DataError, match=r"x\.dp is"):
+        read_data_proto(tmp_path / "x.dp")
+    assert dict(vars(inert)) == before
+
+
+@pytest.mark.usefixtures("verl")
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (("torch.float32", [3], 0, 12, 0), "exceeds its bytes"),
+        (("torch.float32", [1], -4, 0, 0), "exceeds its bytes"),
+        (("torch.float32", [-1, -1], 0, 4, 0), "exceeds its bytes"),
+        (("torch.nn", [1], 0, 4, 0), "has dtype 'torch.nn'"),
+    ],
+)
+def test_a_tensor_beyond_its_bytes_is_refused(leaf: Any, message: str, tmp_path: Path):
+    tensors = TensorDict({"x": torch.ones(1)})
+    tensors.parts[0]["leaves"]["x"] = leaf
+    (tmp_path / "x.dp").write_bytes(pickle.dumps(DataProto(tensors, {}, {})))
+    with pytest.raises(DataError, match=message):
+        read_data_proto(tmp_path / "x.dp")
+
+
+@pytest.mark.usefixtures("verl")
+@pytest.mark.parametrize("values", [torch.ones(4), torch.ones(1, dtype=torch.uint8).expand(10**15), [1]])
+def test_bytes_of_tensors_must_be_there(values: Any, tmp_path: Path):
+    tensors = TensorDict({"x": torch.ones(1)})
+    tensors.parts = (tensors.parts[0], values)
+    (tmp_path / "x.dp").write_bytes(pickle.dumps(DataProto(tensors, {}, {})))
+    with pytest.raises(DataError, match="no TensorDict of bytes"):
+        read_data_proto(tmp_path / "x.dp")
+
+
+def test_an_error_names_the_file_once(tmp_path: Path):
+    with pytest.raises(DataError) as error:
+        read_data_proto(write_pickle(tmp_path / "x.dp"))
+    assert str(error.value).count("x.dp") == 1
+    assert "damaged" not in str(error.value)
 
 
 def write_pickle(path: Path) -> Path:
