@@ -22,7 +22,7 @@ from hwgrpo.training.reward_setup import open_rewards
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 TRUTHS = ("gts", "ground_truth")
-"""Columns with a ground truth, of which the first that is there counts."""
+"""Columns with a ground truth, of which the first that every row has counts."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def compare_dump(dump: PeerDump, config: Config, tokenizer: Any) -> PeerComparis
     valid = _valid(dump)
     rewards = _peer_rewards(dump, config)
     found, stages = None, []
-    truths = next((name for name in TRUTHS if name in dump.rows[0]), None)
+    truths = next((name for name in TRUTHS if all(name in row for row in dump.rows)), None)
     models = [function.name for function in config.reward.functions if function.name in OF_MODELS]
     if truths is None or models:
         why = f"{models[0]} is computed by a model or a service" if models else "the file has no ground truths"

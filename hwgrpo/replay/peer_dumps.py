@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf, isinf, nan
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hwgrpo.data.formats import Part, read_file
-from hwgrpo.errors import DataError
-from hwgrpo.replay.data_proto import read_data_proto
+from hwgrpo.data.formats import Part, first_repeated, read_file
+from hwgrpo.errors import ConfigError, DataError, error_text, shown
+from hwgrpo.replay.data_proto import REMEDY, DataProto, read_data_proto
 
 TRL_COLUMNS, VERL_COLUMNS = ("step", "prompt", "completion", "advantage"), ("step", "input", "output", "score")
+WRITTEN = "give the file as the peer wrote it"
 PICKLE = b"\x80"
 """First byte of a pickle."""
 
@@ -61,10 +64,16 @@ def read_dump(path: Path, functions: Sequence[str], n: int, tokenizer: Any) -> P
         tokenizer: decodes a file of tokens.
 
     Raises:
-        DataError: it is another file, has several steps, or groups of another size.
+        ConfigError: two reward functions have one name.
+        DataError: it is another file, malformed, has several steps, or groups of another size.
     """
-    with path.open("rb") as file:
-        is_pickle = file.read(1) == PICKLE
+    try:
+        with path.open("rb") as file:
+            is_pickle = file.read(1) == PICKLE
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error_text(error, 200)}); check its permissions, or copy it"
+        ) from error
     if is_pickle:
         return _verl_rollout(path, n, tokenizer)
     if path.suffix not in (".parquet", ".jsonl"):
@@ -85,6 +94,11 @@ def read_dump(path: Path, functions: Sequence[str], n: int, tokenizer: Any) -> P
 
 
 def _trl(part: Part, functions: Sequence[str], n: int) -> PeerDump:
+    twice = first_repeated(functions)
+    if twice is not None:
+        raise ConfigError(
+            f"reward.functions has two with the name {twice!r}, and {part.name} one column of that name; rename one"
+        )
     missing = [name for name in functions if name not in part.columns]
     if missing:
         raise DataError(
@@ -119,7 +133,8 @@ def _verl_rollout(path: Path, n: int, tokenizer: Any) -> PeerDump:
         if name not in data.tensors:
             late = "; verl computed the rewards after it wrote the file" if name == "rm_scores" else ""
             raise DataError(f"{path} has no {name}, but {', '.join(data.tensors) or 'nothing'}{late}")
-    prompts, responses = data.tensors["prompts"], data.tensors["responses"]
+    prompts, responses, scores = (data.tensors[name] for name in ("prompts", "responses", "rm_scores"))
+    _check_shapes(path, data)
     tokens = [
         [row[mask].tolist() for row, mask in zip(values, masks, strict=True)]
         for values, masks in (
@@ -143,30 +158,66 @@ def _verl_rollout(path: Path, n: int, tokenizer: Any) -> PeerDump:
     )
     digits = re.search(r"genstep_(\d+)$", path.parent.name)
     step = data.meta.get("global_steps", int(digits[1]) if digits else 0)
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
+        raise DataError(f"{path}: global_steps={shown(step)} is no step; {REMEDY}")
     groups = _groups(path, [str(each) for each in columns.get("uid", asked)], n)
-    total = data.tensors["rm_scores"].double().sum(1)
-    return PeerDump("verl", int(step), asked, answered, groups, {}, total, None, rows, tokens[1])
+    return PeerDump("verl", step, asked, answered, groups, {}, scores.double().sum(1), None, rows, tokens[1])
+
+
+def _check_shapes(path: Path, data: DataProto) -> None:
+    """Raise `DataError` unless tensors and columns have one row per response, and the tokens are token ids."""
+    prompts, responses = data.tensors["prompts"], data.tensors["responses"]
+    for name, tokens in (("prompts", prompts), ("responses", responses)):
+        if tokens.ndim != 2 or not tokens.numel():
+            raise DataError(f"{path}: {name} has shape {[*tokens.shape]}, not [responses, tokens]; {REMEDY}")
+        if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.min() < 0 or tokens.max() >= 2**31:
+            raise DataError(f"{path}: {name} of dtype {tokens.dtype} has values that are no token ids; {REMEDY}")
+    count, width = responses.shape
+    shapes = {
+        "prompts": (count, prompts.shape[1]),
+        "attention_mask": (count, prompts.shape[1] + width),
+        "rm_scores": (count, width),
+    }
+    for name, shape in shapes.items():
+        if data.tensors[name].shape != shape:
+            raise DataError(
+                f"{path}: {name} has shape {[*data.tensors[name].shape]}, and responses {[count, width]}; it must be "
+                f"{[*shape]}: {REMEDY}"
+            )
+    for name, values in data.columns.items():
+        if len(values) != count:
+            raise DataError(f"{path}: column {name!r} has {len(values)} values for {count} responses; {REMEDY}")
 
 
 def _texts(part: Part, name: str) -> tuple[str, ...]:
     for i, row in enumerate(part.rows):
-        if not isinstance(row[name], str):
-            raise DataError(f"{part.place(i)}: {name} is no text")
+        if not isinstance(row.get(name), str):
+            raise DataError(f"{part.place(i)}: {name} is no text; {WRITTEN}")
     return tuple(row[name] for row in part.rows)
 
 
 def _numbers(part: Part, name: str) -> torch.Tensor:
     values = []
     for i, row in enumerate(part.rows):
+        if name not in row:
+            raise DataError(f"{part.place(i)}: it has no {name}; {WRITTEN}")
         value = row[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise DataError(f"{part.place(i)}: {name}={value!r} is no number")
-        values.append(float("nan") if value is None else float(value))
+        number = nan if value is None else inf
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with suppress(OverflowError):  # an integer beyond float
+                number = float(value)
+        if isinf(number):
+            raise DataError(f"{part.place(i)}: {name}={shown(value)} is no finite number; {WRITTEN}")
+        values.append(number)
     return torch.tensor(values, dtype=torch.float64)
 
 
 def _step(part: Part) -> int:
-    steps = sorted({int(each) for each in _numbers(part, "step").tolist()})
+    found = _numbers(part, "step").tolist()
+    for i, step in enumerate(found):
+        if not step.is_integer():
+            raise DataError(f"{part.place(i)}: step={shown(part.rows[i]['step'])} is no step; {WRITTEN}")
+    steps = sorted({int(each) for each in found})
     if len(steps) != 1:
         raise DataError(f"{part.name} has the steps {', '.join(map(str, steps))}; name a file of one step")
     return steps[0]

@@ -200,6 +200,7 @@ def write_rollout(folder: Path, **changes: Any) -> Path:
     tensors["rm_scores"] = torch.where(ends, masks[1].sum(1, keepdim=True).float(), 0.0)
     tensors["attention_mask"] = torch.cat(masks, 1).long()
     columns = {"__num_turns__": numpy.full(8, 2, dtype=numpy.int32), "acc": numpy.array([0.5] * 8)}
+    columns |= changes.pop("columns", {})
     meta = {"global_steps": 3, "timing": {"gen": numpy.float64(0.5)}} | changes.pop("meta", {})
     tensors = {name: values for name, values in (tensors | changes).items() if values is not None}
     (folder / "gen_batch.dp").write_bytes(pickle.dumps(DataProto(TensorDict(tensors), columns, meta)))
@@ -399,6 +400,69 @@ def test_an_error_names_the_file_once(tmp_path: Path):
     assert "damaged" not in str(error.value)
 
 
+ZEROS = torch.zeros(8, 6)
+ROLLOUTS = {
+    "a short mask": (
+        {"attention_mask": torch.ones(8, 9)},
+        "attention_mask has shape [8, 9], and responses [8, 6]; it must",
+    ),
+    "a flat mask": ({"attention_mask": torch.ones(80)}, "attention_mask has shape [80]"),
+    "other responses": ({"responses": torch.ones(8, 5, dtype=torch.int64)}, "attention_mask has shape [8, 10], and"),
+    "flat prompts": ({"prompts": torch.ones(8, dtype=torch.int64)}, "prompts has shape [8], not [responses, tokens]"),
+    "no responses": ({"responses": torch.ones(0, 6, dtype=torch.int64)}, "responses has shape [0, 6]"),
+    "fewer prompts": ({"prompts": torch.ones(4, 4, dtype=torch.int64)}, "prompts has shape [4, 4]"),
+    "flat rewards": ({"rm_scores": torch.ones(8)}, "rm_scores has shape [8]"),
+    "fractions of tokens": ({"responses": ZEROS}, "responses of dtype torch.float32 has values that are no token ids"),
+    "negative tokens": ({"responses": ZEROS.long() - 1}, "responses of dtype torch.int64 has values"),
+    "huge tokens": ({"responses": ZEROS.long() + 2**40}, "responses of dtype torch.int64 has values"),
+    "a short uid": ({"columns": {"uid": objects(["a"] * 7)}}, "column 'uid' has 7 values for 8 responses"),
+    "a step of text": ({"meta": {"global_steps": "abc"}}, "global_steps='abc' is no step"),
+    "no step": ({"meta": {"global_steps": None}}, "global_steps=null is no step"),
+    "a huge step": ({"meta": {"global_steps": 10**5000}}, "global_steps=int of more than 4300 digits is no step"),
+}
+
+
+@pytest.mark.usefixtures("verl")
+@pytest.mark.parametrize(("changes", "message"), ROLLOUTS.values(), ids=ROLLOUTS)
+def test_a_malformed_rollout_is_an_error_that_says_what_is_wrong(changes: Any, message: str, tmp_path: Path, capsys):
+    error = error_of(capsys, write_rollout(tmp_path / "genstep_000003", **changes), *RECIPE)
+    assert message in error
+    assert "gen_batch.dp" in error
+    assert "as verl's skip.rollout writes it" in error
+
+
+def without(name: str) -> Any:
+    """Return what writes a file of verl whose second row lacks a column."""
+
+    def write(path: Path) -> Path:
+        rows = [json.loads(line) for line in write_verl(path).read_text().splitlines()]
+        del rows[1][name]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+def test_rewards_are_not_computed_where_a_row_has_no_ground_truth(tmp_path: Path, capsys):
+    error = error_of(capsys, without("gts")(tmp_path / "3.jsonl"), *RECIPE)
+    assert "the file has no ground truths" in error
+
+
+def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    path = write_verl(tmp_path / "3.jsonl")
+    opened = Path.open
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self == path:
+            raise PermissionError(13, "Permission denied")
+        return opened(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    error = error_of(capsys, path, *RECIPE)
+    assert f"{path}: cannot be read" in error
+    assert "check its permissions" in error
+
+
 def write_pickle(path: Path) -> Path:
     path.write_bytes(pickle.dumps({"batch": 1}))
     return path
@@ -425,6 +489,25 @@ def write_text(path: Path) -> Path:
         (lambda path: write_trl(path, length=None), "c.parquet", RECIPE, "no column of the reward function 'length'"),
         (lambda path: write_trl(path, completion=[1] * 8), "c.parquet", RECIPE, "completion is no text"),
         (write_trl, "c.parquet", (*RECIPE[:2], "rollout.n=3", REWARDS, MODEL), "rollout.n=3"),
+        (
+            without("output"),
+            "3.jsonl",
+            RECIPE,
+            "3.jsonl, line 2: output is no text; give the file as the peer wrote it",
+        ),
+        (without("score"), "3.jsonl", RECIPE, "3.jsonl, line 2: it has no score; give the file"),
+        (without("step"), "3.jsonl", RECIPE, "3.jsonl, line 2: it has no step; give the file"),
+        (lambda path: write_verl(path, step=None), "3.jsonl", RECIPE, "line 1: step=null is no step"),
+        (lambda path: write_verl(path, step=2.5), "3.jsonl", RECIPE, "line 1: step=2.5 is no step"),
+        (lambda path: write_verl(path, step=float("inf")), "3.jsonl", RECIPE, "line 1: step=inf is no finite number"),
+        (lambda path: write_verl(path, score=10**400), "3.jsonl", RECIPE, "is no finite number; give the file"),
+        (lambda path: write_verl(path, score=True), "3.jsonl", RECIPE, "score=true is no finite number"),
+        (
+            write_trl,
+            "c.parquet",
+            (*RECIPE[:4], "reward.functions=[length, {name: length, weight: 0.5}]", MODEL),
+            "reward.functions has two with the name 'length'",
+        ),
         (write_trl, "c.parquet", (), "name the recipe"),
         (write_trl, "c.parquet", ("--recipe", "tiny_sort", "--checkpoint", "x"), "--checkpoint x"),
         (write_trl, "c.parquet", (*RECIPE[:3], REWARDS, MODEL, "algorithm.preset=remax"), "reads greedy_S"),
