@@ -71,9 +71,11 @@ def keys_in(environment: Mapping[str, str]) -> list[str]:
 
 def hide_secrets(text: str) -> str:
     """Return a text without registered secrets, credentials in URLs, and strings in the form of a token."""
-    for value in sorted(_remembered, key=len, reverse=True):  # one may be a part of another
+    text = _without_tokens(text)  # first: without a part that is registered, one has no form
+    registered = {form for value in _remembered for form in (value, _without_tokens(value))}
+    for value in sorted(registered, key=len, reverse=True):  # one may be a part of another
         text = text.replace(value, MASK)
-    return _without_tokens(without_credentials(text))
+    return without_credentials(text)
 
 
 def _without_tokens(text: str) -> str:

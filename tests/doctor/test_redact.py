@@ -4,6 +4,7 @@ import pytest
 
 from hwgrpo.doctor import diagnosis_markdown, redact
 from hwgrpo.doctor.host_facts import gather_host
+from hwgrpo.support import text
 from hwgrpo.support.text import hide_secrets
 from tests.support.devices.hosts import SOUND, cpu, diagnosis
 
@@ -21,6 +22,12 @@ def test_a_name_that_begins_like_a_token_is_shown():
     assert hide_secrets("unknown key hf_overrides, sk-learn-models: hf_abcDEF1234") == (
         "unknown key hf_overrides, sk-learn-models: hf_***"
     )
+
+
+def test_a_token_and_a_registered_secret_may_be_parts_of_each_other(monkeypatch):
+    monkeypatch.setattr(text, "_remembered", dict.fromkeys(("0123456789", "key hf_abcDEF55 of", "hf_GHI012345678")))
+    shown = hide_secrets("hf_abcDEF0123456789, key hf_abcDEF55 of, hf_GHI012345678, hf_overrides")
+    assert shown == "***, ***, ***, hf_overrides"
 
 
 @pytest.mark.parametrize("name", [*SECRETS, "AWS_SECRET_ACCESS_KEY", "wandb_api_key", "GITHUB_PAT_TOKEN", "MY_PASSWD"])
