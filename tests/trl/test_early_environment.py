@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.cli import backend_selection
 from hwgrpo.config import Config
@@ -39,6 +40,8 @@ def test_a_late_import_is_warned_of_once(monkeypatch: pytest.MonkeyPatch, capsys
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(backend_selection, "_reported", set())
     monkeypatch.setenv("RANK", "0")
+    for name in {*BACKEND.env_train} - {NAME}:
+        monkeypatch.setenv(name, "1")  # of the user's own: whichever test ran before, one variable is missing
     config = Config()
     config.backend.name = "cpu"
     for _ in range(2):
