@@ -132,6 +132,10 @@ class Backend:
     """Names a range for the vendor's profiler; None: only torch's profiler."""
     record: Recorder | None = None
     """Records work as a device graph (`hwgrpo_backends.graphs`); None: unsupported."""
+    prepare: Callable[[], None] | None = None
+    """Sets what torch reads from a variable once, perhaps before this process had it; called before the first use."""
+    sdpa_kernels: Callable[[], tuple[str, ...]] | None = None
+    """Kernels among which torch's scaled_dot_product_attention chooses, by torch's names; None: it has one."""
     graphs_by_default: bool = False
     """Rollout records its decode steps unless set otherwise (`rollout.graphs`). Only where this was run on hardware."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ JETSON_INSTALL = (
 )
 INSTALL = "a CUDA build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[cuda]"
 
+CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+
 # No allocator setting: expandable segments would serve ragged batches, but vLLM's sleep mode, which may share this
 # process, cannot work with them.
 COMMON = {
@@ -47,6 +50,13 @@ COMMON = {
         value="PCI_BUS_ID",
         why="on hosts with different GPUs the default order is by speed: ordinals would not be those of nvidia-smi",
         source="NVIDIA, CUDA C++ Programming Guide, CUDA environment variables",
+    ),
+    CUDNN_LAST: EnvVar(
+        value="1",
+        why="on Hopper and Blackwell torch 2.11 and newer prefers cuDNN's attention, which makes a plan, published as "
+        "half a second, for each new shape: ragged batches bring one in nearly every micro-batch",
+        source="torch: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; FunASR issue 3704 (0.44 s forward, 0.55 s "
+        "backward, on a B200)",
     ),
 }
 DETERMINISTIC = {
@@ -220,6 +230,28 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.float16, torch.float32
 
 
+def prepare() -> None:
+    """Turn cuDNN's attention off where `CUDNN_LAST` says so: torch may have read the variable before it was set."""
+    import torch
+
+    if os.environ.get(CUDNN_LAST) == "1":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def sdpa_kernels() -> tuple[str, ...]:
+    """Return the kernels that torch may choose; "cudnn" comes first on Hopper and Blackwell (torch 2.11 and newer)."""
+    import torch
+
+    flags = torch.backends.cuda
+    enabled = {
+        "flash": flags.flash_sdp_enabled(),
+        "mem_efficient": flags.mem_efficient_sdp_enabled(),
+        "math": flags.math_sdp_enabled(),
+        "cudnn": flags.cudnn_sdp_enabled(),
+    }
+    return tuple(name for name, on in enabled.items() if on)
+
+
 def mark(name: str) -> AbstractContextManager[None]:
     """Name a range for Nsight."""
     from hwgrpo_backends.markers import nvtx
@@ -258,5 +290,7 @@ BACKEND = Backend(
     chips=NVIDIA,
     mark=mark,
     record=record,
+    prepare=prepare,
+    sdpa_kernels=sdpa_kernels,
     graphs_by_default=True,
 )

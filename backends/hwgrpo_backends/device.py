@@ -133,6 +133,8 @@ class Device:
 
     def set_device(self) -> None:
         """Make this device the current one of the process."""
+        if self.backend.prepare is not None:
+            self.backend.prepare()
         self._module.set_device(self.torch_device)
 
     def synchronize(self) -> None:

@@ -109,6 +109,8 @@ def _attention(report: Report, width: int, paint: Paint) -> list[str]:
     for each in implementations:
         label = "first" if each["name"] == first else "usable" if each["reason"] is None else "unusable"
         reason = each["reason"] or ("used where the model and the layout allow it" if each["name"] == first else "")
+        if each["kernels"]:
+            reason = f"by {' or '.join(each['kernels'])}" + (f"; {reason}" if reason else "")
         mark = "*" if each["name"] == first else " "
         rows.append((f"{mark} {each['name']}", label, reason, "ok" if each["name"] == first else ""))
     return [paint("attention", "bold"), *_table(rows, width, paint)]

@@ -35,13 +35,24 @@ def kernels(name: str, devices: bool) -> dict[str, Any]:
 
 
 def attention(name: str, arch: str | None) -> list[dict[str, Any]]:
-    """Return the attention implementations that the backend prefers, best first, with reasons against each."""
+    """Return the attention implementations that the backend prefers, best first, with reasons against each.
+
+    With sdpa: the kernels that a training process lets it choose from.
+    """
     from hwgrpo_backends import get
+    from hwgrpo_backends.environment import apply
 
     from hwgrpo.models.attention_implementations import reason_against
 
     backend = get(name)
-    return [{"name": each, "reason": reason_against(each, backend, arch, None)} for each in backend.attention]
+    apply(backend, "train")
+    if backend.prepare is not None:
+        backend.prepare()
+    kernels = {} if backend.sdpa_kernels is None else {"sdpa": list(backend.sdpa_kernels())}
+    return [
+        {"name": each, "reason": reason_against(each, backend, arch, None), "kernels": kernels.get(each, [])}
+        for each in backend.attention
+    ]
 
 
 def main(request: dict[str, Any]) -> None:

@@ -80,6 +80,7 @@ def _set_attention_kernels(wanted: dict[str, bool]) -> None:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(enabled)
 
 
+ATTENTION = "the attention kernels"
 ATTENTION_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 OPERATIONS = ("matmul", "conv", "rnn")
 """Kinds of operations for which a backend has a precision of its own."""
@@ -106,7 +107,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         *("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
         "allow_fp16_accumulation",
     ),
-    "the attention kernels": (_attention_kernels, _set_attention_kernels),
+    ATTENTION: (_attention_kernels, _set_attention_kernels),
 }
 """Setting -> what reads it, and what sets it."""
 

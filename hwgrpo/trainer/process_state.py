@@ -65,7 +65,8 @@ def _apply(changes: Mapping[str, str | None], environment: MutableMapping[str, s
 def restored_process(device: Device) -> Iterator[None]:
     """Restore everything else that a run changes in its process, after the block.
 
-    These are random generators, torch's threads and determinism, the selection of kernels, transformers' progress bars,
+    These are random generators, torch's threads, determinism and attention kernels, the selection of kernels,
+    transformers' progress bars,
     how standard output treats characters that it lacks, and modules of the user's files, which are read again by the
     next run. Plug-ins stay registered, and imported packages stay imported.
 
@@ -76,12 +77,15 @@ def restored_process(device: Device) -> Iterator[None]:
     from hwgrpo_kernels import default_registry
     from transformers.utils import logging
 
+    from hwgrpo.support.torch_settings import ATTENTION, SETTINGS
     from hwgrpo.training.checkpoint import rng_state
 
     generators = rng_state.capture(device)
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    read_attention, set_attention = SETTINGS[ATTENTION]
+    attention = read_attention()
     has_bars = logging.is_progress_bar_enabled()
     stdout = sys.stdout
     errors = stdout.errors if isinstance(stdout, io.TextIOWrapper) else None
@@ -93,6 +97,7 @@ def restored_process(device: Device) -> Iterator[None]:
         rng_state.restore(generators, device, 0)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        set_attention(attention)
         if has_bars:
             logging.enable_progress_bar()
         if isinstance(stdout, io.TextIOWrapper) and not stdout.closed:

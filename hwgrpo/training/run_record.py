@@ -149,7 +149,11 @@ def write_run_record(
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
             for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
-        "attention": {"selected": models.fused.attention.name, "skipped": dict(models.fused.attention.skipped)},
+        "attention": {
+            "selected": models.fused.attention.name,
+            "skipped": dict(models.fused.attention.skipped),
+            "kernels": models.fused.attention.kernels,
+        },
         "fused_modules": models.fused.record,
         "total_steps": total_steps,
         "template_date": template_date,

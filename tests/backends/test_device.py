@@ -9,6 +9,7 @@ import pytest
 import torch
 from hwgrpo_backends import registry
 from hwgrpo_backends.backend import BackendError, EnvVar, Verdict
+from hwgrpo_backends.cuda import CUDNN_LAST
 from hwgrpo_backends.device import Device, Memory
 from hwgrpo_backends.peaks import Chip
 from hwgrpo_backends.testing import check_backend
@@ -142,6 +143,35 @@ def test_a_missing_plug_in_module_is_not_passed_over(out_of_tree):
     backend, _ = out_of_tree
     with pytest.raises(ModuleNotFoundError, match="no_such_plugin"):
         Device(dataclasses.replace(backend, plugin="no_such_plugin"))
+
+
+@pytest.fixture
+def attention_kernels():
+    """Restores which kernels torch may choose."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.parametrize(
+    ("value", "kernels"),
+    [
+        ("1", ("flash", "mem_efficient", "math")),
+        ("0", ("flash", "mem_efficient", "math", "cudnn")),
+        (None, ("flash", "mem_efficient", "math", "cudnn")),
+    ],
+)
+def test_cudnns_attention_is_off_where_its_variable_says_so(
+    monkeypatch, attention_kernels, out_of_tree, value, kernels
+):
+    cuda, module = registry.get("cuda"), out_of_tree[1]
+    monkeypatch.delenv(CUDNN_LAST, raising=False)
+    if value is not None:
+        monkeypatch.setenv(CUDNN_LAST, value)
+    assert cuda.environment("train")[CUDNN_LAST].value == cuda.environment("rollout")[CUDNN_LAST].value == "1"
+    Device(cuda).set_device()
+    assert cuda.sdpa_kernels() == kernels
+    assert module.calls[-1][0] == "set_device"
 
 
 @pytest.mark.parametrize(("capability", "default"), [((7, 0), torch.float16), ((8, 0), torch.bfloat16)])

@@ -79,7 +79,7 @@ def test_this_machine_is_told_about_in_a_document_with_its_kernels(sound):
     assert lines_of(document, "import torch")[0]["state"] == "ok"
     assert document["facts"]["torch"]["version"] == torch.__version__
     assert {op["op"]: op["chosen"] for op in document["kernels"]["ops"]}["row_stats"] == "torch"
-    assert [each["name"] for each in document["attention"]] == ["sdpa", "eager"]
+    assert [(each["name"], each["kernels"]) for each in document["attention"]] == [("sdpa", []), ("eager", [])]
     assert document["rollout"][0] == {"name": "local", "usable": True, "reason": "part of hwgrpo"}
     assert [each["name"] for each in document["rollout"][1:]] == ["sglang_server", "vllm_server"]
     assert document["run"] is None
@@ -166,6 +166,9 @@ def test_a_host_with_two_nvidia_gpus(made_up):
     assert lines_of(document, "NVIDIA nodes")[0]["found"] == "2: /dev/nvidia0, /dev/nvidia1"
     [cuda] = [c for c in document["candidates"] if c["name"] == "cuda"]
     assert (cuda["reason"], cuda["hardware"]) == ("2 x NVIDIA H100", proven_on(get("cuda")))
+    assert [each["kernels"] for each in document["attention"] if each["name"] == "sdpa"] == [
+        ["flash", "mem_efficient", "math"]
+    ]
     # this torch is not enough of one for kernels, which is told, and no more
     assert set(document["failures"]) == {"kernels"}
 

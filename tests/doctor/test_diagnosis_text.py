@@ -24,8 +24,9 @@ SURVEY = {
         "ops": [{"op": "row_stats", "verdicts": VERDICTS, "error": None, "chosen": "torch"},
                 {"op": "row_grad", "verdicts": [], "error": "HWGRPO_KERNELS: no such kernel", "chosen": None}],
     },
-    "attention": [{"name": "flash_attention_2", "reason": "not installed"}, {"name": "sdpa", "reason": None},
-                  {"name": "eager", "reason": None}],
+    "attention": [{"name": "flash_attention_2", "reason": "not installed", "kernels": []},
+                  {"name": "sdpa", "reason": None, "kernels": ["flash", "math"]},
+                  {"name": "eager", "reason": None, "kernels": []}],
 }  # fmt: skip
 SELF_TESTS = (SelfTest("cpu", "allocate", "PASS", "64 MiB"), SelfTest("cpu", "bf16 matmul", "FAIL", "off by 1"))
 
@@ -54,7 +55,7 @@ def test_the_choice_the_kernels_the_attention_and_the_engines_are_told_with_reas
     assert re.search(r"triton +cannot run +needs cuda or npu, have cpu", text)
     assert re.search(r"row_grad +FAIL +HWGRPO_KERNELS: no such kernel", text)
     assert re.search(r"  flash_attention_2 +unusable +not installed", text)
-    assert re.search(r"\* sdpa +first", text)
+    assert re.search(r"\* sdpa +first +by flash or math; used where", text)
     assert re.search(r"\* local +usable +part of hwgrpo", text)
     assert text.endswith("backend: cpu (requested: auto), no warnings\nfailed: kernels of row_grad")
 

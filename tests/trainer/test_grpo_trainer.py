@@ -13,6 +13,8 @@ import hwgrpo_kernels
 import numpy as np
 import pytest
 import torch
+from hwgrpo_backends import get
+from hwgrpo_backends.device import Device
 from transformers.utils import logging
 
 from hwgrpo import Config, Trainer
@@ -22,6 +24,7 @@ from hwgrpo.errors import DataError, RunError
 from hwgrpo.observe.loggers.jsonl import read_metrics
 from hwgrpo.sandbox.code_reward import close_pools
 from hwgrpo.support.jsonlines import read_lines
+from hwgrpo.trainer.process_state import restored_process
 from tests.support.runs.dense_reward import share_right
 from tests.support.runs.published_rows import write_jsonl
 from tests.support.runs.runs import SMALL
@@ -145,6 +148,13 @@ def test_the_process_is_as_before_after_a_run(end: str, tmp_path: Path):
         del trainer
         gc.collect()
     assert state_of_the_process() == before
+
+
+def test_the_attention_kernels_that_a_backend_turns_off_are_on_again_after_a_run():
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    with restored_process(Device(get("cpu"))):
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_variable_that_the_loop_sets_stays_and_those_of_the_run_do_not(tmp_path: Path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ class AttentionSelection:
     """It is a fused module of the device, inserted after the model is loaded with `loaded_as`."""
     skipped: tuple[tuple[str, str], ...] = ()
     """(name, reason) of each skipped implementation."""
+    kernels: tuple[str, ...] = ()
+    """Kernels among which sdpa chooses on the device that is here; empty where it has one, or for another name."""
 
     @property
     def loaded_as(self) -> str:
@@ -44,9 +46,10 @@ class AttentionSelection:
 
     @property
     def line(self) -> str:
-        """The selection as a log line: `attention sdpa (flash_attention_2: its package is not installed)`."""
+        """The selection as a log line: `attention sdpa by flash or math (flash_attention_2: it is not installed)`."""
         notes = "; ".join(f"{name}: {reason}" for name, reason in self.skipped)
-        return f"attention {self.name}" + (f" ({notes})" if notes else "")
+        kernels = f" by {' or '.join(self.kernels)}" if self.kernels else ""
+        return f"attention {self.name}{kernels}" + (f" ({notes})" if notes else "")
 
 
 def choose_strategy(setting: str) -> str:
@@ -106,6 +109,11 @@ def choose_attention(
     """
 
     wanted = config.model.attention
+    kernels = () if arch is None or backend.sdpa_kernels is None else backend.sdpa_kernels()
+
+    def selection(name: str, skipped: Sequence[tuple[str, str]] = ()) -> AttentionSelection:
+        of_sdpa = kernels if name == "sdpa" else ()
+        return AttentionSelection(name, is_fused(name, backend), tuple(skipped), of_sdpa)
 
     def reason_to_skip(name: str) -> str | None:
         fused = is_fused(name, backend)
@@ -125,16 +133,16 @@ def choose_attention(
         for name in backend.attention:
             reason = reason_to_skip(name)
             if reason is None:
-                return AttentionSelection(name, is_fused(name, backend), tuple(skipped))
+                return selection(name, skipped)
             skipped.append((name, reason))
-        return AttentionSelection("eager", skipped=tuple(skipped))
+        return selection("eager", skipped)
     reason = reason_to_skip(wanted)
     if reason:
         raise ConfigError(
             f"model.attention={wanted!r}: {reason}; use model.attention="
             f"{'eager' if reason_model_cannot_use('sdpa', model_config) else 'sdpa'}"
         )
-    return AttentionSelection(wanted, is_fused(wanted, backend))
+    return selection(wanted)
 
 
 def attention_of(config: Config, device: Device) -> AttentionSelection:

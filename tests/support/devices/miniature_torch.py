@@ -39,6 +39,22 @@ class Devices:
         return types.SimpleNamespace(gcnArchName=self.arch, major=digits // 10, minor=digits % 10)
 
 
+class AttentionFlags:
+    """What `torch.backends.cuda` has of the kernels of attention."""
+
+    def __init__(self) -> None:
+        self.cudnn = True
+        self.flash_sdp_enabled = self.mem_efficient_sdp_enabled = self.math_sdp_enabled = lambda: True
+
+    def enable_cudnn_sdp(self, enabled: bool) -> None:
+        self.cudnn = enabled
+
+    def cudnn_sdp_enabled(self) -> bool:
+        return self.cudnn
+
+
+backends = types.SimpleNamespace(cuda=AttentionFlags())
+
 DEVICES = {
     kind: Devices(**says) for kind, says in json.loads(Path(__file__).with_name("devices.json").read_text()).items()
 }

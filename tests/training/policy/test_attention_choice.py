@@ -46,9 +46,12 @@ def fused_attention(monkeypatch: pytest.MonkeyPatch):
 )
 def test_without_packages_every_backend_takes_sdpa_and_says_why(backend: str, skipped: tuple[tuple[str, str], ...]):
     choice = choose(backend, arch="sm_90")
-    assert choice == AttentionSelection("sdpa", skipped=skipped)
+    kernels = ("flash", "mem_efficient", "math", "cudnn") if backend == "cuda" else ()
+    assert choice == AttentionSelection("sdpa", skipped=skipped, kernels=kernels)
     notes = "; ".join(f"{name}: {reason}" for name, reason in skipped)
-    assert choice.line == ("attention sdpa" + (f" ({notes})" if notes else ""))
+    told = "attention sdpa by flash or mem_efficient or math or cudnn" if kernels else "attention sdpa"
+    assert choice.line == told + (f" ({notes})" if notes else "")
+    assert choose(backend).kernels == (), "of a device that is not here"
 
 
 def test_hopper_takes_flash_attention_3(packages: None):
