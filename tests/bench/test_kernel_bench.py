@@ -13,8 +13,9 @@ from hwgrpo_backends.device import Device
 from hwgrpo_kernels import Implementation, Shape, default_registry, rows_torch
 
 from hwgrpo.bench.kernels import cases, measure, peak, sides
+from hwgrpo.bench.kernels import clock as clock_module
 from hwgrpo.bench.kernels.cases import CASES, Case
-from hwgrpo.bench.kernels.clock import Clock, Samples, median_ratio
+from hwgrpo.bench.kernels.clock import LONGEST_BUSY, BusyDevice, Clock, Samples, median_ratio
 from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth, forward_error, gradient_error
 from hwgrpo.bench.kernels.kernel_result import CaseBench, KernelBench, SideBench
 from hwgrpo.bench.kernels.measure import measure_cases, measure_kernels
@@ -337,31 +338,70 @@ def test_rates_are_shares_of_the_ceiling_of_their_kind():
     assert products.share(side, ceiling) == moves.share(side, ceiling) == pytest.approx(0.5)
 
 
+class FakeDevice:
+    """The events of a device, for the clock of this machine: seconds pass as `log` says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, product_ms: float) -> None:
+        self.log: list[str] = []
+        device, product = self, torch.mm
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = len(device.log)
+                device.log.append("record")
+
+            def synchronize(self) -> None:
+                device.log.append("synchronize")
+
+            def elapsed_time(self, other: Event) -> float:
+                done = device.log[self.at : other.at]
+                return product_ms * done.count("product") + 7.0 * done.count("work")
+
+        def mm(*arguments: torch.Tensor) -> torch.Tensor:
+            self.log.append("product")
+            return product(*arguments)
+
+        monkeypatch.setattr(clock_module, "BUSY_SIZE", 2)
+        monkeypatch.setattr(torch, "mm", mm)
+        self.clock = Clock(Device(BACKEND))
+        assert self.clock.name == "processor"
+        monkeypatch.setattr(self.clock, "_events", type("Module", (), {"Event": Event}))
+        monkeypatch.setattr(self.clock, "_busy", BusyDevice(Device(BACKEND), self.clock._events))
+        self.clock.name = "device"
+
+    def take(self) -> list[str]:
+        """Return and clear the log."""
+        log, self.log = self.log, []
+        return log
+
+
 def test_device_events_count_where_there_are_some(monkeypatch: pytest.MonkeyPatch):
-    log: list[str] = []
+    device = FakeDevice(monkeypatch, product_ms=100.0)
+    samples = device.clock.samples()
+    device.clock.measure(samples, lambda: device.log.append("work"))
+    log = device.take()
+    assert log[0] == "work", "on the clock of the wall, with nothing before it"
+    assert log[-5:] == ["product", "record", "work", "record", "synchronize"]
+    assert samples.seconds == [pytest.approx(0.007)], "neither the products nor the host's time"
+    assert len(samples.times.wall_s) == 1
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
 
-        def record(self) -> None:
-            log.append("record")
-
-        def synchronize(self) -> None:
-            log.append("synchronize")
-
-        def elapsed_time(self, other: Event) -> float:
-            return 7.0
-
-    clock = Clock(Device(BACKEND))
-    assert clock.name == "processor"
-    monkeypatch.setattr(clock, "_events", type("Module", (), {"Event": Event}))
-    clock.name = "device"
-    samples = clock.samples()
-    clock.measure(samples, lambda: log.append("work"))
-    assert log == ["record", "work", "record", "synchronize"]
-    assert samples.seconds == [pytest.approx(0.007)]
-    assert samples.median == pytest.approx(0.007)
+def test_the_device_is_busy_for_as_long_as_the_host_launches(monkeypatch: pytest.MonkeyPatch):
+    device = FakeDevice(monkeypatch, product_ms=1.0)
+    now = iter(range(1000))
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: 0.01 * next(now))
+    device.clock.measure(device.clock.samples(), lambda: device.log.append("work"))
+    device.take()
+    device.clock.measure(device.clock.samples(), lambda: device.log.append("work"))
+    launched = device.take()
+    busy = launched.count("product")
+    assert 10 <= busy <= 1000 * LONGEST_BUSY, "0.01 s of launching, products of 0.001 s"
+    assert launched == ["work", *["product"] * busy, "record", "work", "record", "synchronize"]
+    device.clock.measure(device.clock.samples(), lambda: [device.log.append("work"), *(next(now) for _ in range(99))])
+    assert device.take().count("product") == round(1000 * LONGEST_BUSY), "a second of launching"
 
 
 def test_several_threads_go_by_the_wall_clock():
