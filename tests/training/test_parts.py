@@ -12,6 +12,8 @@ import pytest
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LoraConfig, RewardFunctionConfig
@@ -72,6 +74,40 @@ def test_weight_decay_spares_norms():
         (True, 0.1),
         (False, 0.0),
     }
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "passes"), [("cpu", 1), ("cuda", 1), ("npu", 0)])
+def test_a_step_of_adamw_is_one_pass_where_torch_has_one(device: str, passes: int):
+    kind = "meta" if device == "npu" else device  # this torch knows no npu; meta is as foreign to torch's fused step
+    with FakeTensorMode():
+        parameter = torch.nn.Parameter(torch.empty(4, 4, device=kind))
+        parameter.grad = torch.empty_like(parameter)
+        optimizer = build_optimizer(torch.nn.ParameterList([parameter]), settings().optim)
+        with Operators() as called:
+            optimizer.step()
+    assert called.names.count("_fused_adamw_") == passes
+    assert ("addcdiv_" in called.names) is (not passes)
+
+
+@pytest.mark.parametrize("word", ["optim.name=adamw_8bit", "trainer.offload=optimizer"])
+def test_states_held_on_the_host_are_stepped_without_it_on_a_gpu(word: str):
+    config = settings(word)
+    with FakeTensorMode():
+        parameter = torch.nn.Parameter(torch.empty(4, 4, device="cuda"))
+    optimizer = build_optimizer(torch.nn.ParameterList([parameter]), config.optim, offload=config.trainer.offload)
+    assert not optimizer.defaults["fused"]
 
 
 def test_updates_are_cut_by_prompt_though_samples_dropped_out():
