@@ -65,6 +65,16 @@ def runtime(device: torch.device) -> Any:
     return _HostModule() if device.type == "cpu" else torch.get_device_module(device)
 
 
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy of a host tensor on a device, made while the host goes on; on the host the tensor itself.
+
+    From memory that is not pinned, the host would first wait for all that the device has to do.
+    """
+    if device.type in ("cpu", "meta"):
+        return tensor.to(device)
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)  # an expanded one cannot be written
+
+
 class Device:
     """The device of this process.
 

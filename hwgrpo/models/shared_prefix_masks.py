@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from hwgrpo_backends.device import send
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -56,9 +57,9 @@ class Branches:
         """Return the same on `device`."""
         return replace(
             self,
-            responses=self.responses.to(device),
-            prompt_lengths=self.prompt_lengths.to(device),
-            place=self.place.to(device),
+            responses=send(self.responses, device),
+            prompt_lengths=send(self.prompt_lengths, device),
+            place=send(self.place, device),
             _masks={},
         )
 

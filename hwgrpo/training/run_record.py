@@ -152,7 +152,7 @@ def write_run_record(
         "attention": {
             "selected": models.fused.attention.name,
             "skipped": dict(models.fused.attention.skipped),
-            "kernels": models.fused.attention.kernels,
+            **({"kernels": models.fused.attention.kernels} if models.fused.attention.kernels else {}),
         },
         "fused_modules": models.fused.record,
         "total_steps": total_steps,

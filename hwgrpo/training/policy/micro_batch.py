@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from hwgrpo_backends.device import send
 
 from hwgrpo.models.shared_prefix_masks import Branches
 from hwgrpo.models.ulysses_attention import all_to_all
@@ -78,7 +79,7 @@ class SequenceShard:
 
     def to(self, device: torch.device) -> SequenceShard:
         """Return the same on `device`."""
-        return replace(self, rows=self.rows.to(device), order=self.order.to(device))
+        return replace(self, rows=send(self.rows, device), order=send(self.order, device))
 
     def own(self, hidden: torch.Tensor) -> torch.Tensor:
         """Exchange hidden states [B * L / S, H]; return those that predict this rank's response tokens [N, H]."""
@@ -116,20 +117,20 @@ class MicroBatch:
     """Of the log-probs; None: the policy's."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the same micro-batch on `device`."""
+        """Return the same micro-batch on `device`, where it may arrive while the host goes on."""
         if self.input_ids.device == device:
             return self
         return replace(
             self,
-            input_ids=self.input_ids.to(device),
-            position_ids=self.position_ids.to(device),
-            is_token=self.is_token.to(device),
-            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
+            input_ids=send(self.input_ids, device),
+            position_ids=send(self.position_ids, device),
+            is_token=send(self.is_token, device),
+            attention_mask=None if self.attention_mask is None else send(self.attention_mask, device),
             branches=None if self.branches is None else self.branches.to(device),
-            hidden_rows=self.hidden_rows.to(device),
-            targets=self.targets.to(device),
-            cu_seqlens=self.cu_seqlens.to(device),
-            signals={name: tensor.to(device) for name, tensor in self.signals.items()},
+            hidden_rows=send(self.hidden_rows, device),
+            targets=send(self.targets, device),
+            cu_seqlens=send(self.cu_seqlens, device),
+            signals={name: send(tensor, device) for name, tensor in self.signals.items()},
             shard=None if self.shard is None else self.shard.to(device),
         )
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
+from hwgrpo_backends.device import runtime
 from torch import nn
 
 from hwgrpo.config import Config
@@ -70,6 +71,7 @@ class Deepspeed(Processes):
     def prepare(self, config: Config) -> None:
         settings = config.trainer.deepspeed
         self.shards = settings.stage == 3
+        self._offloads = settings.offload_optimizer
         self._reduces_once = settings.stage == 1 or (settings.stage == 2 and settings.sync_every == "update")
         # The device is set already; DeepSpeed, which other packages import as well, would detect one by itself.
         os.environ.setdefault("DS_ACCELERATOR", self.device.type)
@@ -155,6 +157,8 @@ class Deepspeed(Processes):
         if self._coalesced is not None:
             coalesced, self._coalesced = self._coalesced, None
             coalesced.close()
+        if self._offloads:
+            runtime(self.device).synchronize(self.device)  # its copies of gradients to the host have arrived
 
     def backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss)

@@ -14,8 +14,8 @@ from hwgrpo.training.strategies.held_adamw import HeldAdamW, gradient_of
 from hwgrpo.training.strategies.muon import muon_adamw
 
 FUSED = ("cpu", "cuda")
-"""Types of devices on which torch's AdamW is one pass over the parameters if told so; its default is a loop over tensors
-on a CPU, and many passes with temporaries on NVIDIA and AMD GPUs."""
+"""Types of devices on which torch's AdamW is one pass over the parameters if told so; its default is a loop over
+tensors on a CPU, and many passes with temporaries on NVIDIA and AMD GPUs."""
 PIECE = 2**14
 """Entries whose squares torch sums without loss on a CPU."""
 

@@ -186,12 +186,15 @@ class PolicyUpdate:
         pooled_results = {name: torch.zeros(len(pooled.batch.tokens)) for name in results}
 
         def passes() -> None:
+            scored = {name: TokenValues() for name in results}
             for part in self._micro_batches(pooled.batch, pooled.sequences):
                 micro = self._build_micro_batch(pooled, part, signals)
                 micro = shard_micro_batch(micro, pooled.group, full_sequences=False)
-                scored = scorer(micro.to(self.device), **options)
-                for name, values in pooled_results.items():
-                    values[micro.token_index] = getattr(scored, name).float().cpu()
+                of_micro = scorer(micro.to(self.device), **options)
+                for name, values in scored.items():
+                    values.add(micro.token_index, getattr(of_micro, name))
+            for name, values in scored.items():
+                values.write(pooled_results[name])
 
         was_training = scorer.training
         scorer.eval()
@@ -323,25 +326,28 @@ class PolicyUpdate:
         skipped[trained] = False
         skipped &= torch.isin(torch.arange(len(batch)), torch.tensor(list(sequences), dtype=torch.int64))
         if skipped.any():
-            surprise = -batch.rollout_logprobs[batch.loss_tokens_of(skipped)].sum()
+            surprise = -float(batch.rollout_logprobs[batch.loss_tokens_of(skipped)].sum())
             sums["entropy"] = sums.get("entropy", 0.0) + surprise
-        sums["trained"] = batch.loss_lengths[torch.tensor(trained, dtype=torch.int64)].sum()
+        sums["trained"] = float(batch.loss_lengths[torch.tensor(trained, dtype=torch.int64)].sum())
         names = sorted({name for names in self.strategy.gather_objects(list(sums)) for name in names})
-        values = [float(sums[name]) if name in sums else 0.0 for name in names]
-        total_loss, *totals = self.strategy.sum([float(loss) / self.strategy.world_size, *values])
+        values = [sums.get(name, 0.0) for name in names]
+        total_loss, *totals = self.strategy.sum([loss / self.strategy.world_size, *values])
         return total_loss, dict(zip(names, totals, strict=True)) | {"tokens": tokens}
 
     def _passes(
         self, pooled: GroupBatch, tokens: float, logprobs: torch.Tensor | None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> tuple[float, dict[str, float]]:
         """Run the forward and backward passes of an update; write its log-probs into `logprobs` [R] if not None.
+
+        The host reads nothing of a pass before the last: it prepares the next while the device computes.
 
         Returns:
             This rank's loss and metric sums, not yet divided by the number of ranks.
         """
         parts = self._micro_batches(pooled.batch, pooled.sequences)
         signals = loss_signals(pooled.batch, rollout=self.loss_fn.needs_rollout)
-        loss = torch.zeros((), dtype=torch.float64)
+        losses: list[torch.Tensor] = []
+        of_tokens = TokenValues()
         sums: dict[str, torch.Tensor] = {}
         flops = 0.0
         self.policy.train()
@@ -353,13 +359,14 @@ class PolicyUpdate:
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 router = self.config.model.router_loss_coef * share
                 out = forward_backward(self.strategy, micro.to(self.device), self.loss_fn, router, self.reference)
-            loss += out.loss.detach().cpu().double()
+            losses.append(out.loss.detach())
             for name, value in out.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
-            if logprobs is not None:
-                logprobs[micro.token_index] = out.logprob_N.detach().float().cpu()
+            of_tokens.add(micro.token_index, out.logprob_N.detach())
+        if logprobs is not None:
+            of_tokens.write(logprobs)
         self.flops += flops
-        return loss, sums
+        return math.fsum(torch.stack(losses).tolist()), to_host(sums)
 
     def pop_notes(self) -> list[str]:
         """Return and clear the notes for the user."""
@@ -399,6 +406,36 @@ class PolicyUpdate:
             return batch
         with reference.active():
             return replace(batch, ref_logprobs=self.score(batch, reference.policy))
+
+
+class TokenValues:
+    """Values per token of several passes, which stay on the device until all are copied to the host at once."""
+
+    def __init__(self) -> None:
+        self._index: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def add(self, token_index: torch.Tensor, values: torch.Tensor) -> None:
+        """Add a pass.
+
+        Args:
+            token_index: [N] int64, on the host: the tokens, in the order of `values`.
+            values: [N], on any device.
+        """
+        self._index.append(token_index)
+        self._values.append(values)
+
+    def write(self, values_R: torch.Tensor) -> None:
+        """Write the values of all passes into `values_R` [R] fp32, on the host."""
+        if self._values:
+            values_R[torch.cat(self._index)] = torch.cat(self._values).float().cpu()
+
+
+def to_host(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return scalars of a device as numbers, with one copy."""
+    if not scalars:
+        return {}
+    return dict(zip(scalars, torch.stack(list(scalars.values())).tolist(), strict=True))
 
 
 def forward_backward(
