@@ -105,7 +105,7 @@ class MicroBatch:
     targets: torch.Tensor
     """[N] int64: the response tokens that carry loss."""
     cu_seqlens: torch.Tensor
-    """[S + 1] int64: bounds of the sequences among the N rows."""
+    """[S + 1] int64: bounds of the sequences among the N rows; on the host, which reads them."""
     token_index: torch.Tensor
     """[N] int64: index of each response token in the TrainBatch's [R] arrays."""
     signals: Mapping[str, torch.Tensor]
@@ -129,7 +129,6 @@ class MicroBatch:
             branches=None if self.branches is None else self.branches.to(device),
             hidden_rows=send(self.hidden_rows, device),
             targets=send(self.targets, device),
-            cu_seqlens=send(self.cu_seqlens, device),
             signals={name: send(tensor, device) for name, tensor in self.signals.items()},
             shard=None if self.shard is None else self.shard.to(device),
         )

@@ -13,8 +13,10 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.npu import BACKEND as NPU
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from hwgrpo.catalog import LAYOUTS
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.report.resume_rows import resume_rows
@@ -26,8 +28,11 @@ from hwgrpo.training.strategies.held_adamw import gradient_of
 from hwgrpo.training.strategies.host_gradients import HostGradients
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
 from tests.support.numbers.rounding import GENTLE, LOGITS, STEP, assert_metrics_close, drift
 from tests.support.runs import runs
+from tests.support.runs.saving import policy_of
 from tests.support.runs.wrong_devices import WRONG
 
 FULL = ("model.dtype=float32", "trainer.save_every=2", "trainer.validate_every=2", "trainer.max_steps=4")
@@ -246,3 +251,45 @@ def test_a_wrong_npu_on_the_way_is_named(tmp_path: Path, mistake: str, monkeypat
         move(tmp_path / "run", 4, NPU)
     move(tmp_path / "run", 4, CPU)
     assert [each["to"]["backend"] for each in read_run(tmp_path / "run").resumes] == ["cpu"]
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what makes the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        arrives = isinstance(result, torch.Tensor) and result.device.type == "cpu"
+        if any(each.device.type == "npu" for each in tensors) and (arrives or not isinstance(result, torch.Tensor)):
+            self.count += func.overloadpacket.__name__ in ("_to_copy", "_local_scalar_dense", "copy_", "item")
+        return result
+
+
+@pytest.mark.parametrize("layout", ["padded", "grouped", "packed"])
+def test_the_host_reads_no_more_of_many_passes_than_of_one(layout: str):
+    here = torch.device("npu")
+
+    def reads(tokens: int) -> tuple[int, int, int]:
+        config = settings("model.dtype=float32", f"trainer.tokens_per_micro_batch={tokens}")
+        policy = policy_of(tiny_qwen3()).to(here)
+        strategy = Single(here, "hccl")
+        strategy.wrap(policy, config)
+        update = PolicyUpdate(config, strategy, policy, here, LAYOUTS.load(layout), total_updates=9)
+        batch = ragged_batch(prompts=16, n=2)
+        passes = len(update._micro_batches(batch, range(len(batch))))
+        with HostReads() as scoring:
+            update.score(batch)
+        with HostReads() as updating:
+            update.accumulate_gradients(batch, range(len(batch)), torch.zeros(len(batch.tokens)))
+        return passes, scoring.count, updating.count
+
+    few, many = reads(10_000), reads(32)
+    assert few[0] == 1
+    assert many[0] >= 4
+    # transformers looks for packed sequences in positions where there is no mask, which the host reads
+    of_transformers = many[0] - few[0] if layout == "padded" else 0
+    assert [of_many - of_few for of_few, of_many in zip(few[1:], many[1:], strict=True)] == [of_transformers] * 2
