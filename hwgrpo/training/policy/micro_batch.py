@@ -24,12 +24,12 @@ from hwgrpo.values import TrainBatch
 def split_micro_batches(
     batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int
 ) -> list[Rows]:
-    """Split sequences into micro-batches of at most `budget` tokens, padding included; group rows of similar length.
+    """Split sequences into micro-batches of `budget` tokens, padding included; group rows of similar length.
 
     Args:
         batch: the update's sequences.
         sequences: indices of the sequences; those without tokens that carry loss are skipped (they have no gradient).
-        budget: tokens per micro-batch, prompt and response.
+        budget: tokens per micro-batch, prompt and response; exceeded by a 64th at the most.
         layout: forms the rows.
         hidden_size: the model's; layouts weigh attention against matrix products with it.
 
@@ -46,10 +46,12 @@ def split_micro_batches(
         return sum(lengths[s] for s in row) - repeated
 
     rows = layout.rows(batch, [s for s in sequences if filled[s]], budget, hidden_size)
+    # a group of 2**k tokens and its prompt are a little more than a share of a budget of 2**m
+    most = budget + budget // 64
     parts: list[Rows] = []
     longest = 0
     for width, row in sorted(((length(row), row) for row in rows), key=lambda item: (-item[0], item[1])):
-        if not parts or (len(parts[-1]) + 1) * longest > budget:
+        if not parts or (len(parts[-1]) + 1) * longest > most:
             parts.append([])
             longest = width
         parts[-1].append(row)
@@ -96,8 +98,9 @@ class MicroBatch:
     """[B, L] int64: position within the sequence."""
     is_token: torch.Tensor
     """[B, L] bool: False at padding."""
-    attention_mask: torch.Tensor | None
-    """[B, 1, L, L] bool (True: may attend); None for plain causal attention or with `branches`."""
+    mask_spans: torch.Tensor | None
+    """[3, B, L] int64: position, and first and last sequence of each token, of which the device makes the mask; None
+    for plain causal attention or with `branches`."""
     branches: Branches | None
     """Positions of prompts and responses, for shared-prefix attention without a mask over the row."""
     hidden_rows: torch.Tensor
@@ -116,6 +119,11 @@ class MicroBatch:
     temperature: float | None = None
     """Of the log-probs; None: the policy's."""
 
+    @property
+    def attention_mask(self) -> torch.Tensor | None:
+        """[B, 1, L, L] bool (True: may attend), made anew; None for plain causal attention or with `branches`."""
+        return None if self.mask_spans is None else _row_mask(*self.mask_spans)
+
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on `device`, where it may arrive while the host goes on."""
         if self.input_ids.device == device:
@@ -125,7 +133,7 @@ class MicroBatch:
             input_ids=send(self.input_ids, device),
             position_ids=send(self.position_ids, device),
             is_token=send(self.is_token, device),
-            attention_mask=None if self.attention_mask is None else send(self.attention_mask, device),
+            mask_spans=None if self.mask_spans is None else send(self.mask_spans, device),
             branches=None if self.branches is None else self.branches.to(device),
             hidden_rows=send(self.hidden_rows, device),
             targets=send(self.targets, device),
@@ -203,7 +211,7 @@ def build_micro_batch(
         input_ids=input_ids,
         position_ids=positions,
         is_token=owner >= 0,
-        attention_mask=_row_mask(positions, owner, last) if masked and dense else None,
+        mask_spans=torch.stack([positions, owner, last]) if masked and dense else None,
         branches=_row_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
         if masked and not dense
         else None,

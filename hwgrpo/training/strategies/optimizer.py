@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from hwgrpo_backends.device import fuses_adamw
 from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.training.strategies.held_adamw import HeldAdamW, gradient_of
 from hwgrpo.training.strategies.muon import muon_adamw
 
-FUSED = ("cpu", "cuda")
-"""Types of devices on which torch's AdamW is one pass over the parameters if told so; its default is a loop over
-tensors on a CPU, and many passes with temporaries on NVIDIA and AMD GPUs."""
 PIECE = 2**14
 """Entries whose squares torch sums without loss on a CPU."""
 
@@ -40,8 +38,8 @@ def build_optimizer(
         {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
     ]
     if optim.name == "muon":
-        return muon_adamw(trainable, module, optim, fused=True if trainable[0].device.type in FUSED else None)
-    device, in_8_bits = trainable[0].device.type, optim.name == "adamw_8bit"
+        return muon_adamw(trainable, module, optim, fused=fuses_adamw(trainable[0].device) or None)
+    device, in_8_bits = trainable[0].device, optim.name == "adamw_8bit"
     held: dict[str, Any] = {}
     if in_8_bits or offload != "none":
         held = {"on_host": offload != "none", "in_8_bits": in_8_bits, "gradients_on_host": offload == "gradients"}
@@ -51,7 +49,7 @@ def build_optimizer(
         betas=(optim.betas[0], optim.betas[1]),
         eps=optim.eps,
         # counters of held states are in host memory, where a fused step on a GPU does not read them
-        fused=True if device in (FUSED[:1] if held else FUSED) else None,
+        fused=(fuses_adamw(device) and (not held or device.type == "cpu")) or None,
         **held,
     )
 

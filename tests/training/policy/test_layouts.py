@@ -150,6 +150,13 @@ def test_micro_batches_keep_within_the_budget_and_hold_each_sequence_once(layout
         assert build_micro_batch(batch, part, NOTHING, layout).input_ids.numel() <= 30
 
 
+@pytest.mark.parametrize(("length", "parts"), [(255, [4]), (256, [4]), (259, [4]), (260, [3, 1])])
+def test_a_budget_of_rows_with_a_few_more_tokens_each_is_one_micro_batch(length: int, parts: list[int]):
+    batch = batch_of(*[[1] * length] * 4)  # with a prompt of 2 tokens, and no last token
+    rows = split_micro_batches(batch, range(4), 1024, PADDED, 4096)
+    assert [len(part) for part in rows] == parts, "at most 1024 + 16 tokens"
+
+
 def test_a_row_of_a_group_is_filled_to_the_budget_and_not_beyond():
     batch = ragged_batch(prompts=1, n=4)
     tokens = int(batch.prompt_offsets.diff()[0] + (batch.lengths - 1).sum())
@@ -253,7 +260,7 @@ def test_packed_rows_end_where_attention_would_cost_more_than_matrix_products():
 def test_a_model_that_honours_branches_but_no_mask_gets_branches_in_every_row(monkeypatch):
     policy = policy_of(tiny_llama())
     hidden_states = policy.hidden_states
-    monkeypatch.setattr(policy, "hidden_states", lambda micro: hidden_states(replace(micro, attention_mask=None)))
+    monkeypatch.setattr(policy, "hidden_states", lambda micro: hidden_states(replace(micro, mask_spans=None)))
     assert select_supported_layout(settings(), policy, GROUPED) == (BRANCHED, None)
 
 
@@ -268,14 +275,16 @@ def test_a_micro_batch_moves_with_all_it_has():
             assert micro.branches.masks(None, torch.float32, 1)[1].device.type == "meta"
         parts = [*vars(micro).values(), *(vars(micro.branches).values() if micro.branches else ())]
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-        assert {tensor.device.type for tensor in tensors if tensor is not micro.token_index} == {"meta"}
+        on_host = [micro.token_index, micro.cu_seqlens]
+        assert [tensor.device.type for tensor in on_host] == ["cpu", "cpu"]
+        assert {each.device.type for each in tensors if not any(each is kept for kept in on_host)} == {"meta"}
 
 
 def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error():
     refuses = policy_of(BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)))
     ignores = policy_of(tiny_llama())
     hidden_states = ignores.hidden_states
-    ignores.hidden_states = lambda micro: hidden_states(replace(micro, attention_mask=None, branches=None))
+    ignores.hidden_states = lambda micro: hidden_states(replace(micro, mask_spans=None, branches=None))
     for policy, said in ((refuses, "Bloom.* does not accept such a mask"), (ignores, "Llama.* differ")):
         layout, reason = select_supported_layout(settings(), policy, GROUPED)
         assert layout is PADDED
