@@ -9,6 +9,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hwgrpo.rewards.response_text import ResponseDecoder
 
+BROKEN = "\ufffd"
+"""What decoders write for bytes that are only a part of a character."""
+
 
 def end_token_ids(
     tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None, extra: Sequence[int]
@@ -50,6 +53,8 @@ class StopDetector:
         # most that many tokens ago; the extra ones keep it clear of decoders that strip the first token's space.
         self._window = max((len(text.encode()) for text in stop), default=0) + 4
         self._visible: list[list[int]] = [[] for _ in range(sequences if stop else 0)]
+        self._last = tuple({text[-1] for text in stop if text} | {BROKEN})
+        self._may_complete: dict[int, bool] = {}
 
     def ended(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Append a token to some responses; return which of them it ends.
@@ -66,8 +71,17 @@ class StopDetector:
             for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist())):
                 if not ended[i] and token not in self._decode.hidden:
                     self._visible[row].append(token)
-                    ended[i] = self._completes_stop_string(self._visible[row])
+                    ended[i] = self._ends_like_one(token) and self._completes_stop_string(self._visible[row])
         return ended
+
+    def _ends_like_one(self, token: int) -> bool:
+        """Return whether a token may complete a stop string: most lack its last character, and need no more decoding."""
+        known = self._may_complete.get(token)
+        if known is None:
+            # Twice, since decoders strip a space that the first token begins with.
+            text = self._decode((token, token))
+            known = self._may_complete[token] = any(character in text for character in self._last)
+        return known
 
     def _completes_stop_string(self, visible: list[int]) -> bool:
         tail = self._decode(visible[-self._window :])

@@ -136,3 +136,54 @@ def test_responses_of_an_engine_outside_are_decoded_as_the_settings_say(skips: b
     assert completions.texts == (text,)
     server_request = ServerRequest("m", 0, Request((1,), 1, 0, sampling), (1,))
     assert completion_body(server_request)["skip_special_tokens"] is skips
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose words have their space in front, with bytes for what has no word, as SentencePiece's."""
+    words = ["<unk>", "</s>", "▁", "▁a", "a", "▁b", "b", "c", ".", "▁."]
+    words += [f"<0x{byte:02X}>" for byte in (0x0A, 0x20, 0xC3, 0xA9, 0xA8)]
+    core = tokenizers.Tokenizer(
+        models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes, some of which are a part of a character."""
+    alphabet = tokenizers.Tokenizer(models.BPE({}, []))
+    alphabet.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    marks = [mark for mark, _ in alphabet.pre_tokenizer.pre_tokenize_str("a b\néè.c")]
+    characters = sorted(set("".join(marks)))
+    words = ["<unk>", "</s>", *characters]
+    core = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("make", [metaspace, byte_level])
+@pytest.mark.parametrize("stop", [(" ",), ("a ",), ("é",), ("b\n", ". "), (" a.",), ("c", "èb")])
+def test_tokens_that_are_not_decoded_complete_no_stop_string(make, stop: tuple[str, ...]):
+    tokenizer = make()
+    draw = np.random.default_rng(0)
+    ended = 0
+    looks_at_all = StopDetector(tokenizer, [1], stop, 1)
+    for tokens in draw.integers(2, len(tokenizer), (400, 12)).tolist():
+        found = feed(StopDetector(tokenizer, [1], stop, 1), tokens)
+        expected = (n for n in range(1, 13) if looks_at_all._completes_stop_string(tokens[:n]))
+        assert found == next(expected, None)
+        ended += found is not None
+    assert ended
+
+
+def test_tokens_without_the_last_character_of_a_stop_string_are_decoded_once(monkeypatch: pytest.MonkeyPatch):
+    watch = StopDetector(TOKENIZER, [EOS], ["END"], 1)
+    decoded: list[tuple[int, ...]] = []
+    plain = watch._decode
+    monkeypatch.setattr(watch, "_decode", lambda tokens: decoded.append(tuple(tokens)) or plain(tokens))
+    monkeypatch.setattr(watch._decode, "hidden", plain.hidden, raising=False)
+    assert feed(watch, ids("EN" * 100)) is None
+    assert len(decoded) == 2
+    assert feed(watch, ids("END")) == 3
