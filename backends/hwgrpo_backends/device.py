@@ -65,12 +65,12 @@ def runtime(device: torch.device) -> Any:
     return _HostModule() if device.type == "cpu" else torch.get_device_module(device)
 
 
-def fuses_adamw(device: torch.device) -> bool:
+def fuses_adamw(device_type: str) -> bool:
     """Return whether torch's AdamW has one pass over the parameters there, and does not take it unless told to.
 
     Its default is a loop over tensors on a CPU, and many passes with temporaries on NVIDIA and AMD GPUs.
     """
-    return device.type in ("cpu", "cuda")
+    return device_type in ("cpu", "cuda")
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from hwgrpo_backends.device import fuses_adamw
 from hwgrpo_kernels.chunks import chunk_rows_for
 from hwgrpo_kernels.head import logits_buffers
 
@@ -248,7 +249,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         at_once = (STREAMS if copies_states else 1) * min(CHUNK, largest)
         copies = (6 if in_8_bits else 3) + (copies_states and sharding.offloads_gradients)
         step["intermediate values of AdamW"] = 4 * copies * min(at_once, stepped)
-    elif work.device_type != "cpu" and not sharding.offloads_optimizer:
+    elif not fuses_adamw(work.device_type) and not sharding.offloads_optimizer:
         step["intermediate values of AdamW"] = 4 * stepped
     if expanded and work.device_type == "cpu":
         step = max(step, {EXPANDED: expanded}, key=lambda parts: sum(parts.values()))

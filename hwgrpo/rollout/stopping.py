@@ -75,7 +75,7 @@ class StopDetector:
         return ended
 
     def _ends_like_one(self, token: int) -> bool:
-        """Return whether a token may complete a stop string: most lack its last character, and need no more decoding."""
+        """Return whether a token may complete a stop string; most lack its last character and are decoded once."""
         known = self._may_complete.get(token)
         if known is None:
             # Twice, since decoders strip a space that the first token begins with.

@@ -38,8 +38,8 @@ def build_optimizer(
         {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
     ]
     if optim.name == "muon":
-        return muon_adamw(trainable, module, optim, fused=fuses_adamw(trainable[0].device) or None)
-    device, in_8_bits = trainable[0].device, optim.name == "adamw_8bit"
+        return muon_adamw(trainable, module, optim, fused=fuses_adamw(trainable[0].device.type) or None)
+    device, in_8_bits = trainable[0].device.type, optim.name == "adamw_8bit"
     held: dict[str, Any] = {}
     if in_8_bits or offload != "none":
         held = {"on_host": offload != "none", "in_8_bits": in_8_bits, "gradients_on_host": offload == "gradients"}
@@ -49,7 +49,7 @@ def build_optimizer(
         betas=(optim.betas[0], optim.betas[1]),
         eps=optim.eps,
         # counters of held states are in host memory, where a fused step on a GPU does not read them
-        fused=(fuses_adamw(device) and (not held or device.type == "cpu")) or None,
+        fused=(fuses_adamw(device) and (not held or device == "cpu")) or None,
         **held,
     )
 
