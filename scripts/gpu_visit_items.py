@@ -331,7 +331,7 @@ def decode_of(
 
     def line(found: DecodeProfile) -> str:
         steps = [
-            f"{each.rows} rows x {each.capacity}: {each.launched_ms:.2f} ms"
+            f"{each.rows} rows x {each.capacity}: {each.launched_ms:.2f} ms, on the device {each.device_ms:.2f}"
             + ("" if each.replay_ms is None else f", as a graph {each.replay_ms:.2f}, recorded in {each.record_ms:.0f}")
             for each in found.steps
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.graphs import Recorder
 
-from hwgrpo.bench.kernels.clock import Clock
+from hwgrpo.bench.kernels.clock import Clock, Samples
+from hwgrpo.bench.times import Times
 from hwgrpo.observe.kernel_table import Kernel, longest_kernels, profiled
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.token_sampling import draw
@@ -31,7 +33,9 @@ class DecodeTimes:
     """Tokens per response that the buffers hold; with device graphs, attention reads all of them."""
     prefill_ms: float
     launched_ms: float
-    """A step whose kernels Python launches."""
+    """A step whose kernels Python launches one by one, from an idle device to an idle device."""
+    device_ms: float
+    """The same step without the host's time: its kernels were launched behind other work."""
     record_ms: float | None = None
     replay_ms: float | None = None
     """A step as a device graph; None: this device has none."""
@@ -78,42 +82,45 @@ def profile_decode(
     found = DecodeProfile(samples, prompt_tokens)
     clock = Clock(device)
 
-    def median_ms(work: Callable[[], Any], times: int = repeat) -> float:
+    def measured(work: Callable[[], Any], times: int = repeat) -> Samples:
         for _ in range(min(2, times)):
             work()
         taken = clock.samples()
         for _ in range(times):
             clock.measure(taken, work)
-        median = taken.median
-        assert median is not None
-        return median * 1e3
+        return taken
 
     def once_ms(work: Callable[[], Any]) -> tuple[float, Any]:
-        taken = clock.samples()
-        result = clock.measure(taken, work)
-        return taken.times.wall_s[0] * 1e3, result
+        taken = Times()  # the clock runs its work twice
+        with taken.measure(device.synchronize):
+            result = work()
+        return taken.wall_s[0] * 1e3, result
 
     with torch.no_grad():
         for count in sorted(rows):
             for capacity in sorted(capacities):
                 decoded = filled_rows(model, device, count, capacity, samples, prompt_tokens)
+                decoded.prefill()
                 prefill_ms, _ = once_ms(decoded.prefill)
                 fill(decoded, count, capacity, samples)
                 token = torch.arange(count, device=device.torch_device) % prompt_tokens
                 step = partial(decoded.compute, token)
-                times = DecodeTimes(count, capacity, prefill_ms, median_ms(step, max(repeat // 4, 1)))
+                launched = measured(step, max(repeat // 4, 1))
+                times = DecodeTimes(
+                    count, capacity, prefill_ms, median(launched.times.wall_s) * 1e3, median(launched.seconds) * 1e3
+                )
                 found.steps.append(times)
                 run, recording = step, None
                 if recorder is not None:
                     times.record_ms, recording = once_ms(partial(recorder, step))
-                    times.replay_ms = median_ms(recording.replay)
+                    times.replay_ms = median(measured(recording.replay).seconds) * 1e3
                     run = recording.replay
                 report(found)
                 if count == max(rows) and capacity == max(capacities):
                     logits, uniform = step().clone(), torch.rand(count, device=device.torch_device)
                     for name, filters in FILTERS.items():
                         sample = partial(draw, logits, uniform, **filters)
-                        found.draw_ms[name] = median_ms(sample, max(repeat // 4, 1))
+                        found.draw_ms[name] = median(measured(sample, max(repeat // 4, 1)).seconds) * 1e3
                     with profiled(device.synchronize) as profiler:
                         for _ in range(PROFILED):
                             run()
