@@ -160,7 +160,12 @@ class Visit:
         lines = log.read_text(errors="replace").splitlines()
         print("\n".join(lines[-25:]), flush=True)
         results = [line.removeprefix("result: ") for line in lines if line.startswith("result: ")]
-        result = results[-1] if results else "" if code == 0 else (lines or [""])[-1]
+        if results:
+            result = results[-1]
+        elif code in (TIMED_OUT, 128 + signal.SIGKILL):
+            result = f"no result within {limit:.0f} s"
+        else:
+            result = "" if code == 0 else (lines or [""])[-1]
         return Line(name, code, round(self.clock() - began), log.name, (DRY if self.dry else "") + result)
 
     def has_parity(self) -> bool:

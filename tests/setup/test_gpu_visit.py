@@ -57,14 +57,15 @@ def machine(tmp_path):
 
 
 def test_an_item_that_fails_or_takes_too_long_ends_no_other(machine, capsys):
-    here = machine(codes={"tests": 3, "update": runner.TIMED_OUT})
+    here = machine(codes={"tests": 3, "update": runner.TIMED_OUT, "lora": 137})
     assert here.visit() == 1
     names = [name for name in runner.all_items(["A", "B", "C"]) if name != "real"]
     assert [name for name, _, _ in here.lines] == [name for name, _ in here.started] == names
-    assert {name: code for name, code, _ in here.lines if code} == {"tests": 3, "update": 124}
+    assert {name: code for name, code, _ in here.lines if code} == {"tests": 3, "update": 124, "lora": 137}
     results = {name: result for name, _, result in here.lines}
     assert (results["update"], results["facts"]) == ("update was fast", "facts was fast")  # the last one counts
     assert results["tests"] == "broken"  # the last line
+    assert results["lora"] == "no result within 80 s"
     printed = capsys.readouterr().out
     assert all(f"== {name} ==\nthe log of {name}\n" in printed for name in names)
 
