@@ -38,26 +38,14 @@ from hwgrpo.bench.machine import machine_facts
 print("\\n" + json.dumps(machine_facts(Device(choice.backend)) | {"type": choice.backend.device_type}))
 """
 SHAPED = """
-import json, sys
-import torch, transformers
-from hwgrpo.data import tasks
-from hwgrpo.models.tiny import character_tokenizer
-shape, folder = sys.argv[1:]
-torch.manual_seed(0)
-model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(shape))
-tokenizer = character_tokenizer(tasks.parse_task("task://sort").alphabet)
-tokenizer.add_tokens([f"<{i}>" for i in range(len(tokenizer), model.config.vocab_size)])  # each id is text
-model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
-model.config.bos_token_id = model.generation_config.bos_token_id = tokenizer.bos_token_id
-model.save_pretrained(folder)
-tokenizer.save_pretrained(folder)
+import sys
+from pathlib import Path
+from hwgrpo_backends import choose
+from hwgrpo_backends.device import Device
+from hwgrpo.bench.shaped_model import save_shaped_model
+shape, folder, backend = sys.argv[1:]
+save_shaped_model(shape, Path(folder), Device(choose(backend).backend).torch_device)
 """
-"""Saves a randomly initialized model of a shape of configs/models/, with a character tokenizer."""
-REWARD = """
-def noise(data_source, solution_str, ground_truth, extra_info):
-    return sum(map(ord, solution_str)) % 11 / 10
-"""
-"""Random weights give no right response, and equal rewards have zero advantages: this reward differs by response."""
 
 
 class Recorder:
@@ -142,14 +130,12 @@ def shaped(run: Recorder, options: argparse.Namespace) -> None:
     shape = Path(options.shape).resolve()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        code, _ = run.python("-c", SHAPED, str(shape), str(model))
+        code, _ = run.python("-c", SHAPED, str(shape), str(model), run.backend)
         if code:
             run.add(f"{shape.stem}-shaped", "making the model", time.monotonic(), False, {"exit_code": code})
             return
-        reward = Path(folder) / "reward.py"
-        reward.write_text(REWARD)
         arguments = ["tiny_sort", f"backend.name={run.backend}", f"model.path={model}", "trainer.max_steps=5"]
-        arguments += [f"reward.functions=['{reward}:noise']"]
+        arguments += [f"reward.functions=['{model}/reward.py:noise']"]
         arguments += [
             "trainer.prompts_per_step=16",
             "data.validation_max_rows=16",

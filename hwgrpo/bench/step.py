@@ -173,7 +173,7 @@ def repeatable_step(run: Run, watch: Stopwatch) -> Stages:
     """Return the stages of a run's steps, of which each has the first one's prompts."""
     collector = SamePrompts(run.prompts.next(), run.engine, run.sampling)
     responses = FirstWeights(collector, run.prompts, run.engine)
-    return build_stages(replace(run, responses=responses, watch=watch, probes=None))
+    return build_stages(replace(run, responses=responses, watch=watch, probes=None, profile=None))
 
 
 def before_update(stages: Stages) -> StepState:

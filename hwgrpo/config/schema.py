@@ -611,6 +611,9 @@ class TrainerConfig:
     capture_weights: bool = setting(False, used_by=[on("trainer.capture_steps", " not empty")])
     """Write the weights and optimizer states before a captured step, too: 12 bytes per trainable parameter. Without
     them a replay needs the run's checkpoint of the step before, or for step 1 model.path."""
+    profile_steps: list[int] = limited(list, at_least=1)
+    """Steps to profile by torch's profiler, on the host and on the device: output_dir/profiles gets a trace and a table
+    of the longest kernels of each, of rank 0 (docs/profiling.md). A profiled step is slower."""
     tokens_per_micro_batch: int | None = limited(None, at_least=1)
     """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
     1024 on a CPU, there up to 4096 for a prompt with its responses, or a device's share of the longest sequence if that

@@ -2,6 +2,7 @@
 
 observer.py       the one object that the training loop talks to
 timing.py         seconds per stage of a step
+kernel_table.py   the longest kernels of some work, by torch's profiler
 loggers/          where metrics go
 console/          progress in the terminal
 custom_metrics.py   metrics of the user's own

@@ -15,7 +15,7 @@ NOT_COMPARED = ("trainer.output_dir", "trainer.resume", "observe")
 WITHOUT_EFFECT = (
     *("trainer.save_every", "trainer.save_async", "trainer.keep_checkpoints", "trainer.save_final_model"),
     *("trainer.final_dtype", "trainer.validate_every", "trainer.validate_at_start", "trainer.resume_check"),
-    *("trainer.capture_steps", "trainer.capture_weights", "trainer.process_group_timeout"),
+    *("trainer.capture_steps", "trainer.capture_weights", "trainer.profile_steps", "trainer.process_group_timeout"),
 )
 """Settings that change no number of a training step."""
 LENGTH = ("trainer.max_steps", "trainer.epochs")

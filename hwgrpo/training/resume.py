@@ -65,7 +65,7 @@ IRRELEVANT_TO_WEIGHTS = (
     *("trainer.sequence_parallel_size", "trainer.tensor_parallel_size", "trainer.tokens_per_micro_batch"),
     *("trainer.save_every", "trainer.save_async", "trainer.keep_checkpoints", "trainer.save_final_model"),
     *("trainer.validate_every", "trainer.validate_at_start", "trainer.validation_n", "trainer.validation_sampling"),
-    *("trainer.capture_steps", "trainer.capture_weights"),
+    *("trainer.capture_steps", "trainer.capture_weights", "trainer.profile_steps"),
     *("trainer.deterministic", "trainer.threads", "trainer.max_skipped_updates", "trainer.final_dtype"),
 )
 """Settings for where and how a run computes, reports and saves: a finished run with others is still this run."""

@@ -26,6 +26,7 @@ from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
 from hwgrpo.training.stages.capture import StepCapture
+from hwgrpo.training.stages.profile import StepProfile
 from hwgrpo.training.stages.stage import Stages
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -96,11 +97,13 @@ class Run(TrainingRun):
     metrics: CustomMetrics
     capture: StepCapture | None
     """Writes the steps of `trainer.capture_steps`; None: there are none."""
+    profile: StepProfile | None
+    """Profiles the steps of `trainer.profile_steps`; None: there are none."""
     stages: Stages = field(init=False)
     """The work of a step (`step_stages.build_stages`)."""
     reported_failures: set[str] = field(default_factory=set)
     """Reward failures reported before: each kind is reported once."""
 
     def _closing(self) -> list[Callable[[], None]]:
-        captures = [] if self.capture is None else [self.capture.close]
-        return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close, *captures]
+        unfinished = [each.close for each in (self.capture, self.profile) if each is not None]
+        return [self.responses.close, *super()._closing(), self.engine.close, self.rewards.close, *unfinished]

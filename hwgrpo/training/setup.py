@@ -67,6 +67,7 @@ from hwgrpo.training.run_record import (
 )
 from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_process
 from hwgrpo.training.stages.capture import StepCapture
+from hwgrpo.training.stages.profile import StepProfile
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
 from hwgrpo.training.step_stages import build_stages
 from hwgrpo.training.strategies.ddp import Ddp
@@ -221,7 +222,7 @@ def _build(
     if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
         notes += filter(None, (ratio_note(config.algorithm.loss),))
     notes += (*engine.notes, *prompt_notes(config.data, data), *text_notes(config, data.tokenizer, data.training.texts))
-    notes += filter(None, (_late_captures(config, total_steps),))
+    notes += _late_steps(config, total_steps)
     notes += filter(None, (repeats_note(data.training, config.trainer.prompts_per_step),))
     notes.append(start_summary(config.model, device, models, data, start))
     for note in notes:
@@ -246,6 +247,7 @@ def _build(
         observer=observer,
         metrics=metrics,
         capture=_capture(config, written, device, strategy, update, models, total_steps),
+        profile=_profile(config, device, strategy),
         watch=Stopwatch(device.synchronize, trace=device.trace),
         saver=_saver(
             config, written, device, strategy, folder, data, update, guard, responses, models, observer, resume_check
@@ -265,9 +267,14 @@ def _build(
     return run
 
 
-def _late_captures(config: Config, total_steps: int) -> str | None:
-    late = [step for step in config.trainer.capture_steps if step > total_steps]
-    return f"trainer.capture_steps has {late}, after the run's last step {total_steps}" if late else None
+def _late_steps(config: Config, total_steps: int) -> list[str]:
+    """Return notes on steps to capture or profile that the run does not have."""
+    trainer = config.trainer
+    named = {"capture_steps": trainer.capture_steps, "profile_steps": trainer.profile_steps}
+    late = {name: [step for step in steps if step > total_steps] for name, steps in named.items()}
+    return [
+        f"trainer.{name} has {steps}, after the run's last step {total_steps}" for name, steps in late.items() if steps
+    ]
 
 
 def _capture(
@@ -294,6 +301,12 @@ def _capture(
         "attention": models.fused.attention.name,
     }
     return StepCapture(config, written, device, strategy, update, models.reference, total_steps, machine)
+
+
+def _profile(config: Config, device: Device, strategy: Strategy) -> StepProfile | None:
+    """Return what profiles steps, where the settings ask for it."""
+    steps = config.trainer.profile_steps
+    return StepProfile(steps, Path(config.trainer.output_dir), device, strategy.rank) if steps else None
 
 
 def start_strategy(config: Config, device: Device) -> Strategy:

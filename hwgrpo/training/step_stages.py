@@ -12,6 +12,7 @@ from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs, RolloutSh
 from hwgrpo.training.stages.make_batch import Advantages, MakeBatch, MaskTruncated, ScoreBefore, TakeRewards
 from hwgrpo.training.stages.observe import MeasureCustom, MeasureRewards, Report, SampleMetrics
 from hwgrpo.training.stages.own_stage import own_stages
+from hwgrpo.training.stages.profile import BeginProfile, EndProfile
 from hwgrpo.training.stages.score import GreedyRewards, ReportDifficulty, Score, ShuffleRewards
 from hwgrpo.training.stages.stage import Slot, Stage, Stages
 from hwgrpo.training.stages.update import (
@@ -80,6 +81,11 @@ def build_stages(run: Run) -> Stages:
     if rewards.metrics:
         observe.append(MeasureRewards(rewards, strategy))
     observe.append(Report(run.observer, strategy, update, watch, run.peak, run.memory, run.lock, run.reported_failures))
+
+    # the whole step, from its first stage to the new weights
+    if run.profile is not None:
+        collect.insert(0, BeginProfile(run.profile))
+        observe.insert(0, EndProfile(run.profile))
 
     slots = (collect, score, advantages, log_probs, updates, [send], observe)
     stages = Stages(*(Slot(watch, [*each]) for each in slots))
