@@ -43,6 +43,7 @@ real_model_engine real_model.md python benchmarks/local_engine.py --model SMOLLM
 real_model_busy real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads 2 --dtype bfloat16 --busy 1 --output benchmarks/results/real_model_busy.json
 sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
+step_ledger step_ledger.md python benchmarks/step_ledger.py --output benchmarks/results/step_ledger.json
 strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

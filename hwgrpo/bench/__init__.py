@@ -12,5 +12,6 @@ step_result.py         the result of a step benchmark as a JSON document
 step_tables.py         the result as tables
 terminal.py            tables on a terminal and elsewhere
 machine.py             facts about the machine of a measurement
+ledger/                kernels of a step on a GPU, counted without one
 kernels/               the log-prob and loss kernels against others'
 """

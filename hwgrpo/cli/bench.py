@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.cli import bench_kernels
+from hwgrpo.cli import bench_kernels, bench_ledger
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.support.launched_ranks import launched_rank
 
@@ -56,12 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead, time an update with each of these policy losses beside one with ppo_clip, e.g. gspo,kl_cov, or "
         "all; masks that take a scoring pass count as losses",
     )
+    bench_ledger.add_ledger(step)
     step.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds to time (default 5)")
     step.add_argument("--threads", type=int, metavar="N", help="CPU threads, like trainer.threads=N")
     step.add_argument(
         "--json",
         metavar="FILE",
-        help="also write all samples as JSON (schema hwgrpo.bench.step/1; of losses hwgrpo.bench.losses/1)",
+        help="also write all samples as JSON (schema hwgrpo.bench.step/1; of losses hwgrpo.bench.losses/1, of a "
+        "ledger hwgrpo.bench.ledger/1)",
     )
     kernels = measurements.add_parser(
         "kernels",
@@ -94,6 +96,11 @@ def _run_step(args: argparse.Namespace) -> int:
     for option, value in (("--repeat", args.repeat), ("--threads", args.threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}: use 1 or more")
+    if args.chip is not None and not args.ledger:
+        raise ConfigError(f"--chip {args.chip} without --ledger: measurements are of this machine; leave it out")
+    if args.ledger:
+        bench_ledger.run_ledger(args, recipe, overrides, _writable("--json", args.json))
+        return DONE
     if args.losses is not None and args.layouts is not None:
         raise ConfigError("--layouts and --losses are two measurements; give one of them")
     names = _layouts(args.layouts)

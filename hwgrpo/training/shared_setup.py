@@ -129,11 +129,20 @@ def load_trainable(
     """
     adapted = uses_lora(config.model.lora)
     dtype = compute_dtype if adapted and config.model.lora.base_dtype != "float32" else torch.float32
-    model: Any = load_model(config.model, attention=attention, dtype=dtype, on_meta_device=on_meta_device)
+    model = load_model(config.model, attention=attention, dtype=dtype, on_meta_device=on_meta_device)
+    return make_trainable(config, model, compute_dtype=compute_dtype, on_meta_device=on_meta_device)
+
+
+def make_trainable(config: Config, model: Any, *, compute_dtype: torch.dtype, on_meta_device: bool) -> Any:
+    """Add what the settings train to a loaded model; see `load_trainable`.
+
+    Returns:
+        The model, wrapped by peft if it has adapters.
+    """
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
-    if adapted:
+    if uses_lora(config.model.lora):
         quantize(model, config.model.quantize)
         castable = prepare_base(model)
         shapes = {parameter: parameter.shape for parameter in castable}

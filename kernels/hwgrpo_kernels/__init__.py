@@ -22,6 +22,7 @@
     rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,
                         tiles.py their block sizes per architecture, ascend_tiles.py those for Ascend,
                         triton_support.py where they can run
+    kernel_launches.py  launches of the Triton kernels recorded instead of run, and what each reads and writes
     kept_tokens.py      rows whose target was drawn from a truncated distribution
     square_sum.py       the sum of squared probabilities of a row, for scoring
     npu_scoring.py      linear_logprob through torch-npu's fused head, for scoring
