@@ -15,7 +15,7 @@ from hwgrpo.research.score_model import ScoreModel
 from hwgrpo.research.scored_examples import ScoredExample
 from hwgrpo.rewards.models.padded_batches import batches, padded
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
-from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PassValues, PolicyUpdate
 
 
 class RewardUpdate(PolicyUpdate):
@@ -79,8 +79,9 @@ class RewardUpdate(PolicyUpdate):
         share = self.strategy.world_size / count  # strategies average gradients over ranks
         self.scores_BK = torch.zeros(len(examples), len(examples[0].rows))
 
-        def passes() -> torch.Tensor:
-            total = torch.zeros((), dtype=torch.float64)
+        def passes() -> float:
+            of_passes: list[torch.Tensor] = []
+            of_examples = PassValues()
             self.policy.train()
             parts = list(self._parts(examples))
             for number, part in enumerate(parts):
@@ -90,14 +91,15 @@ class RewardUpdate(PolicyUpdate):
                     # a pass without examples only takes part in the collectives of the others
                     loss = losses.sum() * (share if part else 0.0)
                     self.strategy.backward(loss)
-                total += loss.detach().cpu().double()
+                of_passes.append(loss.detach())
                 if part:
-                    self.scores_BK[part] = scores.detach().float().cpu()
-            return total
+                    of_examples.add(torch.tensor(part), scores.detach())
+            of_examples.write(self.scores_BK)
+            return math.fsum(torch.stack(of_passes).tolist())
 
         loss = self._run_within_budget("updating", passes, undo=self.strategy.discard_gradients)
         self.strategy.reduce_gradients()
-        [total] = self.strategy.sum([float(loss) / self.strategy.world_size])
+        [total] = self.strategy.sum([loss / self.strategy.world_size])
         return total, {"tokens": tokens}
 
     def losses(self, scores_BK: torch.Tensor, examples: Sequence[ScoredExample]) -> torch.Tensor:
@@ -116,10 +118,12 @@ class RewardUpdate(PolicyUpdate):
         result = torch.zeros(len(examples), len(examples[0].rows))
 
         def passes() -> None:
+            of_examples = PassValues()
             for part in self._parts(examples):
                 scores = self._scores([examples[index] for index in part or [0]])
                 if part:
-                    result[part] = scores.float().cpu()
+                    of_examples.add(torch.tensor(part), scores)
+            of_examples.write(result)
 
         self.policy.eval()
         with torch.no_grad():

@@ -186,7 +186,7 @@ class PolicyUpdate:
         pooled_results = {name: torch.zeros(len(pooled.batch.tokens)) for name in results}
 
         def passes() -> None:
-            scored = {name: TokenValues() for name in results}
+            scored = {name: PassValues() for name in results}
             for part in self._micro_batches(pooled.batch, pooled.sequences):
                 micro = self._build_micro_batch(pooled, part, signals)
                 micro = shard_micro_batch(micro, pooled.group, full_sequences=False)
@@ -347,7 +347,7 @@ class PolicyUpdate:
         parts = self._micro_batches(pooled.batch, pooled.sequences)
         signals = loss_signals(pooled.batch, rollout=self.loss_fn.needs_rollout)
         losses: list[torch.Tensor] = []
-        of_tokens = TokenValues()
+        of_tokens = PassValues()
         sums: dict[str, torch.Tensor] = {}
         flops = 0.0
         self.policy.train()
@@ -408,27 +408,27 @@ class PolicyUpdate:
             return replace(batch, ref_logprobs=self.score(batch, reference.policy))
 
 
-class TokenValues:
-    """Values per token of several passes, which stay on the device until all are copied to the host at once."""
+class PassValues:
+    """Values per token, or per example, of several passes: they stay on the device until all are copied at once."""
 
     def __init__(self) -> None:
         self._index: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
-    def add(self, token_index: torch.Tensor, values: torch.Tensor) -> None:
+    def add(self, index: torch.Tensor, values: torch.Tensor) -> None:
         """Add a pass.
 
         Args:
-            token_index: [N] int64, on the host: the tokens, in the order of `values`.
-            values: [N], on any device.
+            index: [N] int64, on the host: the tokens or examples, in the order of `values`.
+            values: [N, ...], on any device.
         """
-        self._index.append(token_index)
+        self._index.append(index)
         self._values.append(values)
 
-    def write(self, values_R: torch.Tensor) -> None:
-        """Write the values of all passes into `values_R` [R] fp32, on the host."""
+    def write(self, into: torch.Tensor) -> None:
+        """Write the values of all passes into a tensor [R, ...] fp32, on the host."""
         if self._values:
-            values_R[torch.cat(self._index)] = torch.cat(self._values).float().cpu()
+            into[torch.cat(self._index)] = torch.cat(self._values).float().cpu()
 
 
 def to_host(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
