@@ -73,6 +73,11 @@ def fuses_adamw(device_type: str) -> bool:
     return device_type in ("cpu", "cuda")
 
 
+def has_flash_operator(device_type: str) -> bool:
+    """Return whether torch's own flash attention, which reads lengths, is built for these devices (NVIDIA and AMD)."""
+    return device_type == "cuda"
+
+
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a copy of a host tensor on a device, made while the host goes on; on the host the tensor itself.
 

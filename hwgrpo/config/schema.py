@@ -615,9 +615,9 @@ class TrainerConfig:
     """Steps to profile by torch's profiler, on the host and on the device: output_dir/profiles gets a trace and a table
     of the longest kernels of each, of rank 0 (docs/profiling.md). A profiled step is slower."""
     tokens_per_micro_batch: int | None = limited(None, at_least=1)
-    """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
-    1024 on a CPU, there up to 4096 for a prompt with its responses, or a device's share of the longest sequence if that
-    is more."""
+    """Tokens (prompt, response, padding) of one forward and backward pass on one device, and up to a 64th more; null:
+    16384 on an accelerator, 1024 on a CPU, there up to 4096 for a prompt with its responses, or a device's share of the
+    longest sequence if that is more."""
     max_steps: int = limited(0, at_least=0)
     """Steps to train; 0 derives it from `epochs`."""
     epochs: int = limited(1, at_least=1, used_by=[off("trainer.max_steps", "=0")])

@@ -8,6 +8,7 @@ attention_implementations.py   which attention implementations can run here, and
 rounding.py                    startup checks on a few tokens: their ids; whether rounding explains a difference
 lm_head.py                     from hidden states to logits: factor, soft-cap, padded vocabulary
 shared_prefix_masks.py         attention over rows with one prompt and several responses to it
+varlen_attention.py            attention over packed tokens by torch's flash kernels, in parts
 ulysses_attention.py           sequence parallelism: all-to-all between sequence and attention heads
 tensor_parallel.py             decoder layers sharded over ranks, by transformers' plan
 lora.py                        LoRA adapters: new ones, or existing ones to train further

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
+from hwgrpo.models import varlen_attention
 from hwgrpo.models.layer_values import largest_value
+from hwgrpo.models.varlen_attention import Part
 
 NAME = "sdpa_branched"
 """Over `sdpa`; over another attention its name follows."""
@@ -31,12 +33,61 @@ LEAST_COLUMNS = 16
 MOST_NARROW_KEYS = 32
 """Most keys that responses attend to by matrix products on a CPU (fp32), which is faster there than sdpa's kernel."""
 
+BY_LENGTHS = f"{NAME}_by_lengths"
+"""Over `sdpa`, with torch's flash kernels."""
+MOST_CHANNELS = 256
+"""Largest head size of torch's flash kernels."""
+
 MOST_KEYS_IN_FP32 = 128
 """Most keys at which a CPU attends in fp32 where the model has 16 bits.
 
 sdpa's kernel for 16 bits takes two to five times as long there at 60 keys, most of it in the backward pass, as long at
 128, and three quarters as long at 500 (AMX, one thread).
 """
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The T tokens of B rows without their padding: all prompts, then all responses, row by row."""
+
+    tokens: torch.Tensor
+    """[T] int64: index of each among the B * L."""
+    place: torch.Tensor
+    """[B * L] int64: where each token stands among the T; any for padding."""
+    offsets: torch.Tensor
+    """[B + S + 1] int32: bounds of prompts and responses."""
+    responses_of_rows: torch.Tensor
+    """[B + 1] int32: bounds of the rows' responses among all response tokens."""
+    prompts: int
+    """Tokens of prompts."""
+    longest_prompt: int
+    longest: int
+    """Longest prompt or response."""
+    most_in_row: int
+    """Most response tokens of a row."""
+
+    def to(self, device: torch.device) -> Packed:
+        """Return the same on `device`."""
+        names = ("tokens", "place", "offsets", "responses_of_rows")
+        return replace(self, **{name: send(getattr(self, name), device) for name in names})
+
+    @cached_property
+    def parts(self) -> tuple[Part, Part]:
+        """Each prompt and each response attends to itself, and the responses of a row to its prompt."""
+        everything, prompts = slice(0, len(self.tokens)), slice(0, self.prompts)
+        rows = len(self.responses_of_rows)
+        return (
+            Part(everything, everything, self.offsets, self.offsets, self.longest, self.longest, causal=True),
+            Part(
+                slice(self.prompts, len(self.tokens)),
+                prompts,
+                self.responses_of_rows,
+                self.offsets[:rows],
+                self.most_in_row,
+                self.longest_prompt,
+                causal=False,
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -51,6 +102,8 @@ class Branches:
     """[B] int64."""
     place: torch.Tensor
     """[B * L] int64: where each token stands among B * P tokens of prompts and then B * K * R of responses."""
+    packed: Packed
+    """The same without padding, for kernels that read lengths."""
     _masks: dict[Any, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict, compare=False)
 
     def to(self, device: torch.device) -> Branches:
@@ -60,6 +113,7 @@ class Branches:
             responses=send(self.responses, device),
             prompt_lengths=send(self.prompt_lengths, device),
             place=send(self.place, device),
+            packed=self.packed.to(device),
             _masks={},
         )
 
@@ -109,6 +163,11 @@ def enable(model: PreTrainedModel) -> None:
         replace_attention(model, _over(own))
 
 
+def use_lengths(model: PreTrainedModel, on: bool) -> None:
+    """Compute branches with torch's flash kernels over packed tokens, or by masks again; after `enable` over `sdpa`."""
+    replace_attention(model, BY_LENGTHS if on else NAME)
+
+
 def replace_attention(model: PreTrainedModel, name: str) -> None:
     """Make a model's attention the one that is registered with transformers under `name`.
 
@@ -144,6 +203,7 @@ def branched_attention(
     *,
     branches: Branches | None = None,
     attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward,
+    by_lengths: bool = False,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend within the `branches`; the signature is that of transformers' attention functions.
@@ -156,6 +216,7 @@ def branched_attention(
         attention_mask: read where there are no branches.
         branches: None: `attend` alone.
         attend: computes with the arguments, masks and results of transformers' `sdpa`.
+        by_lengths: with torch's flash kernels over packed tokens, where they serve the layer (`use_lengths`).
         options: of `attend` (dropout, scaling, sliding_window, ...).
 
     Returns:
@@ -176,6 +237,13 @@ def branched_attention(
         return output.to(query.dtype), None
     if branches is None:
         return attend(module, query, key, value, attention_mask, **options)
+    if by_lengths and (packed := _packed(module, query, value, branches, options)) is not None:
+        packed_query, packed_key, packed_value = (
+            each.to(_dtype_of_products(query)).transpose(1, 2).flatten(0, 1).index_select(0, packed.tokens)
+            for each in (query, key, value)
+        )
+        output = varlen_attention.attend(packed_query, packed_key, packed_value, packed.parts, options.get("scaling"))
+        return output.index_select(0, packed.place).unflatten(0, (len(query), -1)), None
     # For sdpa, query heads that share a key-value head become further queries of it, so that no key and no value is
     # repeated for them. A fused attention shares them by itself; its mask stays that much smaller.
     group = query.shape[1] // key.shape[1] if attend is sdpa_attention_forward else 1
@@ -194,6 +262,24 @@ def branched_attention(
     of_responses = of_responses.unflatten(1, (group, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
+
+
+def _packed(
+    module: torch.nn.Module, query: torch.Tensor, value: torch.Tensor, branches: Branches, options: dict[str, Any]
+) -> Packed | None:
+    """Return the packed tokens if torch's flash kernels compute this layer: 16 bits, no dropout, no window in reach."""
+    packed, size = branches.packed, query.shape[-1]
+    window = window_of(module, options.get("sliding_window"))
+    served = _dtype_of_products(query).itemsize == 2 and not options.get("dropout") and value.shape[-1] == size
+    served = served and size % 8 == 0 and size <= MOST_CHANNELS
+    in_reach = window is not None and window < packed.longest_prompt + packed.longest
+    return packed if served and not in_reach else None
+
+
+def _dtype_of_products(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which attention is computed: autocast's, which casts the inputs of `sdpa`, too."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 def _is_faster_in_fp32(query: torch.Tensor, keys: int) -> bool:
@@ -275,4 +361,6 @@ def _after_prompt(of_prompt: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 AttentionInterface.register(NAME, branched_attention)
+AttentionInterface.register(BY_LENGTHS, partial(branched_attention, by_lengths=True))
+AttentionMaskInterface.register(BY_LENGTHS, sdpa_mask)
 AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -54,7 +54,8 @@ class Measured:
     @property
     def notes(self) -> Sequence[str]:
         """What runs: attention and fused modules, and the reason for another layout than the settings ask for."""
-        lines = (self.models.fused.attention.line, self.models.fused.line, self.models.layout_reason)
+        models = self.models
+        lines = (models.fused.attention.line, models.fused.line, models.layout_reason, models.attention_note)
         return [line for line in lines if line]
 
 

@@ -141,6 +141,7 @@ def build_score_model(config: Config, device: Device, strategy: Strategy, data: 
         fused=fused,
         layout=PADDED,
         layout_reason=None,
+        attention_note=None,
     )
     dequantized = filter(None, (dequantization_note(settings), conversion_note(config.model.path)))
     return models, [

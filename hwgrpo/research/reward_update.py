@@ -95,7 +95,7 @@ class RewardUpdate(PolicyUpdate):
                 if part:
                     of_examples.add(torch.tensor(part), scores.detach())
             of_examples.write(self.scores_BK)
-            return math.fsum(torch.stack(of_passes).tolist())
+            return float(torch.stack(of_passes).cpu().double().sum())
 
         loss = self._run_within_budget("updating", passes, undo=self.strategy.discard_gradients)
         self.strategy.reduce_gradients()

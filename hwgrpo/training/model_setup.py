@@ -17,7 +17,12 @@ from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_t
 from hwgrpo.models.windows import shorten_windows
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, fuse, fuse_as_on_rank_0
 from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_dtype, windows_in_reach
-from hwgrpo.training.policy.layout_check import ExpectedStates, compute_unsharded_states, select_supported_layout
+from hwgrpo.training.policy.layout_check import (
+    ExpectedStates,
+    attend_by_lengths,
+    compute_unsharded_states,
+    select_supported_layout,
+)
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
@@ -45,6 +50,8 @@ class Models:
     """The layout from the settings, or a supported fallback."""
     layout_reason: str | None
     """Reason for a fallback."""
+    attention_note: str | None
+    """How the rows of the layout attend, where there is a choice."""
 
 
 def build_models(
@@ -103,6 +110,7 @@ def build_models(
         fused=checked.fused,
         layout=checked.layout,
         layout_reason=checked.layout_reason,
+        attention_note=checked.attention_note,
     )
 
 
@@ -114,6 +122,9 @@ class _Checked:
     fused: Fused
     layout: Layout
     layout_reason: str | None
+    attention_note: str | None
+    by_lengths: bool
+    """Branches are computed by `shared_prefix_masks.use_lengths`."""
     expected: ExpectedStates | None
     """For tensor parallelism: no rank has unsharded layers later."""
 
@@ -123,9 +134,11 @@ def _check_model(
 ) -> _Checked:
     fused = fuse(config, device.backend, policy, attention)
     layout, layout_reason = select_supported_layout(config, policy, layout)
+    note = attend_by_lengths(config, policy, layout, device.torch_device)
+    by_lengths = policy.base.config._attn_implementation == shared_prefix_masks.BY_LENGTHS
     with shorten_windows(policy.base, windows_in_reach(config.data, config.rollout, policy.base.config)):
         expected = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
-    return _Checked(policy.head, fused, layout, layout_reason, expected)
+    return _Checked(policy.head, fused, layout, layout_reason, note, by_lengths, expected)
 
 
 def _load_on_rank_0(
@@ -166,6 +179,8 @@ def _load_on_rank_0(
         fuse_as_on_rank_0(checked.fused, policy, device.torch_device)
         if checked.layout.attention == "branched":
             shared_prefix_masks.enable(policy.base)  # as the check did on rank 0
+            if checked.by_lengths:
+                shared_prefix_masks.use_lengths(policy.base, on=True)
     return policy, checked, weights
 
 

@@ -161,7 +161,7 @@ def _build(
 
     models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout)
     lines = (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason)
-    notes += filter(None, (*lines, time_step_note(models.policy)))
+    notes += filter(None, (*lines, models.attention_note, time_step_note(models.policy)))
     source = make_prompt_source(config, data.training, strategy)
     update = make_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:

@@ -1,6 +1,8 @@
 """The smaller parts of the trainer: schedule, layouts, batches, references, random state."""
 
 import dataclasses
+import itertools
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,7 @@ from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.policy.layouts import PADDED
-from hwgrpo.training.policy.micro_batch import build_micro_batch
+from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
 from hwgrpo.training.resume import seed_rank
@@ -36,6 +38,7 @@ from hwgrpo.training.startup_checks import check_length
 from hwgrpo.training.strategies.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
+from hwgrpo.training.update import policy_update
 from hwgrpo.training.update.advantage_inputs import shuffle_group, shuffle_rewards
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, split_updates
@@ -398,6 +401,22 @@ def test_a_models_own_dropout_is_off_and_an_adapters_asks_for_old_log_probs(tmp_
     assert not update_of(policy_of(model)).needs_old_logprobs
     with_dropout = settings("model.lora.rank=2", "model.lora.dropout=0.5").model.lora
     assert update_of(policy_of(apply_lora(tiny_qwen3(), with_dropout))).needs_old_logprobs
+
+
+def test_losses_of_opposite_infinity_are_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch):
+    signs = itertools.cycle([1, -1])
+
+    def infinite(strategy: Any, micro: MicroBatch, *_: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            loss=torch.tensor(next(signs) * torch.inf), sums={}, logprob_N=torch.zeros(len(micro.targets))
+        )
+
+    monkeypatch.setattr(policy_update, "forward_backward", infinite)
+    update = update_of(policy_of(tiny_qwen3()))
+    monkeypatch.setattr(policy_update, "micro_batch_tokens", lambda config, device: 32)
+    batch = ragged_batch(prompts=16, n=2)
+    loss, _ = update.accumulate_gradients(batch, range(len(batch)))
+    assert math.isnan(loss)
 
 
 def update_of(policy: PolicyModel) -> PolicyUpdate:

@@ -8,9 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from hwgrpo_backends.device import has_flash_operator
 
 from hwgrpo.config import Config
+from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
+from hwgrpo.models import shared_prefix_masks, varlen_attention
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_rounding
 from hwgrpo.models.windows import describe_windows, shorten_windows
@@ -105,6 +108,44 @@ def _fall_back(
     if not can_pad:
         raise ConfigError(f"model.layout={layout.name!r}: {'; '.join(reasons)}; use model.layout=padded")
     return PADDED, f"layout padded: {'; '.join(reasons)}"
+
+
+def attend_by_lengths(config: Config, policy: PolicyModel, layout: Layout, device: torch.device) -> str | None:
+    """Compute branches with torch's flash kernels, where the device has them and a test finds them right.
+
+    Args:
+        config: the run's settings.
+        policy: the model.
+        layout: from `select_supported_layout`.
+        device: device that computes.
+
+    Returns:
+        A note for the user; None where there is nothing to choose.
+    """
+    branched = policy.base.config._attn_implementation == shared_prefix_masks.NAME
+    if layout.attention != "branched" or not branched or not has_flash_operator(device.type):
+        return None
+    reason = _reason_against_lengths(config, policy, device)
+    if reason is None:
+        expected = compute_unsharded_states(policy)
+        shared_prefix_masks.use_lengths(policy.base, on=True)
+        reason = reason_against_layout(policy, replace(layout, dense_up_to=0), expected)
+        if reason is None:
+            return "grouped rows: flash attention by lengths, without masks and padding"
+        shared_prefix_masks.use_lengths(policy.base, on=False)
+    return f"grouped rows: attention by masks, not by lengths: {reason}"
+
+
+def _reason_against_lengths(config: Config, policy: PolicyModel, device: torch.device) -> str | None:
+    if policy.compute_dtype.itemsize != 2:
+        return f"flash kernels compute in 16 bits, not in {policy.compute_dtype}"
+    if config.trainer.deterministic:
+        return "trainer.deterministic=true, and their backward adds in any order"
+    if ranks_per_sequence(config) > 1:
+        return "ranks share sequences"
+    settings = policy.base.config.get_text_config()
+    size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+    return varlen_attention.self_test(device, policy.compute_dtype, size)
 
 
 def reason_against_layout(

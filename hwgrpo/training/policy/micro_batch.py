@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from hwgrpo_backends.device import send
 
-from hwgrpo.models.shared_prefix_masks import Branches
+from hwgrpo.models.shared_prefix_masks import Branches, Packed
 from hwgrpo.models.ulysses_attention import all_to_all
 from hwgrpo.ragged import offsets_of
 from hwgrpo.training.policy.layouts import Layout, Rows, input_lengths
@@ -317,6 +317,40 @@ def _row_branches(
     # The prompt's tokens are in a row's first P columns; the others there are a response's, or padding.
     source = torch.arange(width).clamp_max(P - 1) + P * torch.arange(B)[:, None]
     source.view(-1)[place] = B * P + ((row_S * K + branch_S)[of] * R + within)
+    prompts = prompt_length_S[first_S]
     return Branches(
-        prompt_width=P, responses=responses, prompt_lengths=prompt_length_S[first_S], place=source.flatten()
+        prompt_width=P,
+        responses=responses,
+        prompt_lengths=prompts,
+        place=source.flatten(),
+        packed=_packed(prompts, row_S, input_S, place, width),
+    )
+
+
+def _packed(
+    prompts_B: torch.Tensor, row_S: torch.Tensor, input_S: torch.Tensor, responses: torch.Tensor, width: int
+) -> Packed:
+    """Return rows of `width` tokens without padding.
+
+    Args:
+        prompts_B: [B] int64, lengths of the prompts, which are first in their rows.
+        row_S: [S] int64, rows of the responses.
+        input_S: [S] int64, their lengths.
+        responses: int64, index of each response token among the B * width.
+    """
+    B = len(prompts_B)
+    of_prompts = _spread(torch.arange(B) * width, prompts_B)[0]
+    tokens = torch.cat([of_prompts, responses])
+    place = torch.zeros(B * width, dtype=torch.int64)
+    place[tokens] = torch.arange(len(tokens))
+    in_rows = torch.zeros(B, dtype=torch.int64).index_add(0, row_S, input_S)
+    return Packed(
+        tokens=tokens,
+        place=place,
+        offsets=offsets_of(torch.cat([prompts_B, input_S])).int(),
+        responses_of_rows=offsets_of(in_rows).int(),
+        prompts=len(of_prompts),
+        longest_prompt=int(prompts_B.max()),
+        longest=max(int(prompts_B.max()), int(input_S.max())),
+        most_in_row=int(in_rows.max()),
     )

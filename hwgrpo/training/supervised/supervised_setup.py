@@ -155,7 +155,7 @@ def _build_models(config: Config, device: Device, strategy: Strategy, data: Prom
     resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
     models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout, samples=False)
     notes = models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason
-    return models, [*resolved.notes, *filter(None, (*notes, time_step_note(models.policy)))]
+    return models, [*resolved.notes, *filter(None, (*notes, models.attention_note, time_step_note(models.policy)))]
 
 
 SFT = Training("sft", open_examples, example_notes, supervised_step, validate_examples, _build_models, trains_head=True)

@@ -339,7 +339,8 @@ class PolicyUpdate:
     ) -> tuple[float, dict[str, float]]:
         """Run the forward and backward passes of an update; write its log-probs into `logprobs` [R] if not None.
 
-        The host reads nothing of a pass before the last: it prepares the next while the device computes.
+        The host reads no result before the last pass: it prepares the next while the device computes. Without a mask
+        (padded) transformers reads each pass's positions; a loss over sequences sends their bounds.
 
         Returns:
             This rank's loss and metric sums, not yet divided by the number of ranks.
@@ -366,7 +367,7 @@ class PolicyUpdate:
         if logprobs is not None:
             of_tokens.write(logprobs)
         self.flops += flops
-        return math.fsum(torch.stack(losses).tolist()), to_host(sums)
+        return float(torch.stack(losses).cpu().double().sum()), to_host(sums)
 
     def pop_notes(self) -> list[str]:
         """Return and clear the notes for the user."""
