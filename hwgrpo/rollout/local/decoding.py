@@ -201,9 +201,10 @@ class Decoder:
                     held.logits = None
             self._groups = self._uniforms = None
             self._draw(logits, places)
-        elif slots["growing"].any() and not slots["growing"].all():
-            if slots["growing"].mean() <= self._rows.compact_below:
-                self._compact(np.flatnonzero(slots["growing"]))
+            return
+        kept = np.flatnonzero(slots["growing"])
+        if 0 < len(kept) < len(slots) and len(kept) / len(slots) <= self._rows.compact_below:
+            self._compact(kept)
 
     def _prefill(self, requests: Sequence[Request]) -> None:
         """Run the prompts through the model that are not held, or held from older weights."""
@@ -307,9 +308,7 @@ class Decoder:
         rows = [np.flatnonzero(kinds == kind) for kind in distinct]
         return [(kind, each, torch.from_numpy(each).to(self._device)) for kind, each in zip(distinct, rows)]
 
-    def _draw_kind(
-        self, logits: torch.Tensor, uniform: torch.Tensor, kind: int, index: torch.Tensor | None
-    ) -> Drawn:
+    def _draw_kind(self, logits: torch.Tensor, uniform: torch.Tensor, kind: int, index: torch.Tensor | None) -> Drawn:
         sampling = self._kinds[kind].sampling
         if index is not None:
             logits, uniform = logits[index], uniform[index]

@@ -232,9 +232,7 @@ class LocalEngine:
             self._gate.step()
         return self._version
 
-    def _requests(
-        self, batch: PromptBatch, samplings: Sequence[Sampling]
-    ) -> tuple[list[Request], list[Settings]]:
+    def _requests(self, batch: PromptBatch, samplings: Sequence[Sampling]) -> tuple[list[Request], list[Settings]]:
         """Return the requests of a batch, and the kinds of their settings."""
         commons = {each: replace(each, n=1, max_response_tokens=1, seed=0, group_timeout=None) for each in {*samplings}}
         kinds = {common: kind for kind, common in enumerate(dict.fromkeys(commons[each] for each in samplings))}
@@ -256,9 +254,7 @@ class LocalEngine:
 
     def _settings(self, sampling: Sampling) -> Settings:
         end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
-        return Settings(
-            sampling, StopDetector(self._tokenizer, end_ids, sampling.stop, sampling.skip_special_tokens)
-        )
+        return Settings(sampling, StopDetector(self._tokenizer, end_ids, sampling.stop, sampling.skip_special_tokens))
 
     def _rows(self, model: PreTrainedModel) -> Rows:
         if self._graphs.active and not self.decode_reason:
@@ -267,9 +263,7 @@ class LocalEngine:
         return DistinctRows(rows) if self._device.type == "cpu" else rows
 
 
-def _decode_all(
-    decoder: Decoder, requests: Sequence[Request], deadlines: GroupDeadlines
-) -> list[Decoded | None]:
+def _decode_all(decoder: Decoder, requests: Sequence[Request], deadlines: GroupDeadlines) -> list[Decoded | None]:
     """Return the response to each request; None for those of groups that were dropped before they ended."""
     for request in requests:
         decoder.submit(request)

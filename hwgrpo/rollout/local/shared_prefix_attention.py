@@ -158,9 +158,10 @@ class SharedPromptCache:
             del self._place_of[number]
 
     def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
-        """Begin, keep, drop or repeat responses; see `Rows.arrange`. Prompts that are neither held nor used are dropped.
+        """Begin, keep, drop or repeat responses; see `Rows.arrange`.
 
-        Where no row moves and none is dropped, responses begin in place.
+        Where no row moves and none is dropped, responses begin in place. Prompts that are neither held nor used are
+        dropped, unless a recording reads them.
         """
         kept = source >= 0
         old_of = source.clip(0)

@@ -21,9 +21,9 @@ SLOT = np.dtype(
         ("growing", np.bool_),
     ]
 )
-"""A slot: its response's number, group, key, kind and limit of tokens; tokens drawn; whether the response has not ended.
+"""A slot: its response's number, group, key, kind and limit of tokens; the tokens drawn; and whether it has not ended.
 
-The response of a slot that is free has ended."""
+A slot is free if its response has ended."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class SlotScheduler:
         added = max(0, count - len(free))
         self.slots = np.concatenate([self.slots, np.zeros(added, dtype=SLOT)])
         places = np.concatenate([free[:count], np.arange(first_new, first_new + added)])
-        self.slots[places] = np.array([(number, r.group, r.key, r.kind, r.limit, 0, True) for number, r in chosen], SLOT)
+        self.slots[places] = np.array(
+            [(number, r.group, r.key, r.kind, r.limit, 0, True) for number, r in chosen], SLOT
+        )
         requests = [request for _, request in chosen]
         self._no_longer_queued(requests)
         return places, requests
