@@ -87,6 +87,8 @@ class Decoder:
         rows: nothing is prefilled yet.
         slots: most responses that are decoded at once.
         device: device of the rows.
+        kinds: settings that requests name by their index.
+        prompts: most prompts that are held at once; None: any number.
         sync_every: steps between reads of the drawn tokens by the host. Results do not depend on it. Each read waits
             for the device; in between, responses that have ended are decoded on, and no slot is refilled.
         apply_new_weights: called before each forward; lets weights be exchanged and returns the current version.
@@ -105,6 +107,7 @@ class Decoder:
         device: torch.device,
         kinds: Sequence[Settings],
         *,
+        prompts: int | None = None,
         sync_every: int = 1,
         apply_new_weights: Callable[[], int] = lambda: 0,
         supports_padding: bool = True,
@@ -114,7 +117,7 @@ class Decoder:
         self._rows, self._device, self._kinds = rows, device, kinds
         self._sync_every, self._apply_new_weights = sync_every, apply_new_weights
         self._supports_padding, self._prefill_ahead, self._admitted = supports_padding, prefill_ahead, admitted
-        self._scheduler = SlotScheduler(slots, refills=rows.refills, one_length=not supports_padding)
+        self._scheduler = SlotScheduler(slots, prompts, refills=rows.refills, one_length=not supports_padding)
         self._version = 0
         self._held: dict[tuple[int, ...], _HeldPrompt] = {}
         """The newest prefill of each prompt."""
@@ -180,7 +183,7 @@ class Decoder:
 
     def _admit(self) -> None:
         """Give free slots to queued requests, draw their first tokens, and drop slots that stay free."""
-        places, requests = self._scheduler.admit()
+        places, requests = self._scheduler.admit([p for p, held in self._held.items() if held.rows])
         slots = self._scheduler.slots
         if requests:
             if len(slots) == len(requests):  # all are new
@@ -222,7 +225,8 @@ class Decoder:
         prompts = missing()
         if self._rows.refills:
             ahead = self._scheduler.next_prompts(self._prefill_ahead)
-            prompts += [p for p in ahead if p not in prompts and p not in self._held]
+            more = [p for p in ahead if p not in prompts and p not in self._held]
+            prompts += more[: max(0, self._scheduler.most_prompts - len({*self._held, *prompts}))]
         by_length: dict[int, list[tuple[int, ...]]] = {}
         for prompt in prompts:
             by_length.setdefault(0 if self._supports_padding else len(prompt), []).append(prompt)

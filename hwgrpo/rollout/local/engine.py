@@ -28,7 +28,7 @@ from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
-from hwgrpo.rollout.local.slot_scheduler import Request
+from hwgrpo.rollout.local.slot_scheduler import Request, most_prompts
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
@@ -178,6 +178,7 @@ class LocalEngine:
                 self._max_sequences,
                 self._device,
                 kinds,
+                prompts=most_prompts(self._max_sequences, min(sampling.n for sampling in samplings)),
                 sync_every=1 if on_host else SYNC_EVERY,
                 apply_new_weights=self._apply_new_weights,
                 supports_padding=self._supports_padding,

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hwgrpo.rollout.local.slot_scheduler import Request, SlotScheduler, decode_steps
+from hwgrpo.rollout.local.slot_scheduler import Request, SlotScheduler, decode_steps, most_prompts
 
 
 def requests(*groups: int, prompt_lengths=(1, 1, 1, 1, 1, 1)) -> list[Request]:
@@ -104,6 +104,21 @@ def test_prompts_of_one_length_are_decoded_together_where_padding_is_not_masked(
     assert parts == [[0, 0, 1], [2, 2, 3]]
     scheduler = scheduler_of(2, submitted, refills=False, one_length=True)
     assert [request.group for request in scheduler.admit()[1]] == [0, 0]
+
+
+def test_no_more_prompts_are_held_than_allowed_and_those_that_are_go_on():
+    scheduler = scheduler_of(6, requests(*[0, 0, 1, 1, 2, 2, 2, 3, 3]), prompts=2)
+    assert [request.group for request in scheduler.admit()[1]] == [0, 0, 1, 1]
+    assert scheduler.admit([(0,), (1,)])[1] == []
+    scheduler.slots["growing"][[0, 1]] = False
+    assert [request.group for request in scheduler.admit([(1,)])[1]] == [2, 2, 2]
+    scheduler.slots["growing"] = False
+    assert [request.group for request in scheduler.admit([])[1]] == [3, 3]
+
+
+@pytest.mark.parametrize(("slots", "n", "prompts"), [(256, 8, 96), (2, 3, 3), (9, 8, 6), (4, 1, 12)])
+def test_the_prompts_that_may_be_held_follow_from_the_groups_that_slots_hold(slots, n, prompts):
+    assert most_prompts(slots, n) == prompts
 
 
 def test_a_dropped_group_leaves_the_queue():
