@@ -37,9 +37,9 @@ from hwgrpo.values import Completions, PromptBatch, Sampling
 
 SYNC_EVERY = 8
 """Steps between reads of the tokens that an accelerator has drawn; each read waits for it."""
-PREFILL_AHEAD = 4
-"""An accelerator prefills, with the prompts that it needs, those of as many further responses as a share of one to so
-many of the slots: a prefill takes about as long for several prompts as for one."""
+PREFILL_AHEAD = 2
+"""Where prompts are prefilled, those of the next responses are, too, for one of so many slots: several together take an
+accelerator or a tiny model little longer than one."""
 
 
 class LocalEngine:
@@ -171,7 +171,6 @@ class LocalEngine:
         self.decode_reason = self._unsupported or unsupported_reason(model, longest) or ""
         requests, kinds = self._requests(batch, samplings)
         deadlines = GroupDeadlines(len(batch), samplings[0].group_timeout)
-        on_host = self._device.type == "cpu"
         with torch.no_grad(), _evaluating(model), deadlines.reported():
             decoder = Decoder(
                 self._rows(model),
@@ -179,10 +178,10 @@ class LocalEngine:
                 self._device,
                 kinds,
                 prompts=most_prompts(self._max_sequences, min(sampling.n for sampling in samplings)),
-                sync_every=1 if on_host else SYNC_EVERY,
+                sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
                 apply_new_weights=self._apply_new_weights,
                 supports_padding=self._supports_padding,
-                prefill_ahead=0 if on_host else -(-self._max_sequences // PREFILL_AHEAD),
+                prefill_ahead=-(-self._max_sequences // PREFILL_AHEAD),
                 admitted=lambda request: deadlines.dispatch(request.group),
             )
             responses = _decode_all(decoder, requests, deadlines)

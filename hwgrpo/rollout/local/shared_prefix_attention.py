@@ -38,6 +38,16 @@ class StepPlaces:
     """[B, 1, columns] fp32: 0 where a row's buffer is filled, else -inf; None: all are filled."""
 
 
+@dataclass(frozen=True)
+class ParkedRow:
+    """A response that left its row, to go on later: `SharedPromptCache.restore`."""
+
+    prompt: int
+    """Number of its prompt, which must stay held."""
+    response: list[torch.Tensor]
+    """Per layer [2, H, T, D], keys and values of its T tokens."""
+
+
 class SharedPromptCache:
     """Cache of the keys and values of all layers.
 
@@ -182,6 +192,28 @@ class SharedPromptCache:
             self._drop_prompts()
         self._arrange_grid(keep_shape=in_place and self._fixed)
 
+    def park(self, row: int) -> ParkedRow:
+        """Return a copy of a row's response, before another one takes the row."""
+        (number,) = (number for number, place in self._place_of.items() if place == self._prompt_of[row])
+        return ParkedRow(number, [each[:, :, row, : int(self._length[row])].clone() for each in self._response])
+
+    def restore(self, row: int, parked: ParkedRow) -> None:
+        """Let a row, which `arrange` began with the same prompt, go on with a parked response.
+
+        The `left` tokens of `arrange` come after those of the response: first the ones that were observed meanwhile, a
+        step each, then sampled ones.
+        """
+        assert self._place_of[parked.prompt] == self._prompt_of[row]
+        assert self._length[row] == 0
+        length = parked.response[0].shape[2]
+        self._length[row] += length
+        self._most[row] += length
+        self._grow(length)
+        for buffer, response in zip(self._response, parked.response, strict=True):
+            buffer[:, :, row, :length] = response
+        self._filled[row] = length
+        self._limit[row] += length
+
     def _move_buffers(self, old_of: np.ndarray, rows: int) -> None:
         """Make the buffers those of the rows [B] among the old ones, of which there were `rows`."""
         if not rows:
@@ -247,19 +279,25 @@ class SharedPromptCache:
     def advance(self) -> bool:
         """Append a place for a token in every row and layer; return whether tensors moved since the last step."""
         self._length = np.minimum(self._length + 1, self._most)
-        longest = int(self._length.max())
-        if longest > self.capacity:
-            capacity = min(2 * self.capacity, int(self._most.max()))
-            for layer, buffer in enumerate(self._response):
-                wider = _buffer(buffer, buffer.shape[2], capacity)
-                wider[:, :, :, : buffer.shape[3]] = buffer
-                self._response[layer] = wider
-            self._set_first()
-            self._moved = True
+        self._grow(int(self._length.max()))
         self._filled.add_(1)
         torch.minimum(self._filled, self._limit, out=self._filled)
         moved, self._moved = self._moved, False
         return moved
+
+    def _grow(self, longest: int) -> None:
+        """Double the buffers' capacity until a response of so many tokens fits."""
+        if longest <= self.capacity:
+            return
+        capacity = self.capacity
+        while capacity < longest:
+            capacity = min(2 * capacity, int(self._most.max()))
+        for layer, buffer in enumerate(self._response):
+            wider = _buffer(buffer, buffer.shape[2], capacity)
+            wider[:, :, :, : buffer.shape[3]] = buffer
+            self._response[layer] = wider
+        self._set_first()
+        self._moved = True
 
     def places(self) -> StepPlaces:
         """Return where the newest tokens stand, after `advance`; the same for every layer."""

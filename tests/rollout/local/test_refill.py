@@ -306,6 +306,27 @@ def test_a_prompt_is_prefilled_again_for_responses_that_get_a_slot_after_an_upda
         assert all(abs(float(value - logprobs[own[0]][0])) > 1e-3 for value in others), "the weights differ enough"
 
 
+def test_weights_are_exchanged_before_a_prefill_and_before_a_step_and_nowhere_else():
+    model = model_of("Qwen3")
+    versions = Versions(model, (1, 4))
+    decoder = Decoder(LeanRows(model, CPU), 1, CPU, settings(()), apply_new_weights=versions.apply)
+    for group in range(2):
+        decoder.submit(Request((5, 6 + group), 50 + group, 3, 0, group))
+    assert [each.per_token["versions"].tolist() for each in run(decoder)] == [[1, 1, 1], [2, 2, 2]]
+    assert versions.calls == 6
+
+
+def test_equal_responses_with_other_limits_are_decoded_once_up_to_the_shorter_one(model):
+    decoder = Decoder(DistinctRows(LeanRows(model, CPU)), 2, CPU, settings(()))
+    for limit in (3, 12):
+        decoder.submit(Request((5, 6, 7), 11, limit))
+    short, long = (each.per_token["tokens"].tolist() for each in run(decoder))
+    alone_again = Decoder(LeanRows(model, CPU), 1, CPU, settings(()))
+    alone_again.submit(Request((5, 6, 7), 11, 12))
+    (expected,) = run(alone_again)
+    assert (len(short), short, long) == (3, long[:3], expected.per_token["tokens"].tolist())
+
+
 def test_a_slot_grows_no_further_than_its_own_limit(model, monkeypatch):
     monkeypatch.setattr(shared_prefix_attention, "FIRST_CAPACITY", 4)
     rows = LeanRows(model, CPU)
@@ -369,6 +390,27 @@ def test_a_refilled_slot_needs_no_further_recording(model):
     assert [each.per_token["tokens"].tolist() for each in found] == [
         each.per_token["tokens"].tolist() for each in run(plain)
     ]
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["plain", "fixed"])
+def test_a_parked_response_goes_on_in_another_row_with_tokens_that_were_observed(model, monkeypatch, fixed):
+    monkeypatch.setattr(shared_prefix_attention, "FIRST_CAPACITY", 4)
+    rows, prompts = LeanRows(model, CPU, fixed=fixed), ([5, 6, 7, 8], [9, 10])
+    sampled, observed = [20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34]
+    with torch.no_grad():
+        first, second = rows.prefill(prompts)[0]
+        rows.arrange(~np.array([second, first]), np.array([3, 6]))
+        for token in sampled:
+            rows.step(torch.tensor([1, token]))
+        parked = rows._cache.park(1)
+        rows.arrange(~np.array([second, second]), np.array([3, 3]))
+        for token in (2, 3):
+            rows.step(torch.tensor([token, token]))
+        rows.arrange(np.array([~first, 0, 1]), np.array([5, 5, 5]))
+        rows._cache.restore(0, parked)
+        logits = torch.cat([rows.step(torch.tensor([token, 4, 4])).clone()[:1] for token in observed])
+        whole = model(input_ids=torch.tensor([[*prompts[0], *sampled, *observed]]), use_cache=False).logits[0]
+    assert_values_close(logits, whole[-len(observed) :])
 
 
 def test_the_models_own_rows_wait_for_all_responses_of_a_part(model):
