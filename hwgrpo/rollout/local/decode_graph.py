@@ -15,7 +15,7 @@ from hwgrpo_backends.graphs import Recorder, Recording
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.lean_step import LeanRows
 
-WORTH_RECORDING = 16
+WORTH_RECORDING = 15
 """Least number of remaining steps for which a recording is made."""
 
 COMPACT_BELOW = 1 / 2

@@ -31,8 +31,7 @@ class Settings:
     """Detects the end of responses."""
 
 
-@dataclass(frozen=True)
-class Decoded:
+class Decoded(NamedTuple):
     """A response that has ended, of R tokens, on the CPU."""
 
     number: int
@@ -192,7 +191,7 @@ class Decoder:
                 self._held, self._arranged = {}, 0
             self._prefill(requests)
             helds = [self._held[request.prompt] for request in requests]
-            logits = _stack([held.logits for held in helds])
+            logits = self._first_logits(helds)
             self._prompt_of += helds[: len(slots) - len(self._prompt_of)]
             added = len(slots) - len(self._source)
             self._source = np.concatenate([self._source, np.zeros(added, dtype=np.int64)])
@@ -208,6 +207,13 @@ class Decoder:
         kept = np.flatnonzero(slots["growing"])
         if 0 < len(kept) < len(slots) and len(kept) / len(slots) <= self._rows.compact_below:
             self._compact(kept)
+
+    def _first_logits(self, helds: Sequence[_HeldPrompt]) -> torch.Tensor:
+        """Return the logits [A, V] after the prompts of some responses."""
+        distinct = {id(held): held for held in helds}
+        row_of = dict(zip(distinct, range(len(distinct)), strict=True))
+        logits = _stack([held.logits for held in distinct.values()])
+        return logits[torch.tensor([row_of[id(held)] for held in helds], device=self._device)]
 
     def _prefill(self, requests: Sequence[Request]) -> None:
         """Run the prompts through the model that are not held, or held from older weights."""

@@ -83,9 +83,13 @@ class SharedPromptCache:
         self._per_prompt = 1
         self._slot: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
-        self._filled = self._limit = self._start = self._first = torch.empty(0)
-        """[B] int64 each, on the device: length, `_most`, tokens of the prompt, place of the row's first token among
-        the B * C of the buffers."""
+        self._filled = self._limit = self._last_of_prompt = self._before_first = torch.empty(0)
+        """[B] int64 each, on the device: length, `_most`, position of the prompt's last token, and the place before the
+        row's first token among the B * C of the buffers."""
+        self._columns = torch.empty(0)
+        """[C] int64, 0 to C - 1."""
+        self._shown = self._hidden = torch.empty(0)
+        """[] fp32, 0 and -inf."""
 
     @property
     def capacity(self) -> int:
@@ -259,13 +263,19 @@ class SharedPromptCache:
         self._set("_slot", None if in_order else torch.from_numpy(slot).to(device))
         if self._bias_of_prompt is not None:
             self._set("_bias", self._bias_of_prompt[torch.from_numpy(prompt_of).to(device)][:, None])
-        rows = np.stack([self._length, self._most, self._prompt_lengths[prompt_of]])
-        for name, values in zip(("_filled", "_limit", "_start"), torch.from_numpy(rows).to(device), strict=True):
+        rows = np.stack([self._length, self._most, self._prompt_lengths[prompt_of] - 1])
+        for name, values in zip(
+            ("_filled", "_limit", "_last_of_prompt"), torch.from_numpy(rows).to(device), strict=True
+        ):
             self._set(name, values)
-        self._set_first()
+        self._set_places()
 
-    def _set_first(self) -> None:
-        self._set("_first", torch.arange(len(self._length), device=self._prompt[0].device) * self.capacity)
+    def _set_places(self) -> None:
+        device = self._prompt[0].device
+        self._set("_before_first", torch.arange(len(self._length), device=device) * self.capacity - 1)
+        self._set("_columns", torch.arange(self.capacity, device=device))
+        for name, value in (("_shown", 0.0), ("_hidden", -torch.inf)):
+            self._set(name, torch.full((), value, device=device))
 
     def _set(self, name: str, value: torch.Tensor | None) -> None:
         """Set a tensor that a step reads; in place, where it may have been recorded."""
@@ -296,18 +306,18 @@ class SharedPromptCache:
             wider = _buffer(buffer, buffer.shape[2], capacity)
             wider[:, :, :, : buffer.shape[3]] = buffer
             self._response[layer] = wider
-        self._set_first()
+        self._set_places()
         self._moved = True
 
     def places(self) -> StepPlaces:
         """Return where the newest tokens stand, after `advance`; the same for every layer."""
-        positions = self._start + self._filled - 1
+        positions = self._last_of_prompt + self._filled
         columns = self.capacity if self._fixed else int(self._length.max())
         if not self._fixed and (self._length == columns).all():
             return StepPlaces(positions, columns, None, None)
-        empty = torch.arange(columns, device=positions.device) >= self._filled[:, None]
-        bias = torch.zeros(empty.shape, device=positions.device).masked_fill_(empty, -torch.inf)
-        return StepPlaces(positions, columns, self._first + self._filled - 1, bias[:, None])
+        empty = self._columns[:columns] >= self._filled[:, None, None]
+        bias = torch.where(empty, self._hidden, self._shown)
+        return StepPlaces(positions, columns, self._before_first + self._filled, bias)
 
     def attend(
         self,

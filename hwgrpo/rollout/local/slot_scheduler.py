@@ -6,8 +6,8 @@ import heapq
 import sys
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ SLOT = np.dtype(
 A slot is free if its response has ended."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A response to decode."""
 
     prompt: tuple[int, ...]
