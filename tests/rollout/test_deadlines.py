@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import deadlines
 from hwgrpo.rollout.deadlines import GroupDeadlines, late_groups
+from hwgrpo.rollout.local.decoding import Decoder
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.requests import Sample, make_completions
 from hwgrpo.rollout.server.engine import ServerEngine
@@ -185,6 +187,10 @@ def simulated(lengths: list[list[int]], slots: int, timeout: int) -> tuple[set[i
 def test_the_time_of_a_group_begins_when_its_first_response_gets_a_slot(monkeypatch, slots: int, timeout: int):
     engine, clock = engine_of(slots)
     monkeypatch.setattr(deadlines, "monotonic", lambda: clock.now)
+    as_needed = partial(Decoder, prefill_ahead=0)  # not those of further responses
+    monkeypatch.setattr(
+        "hwgrpo.rollout.local.engine.Decoder", lambda *these, prefill_ahead, **more: as_needed(*these, **more)
+    )
     whole = engine.generate(batch(*TEXTS), sampling(None))
     lengths = [[len(tokens) for tokens, *_ in group(whole, prompt)] for prompt in range(len(TEXTS))]
     found = engine.generate(batch(*TEXTS), sampling(timeout))
