@@ -99,10 +99,11 @@ def profile_decode(
     with torch.no_grad():
         for count in sorted(rows):
             for capacity in sorted(capacities):
-                decoded = filled_rows(model, device, count, capacity, samples, prompt_tokens)
-                decoded.prefill()
-                prefill_ms, _ = once_ms(decoded.prefill)
-                fill(decoded, count, capacity, samples)
+                decoded = LeanRows(model, device.torch_device, fixed=True)
+                prompts = different_prompts(model, count // samples, prompt_tokens)
+                decoded.free(decoded.prefill(prompts)[0])
+                prefill_ms, (numbers, _) = once_ms(partial(decoded.prefill, prompts))
+                fill(decoded, numbers, capacity, samples)
                 token = torch.arange(count, device=device.torch_device) % prompt_tokens
                 step = partial(decoded.compute, token)
                 launched = measured(step, max(repeat // 4, 1))
@@ -132,15 +133,14 @@ def profile_decode(
     return found
 
 
-def filled_rows(model: Any, device: Device, count: int, capacity: int, samples: int, prompt_tokens: int) -> LeanRows:
-    """Return rows before their prefill, with different prompts of one length."""
-    vocabulary = model.config.vocab_size
-    prompts = [[(i * 7 + j) % vocabulary for j in range(prompt_tokens)] for i in range(count // samples)]
-    return LeanRows(model, prompts, device.torch_device, capacity, fixed=True)
+def different_prompts(model: Any, count: int, length: int) -> list[list[int]]:
+    """Return different prompts of one length."""
+    return [[(i * 7 + j) % model.config.vocab_size for j in range(length)] for i in range(count)]
 
 
-def fill(decoded: LeanRows, count: int, capacity: int, samples: int) -> None:
+def fill(decoded: LeanRows, prompts: Sequence[int], capacity: int, samples: int) -> None:
     """Advance the responses to the last token that their buffers hold, without computing the others' values."""
-    decoded.spread(np.arange(count // samples).repeat(samples))
+    source = ~np.array(prompts).repeat(samples)
+    decoded.arrange(source, np.full(len(source), capacity))
     for _ in range(capacity):
         decoded.advance()

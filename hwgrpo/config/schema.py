@@ -235,7 +235,7 @@ class RolloutConfig:
     of end, padding, beginning and unknown; markers such as `<think>` stay where a tokenizer has them as special
     tokens."""
     max_sequences: int = limited(1024, at_least=1)
-    """Sequences decoded at once; a larger batch is split."""
+    """Sequences decoded at once; of a larger batch each takes the place of one that has ended."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Dtype of the sampler's weights; auto: the compute dtype. Another one needs a copy of the weights, and widens the
     gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""

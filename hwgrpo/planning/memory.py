@@ -25,6 +25,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.planning.reward_model_memory import add_reward_models
+from hwgrpo.rollout.local.slot_scheduler import most_prompts
 from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
 from hwgrpo.training.strategies.host_gradients import CHUNK
@@ -357,9 +358,9 @@ def _small(units: Sequence[ParameterUnit]) -> list[ParameterUnit]:
 def _rollout(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
     """Return the memory of generating: that of prefill, or of the last decode step, whichever is more."""
     sequences = min(work.prompts * rollout.n, rollout.max_sequences)
-    prompts = -(-sequences // rollout.n)
+    together = -(-sequences // rollout.n)  # prompts that are prefilled first
 
-    def cache(response_tokens: int) -> int:
+    def cache(prompts: int, response_tokens: int) -> int:
         return cache_bytes(
             shape,
             prompts=prompts,
@@ -369,17 +370,18 @@ def _rollout(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch
             itemsize=dtype.itemsize,
         )
 
+    held = min(work.prompts, most_prompts(sequences, rollout.n))
     # Logits have the dtype of the weights, are cast to fp32, divided by the temperature, and become probabilities.
     divided = rollout.temperature != 1.0 or rollout.final_temperature not in (None, 1.0)
     copies = 4 * (1 + (dtype != torch.float32 or divided))
     decode = {
-        f"key-value cache of {sequences:,} sequences": cache(rollout.max_response_tokens),
+        f"key-value cache of {sequences:,} sequences": cache(held, rollout.max_response_tokens),
         "logits of a decode step": sequences * shape.vocab * (dtype.itemsize + copies),
     }
     # The gated feed-forward part has three vectors of its width, beside the residual and its update.
-    tokens = prompts * work.prompt_tokens
+    tokens = together * work.prompt_tokens
     prefill = {
-        f"key-value cache of {prompts:,} prompts": cache(0),
+        f"key-value cache of {together:,} prompts": cache(together, 0),
         "a layer's work on the prompts": tokens * dtype.itemsize * (3 * shape.intermediate + 2 * shape.hidden),
     }
     return max(decode, prefill, key=lambda parts: sum(parts.values()))

@@ -44,7 +44,7 @@ def decoded_texts(captured: CapturedStep, config: Config, tokenizer: Any, model:
     if rollout.engine not in ("auto", "local") or rollout.workflow != "single_turn":
         return None
     ends = end_token_ids(tokenizer, getattr(model, "generation_config", None), rollout.stop_token_ids)
-    detector = StopDetector(tokenizer, ends, rollout.stop, 0, rollout.skip_special_tokens)
+    detector = StopDetector(tokenizer, ends, rollout.stop, rollout.skip_special_tokens)
     return tuple(
         detector.text(tokens, finished)
         for tokens, finished in zip(completions.token_lists(), completions.finished.tolist(), strict=True)

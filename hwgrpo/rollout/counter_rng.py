@@ -47,17 +47,18 @@ def stream_keys(seed: int, uids: Sequence[str], samples: Sequence[int]) -> np.nd
     return _mix(prompt + (np.asarray(samples, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
-def uniforms(keys: np.ndarray, start: int, count: int) -> torch.Tensor:
+def uniforms(keys: np.ndarray, start: int | np.ndarray, count: int) -> torch.Tensor:
     """Return the uniforms of positions start .. start + count - 1 of each sequence.
 
     Args:
         keys: [S] uint64 of `stream_keys`.
-        start: first response position.
+        start: first response position; of all sequences, or [S] of each.
         count: number of positions.
 
     Returns:
         [S, count] fp32 on the CPU, each in (0, 1).
     """
-    positions = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _GOLDEN
-    bits = _mix(keys[:, None] + positions[None, :]) >> np.uint64(64 - UNIFORM_BITS)
+    first = np.asarray(start, dtype=np.uint64).reshape(-1, 1) + np.uint64(1)
+    positions = (first + np.arange(count, dtype=np.uint64)) * _GOLDEN
+    bits = _mix(keys[:, None] + positions) >> np.uint64(64 - UNIFORM_BITS)
     return torch.from_numpy((bits.astype(np.float32) + np.float32(0.5)) / np.float32(2**UNIFORM_BITS))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
 
-import numpy as np
 import torch
 
 from hwgrpo.support.waits import LONG_WORK, Wait
 from hwgrpo.values import Completions
 
-Overdue = Callable[[np.ndarray], bool]
-"""Returns whether to leave off decoding, given the responses [B] int64 that have not ended."""
 REPORT_CHECK = 1.0
 """Seconds between checks whether a report is due."""
 
@@ -95,32 +92,12 @@ class GroupDeadlines:
             ended.set()
             thread.join(REPORT_CHECK)
 
-    def decoding(self, first: int, count: int, n: int) -> Overdue:
-        """Begin to decode responses together; return the `overdue` of `decode`.
+    def overdue(self) -> list[int]:
+        """Return the groups that are dropped now, of an engine that decodes a late group on.
 
-        A late group is decoded on instead of being dispatched again: the same seed would give the same tokens.
-
-        Args:
-            first: index of the first of the responses.
-            count: how many are decoded together.
-            n: responses per group.
+        To dispatch it again would not help there: the same seed would give the same tokens.
         """
-        groups = {(first + row) // n for row in range(count)}
-        for group in set(self._dispatched) - groups:
-            self.finish(group)  # decoded before
-        for group in groups:
-            self.dispatch(group)
-        if self._timeout is None:
-            return lambda growing: False
-
-        def overdue(growing: np.ndarray) -> bool:
-            growing_groups = {*((first + growing) // n).tolist()}
-            for group in groups - growing_groups:
-                self.finish(group)
-            self.misses()
-            return growing_groups <= self._dropped
-
-        return overdue
+        return [group for group, again in self.misses() if not again]
 
     def apply(self, completions: Completions) -> Completions:
         """Return completions without the responses of dropped groups, and with the record of late and dropped ones."""

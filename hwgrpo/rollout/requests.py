@@ -143,14 +143,14 @@ def make_completions(
         skips = sampling.skip_special_tokens
         repeated = [group[0]] * sampling.n if len(group) < sampling.n else group
         for sample in repeated:
-            end = _end(sample, StopDetector(tokenizer, end_ids, sampling.stop, 1, skips))
+            end = _end(sample, StopDetector(tokenizer, end_ids, sampling.stop, skips))
             response = [*sample.tokens[:end]]
             done = end is not None or sample.stopped
             lengths.append(len(response))
             tokens += response
             logprobs += sample.logprobs[:end]
             finished.append(done)
-            texts.append(StopDetector(tokenizer, end_ids, sampling.stop, 0, skips).text(response, done))
+            texts.append(StopDetector(tokenizer, end_ids, sampling.stop, skips).text(response, done))
     return Completions(
         prompt_index=torch.tensor(
             [prompt for prompt, _ in kept for _ in range(samplings[prompt].n)], dtype=torch.int64

@@ -26,13 +26,12 @@ def end_token_ids(
 
 
 class StopDetector:
-    """Detector of the end of S responses that grow by a token per step.
+    """Detector of the end of responses that grow by a token per step.
 
     Args:
         tokenizer: decodes responses.
         end_ids: token ids that end a response.
         stop: strings that end a response.
-        sequences: S.
         skip_special_tokens: whether all special tokens have no text, or only those of end, padding, beginning, unknown.
     """
 
@@ -41,7 +40,6 @@ class StopDetector:
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         stop: Sequence[str],
-        sequences: int,
         skip_special_tokens: bool = False,
     ) -> None:
         self._decode = ResponseDecoder(tokenizer, skip_special_tokens, end_ids)
@@ -52,15 +50,16 @@ class StopDetector:
         # Every token that has text has at least one byte, so a stop string that the newest token completes began at
         # most that many tokens ago; the extra ones keep it clear of decoders that strip the first token's space.
         self._window = max((len(text.encode()) for text in stop), default=0) + 4
-        self._visible: list[list[int]] = [[] for _ in range(sequences if stop else 0)]
         self._last = tuple({text[-1] for text in stop if text} | {BROKEN})
         self._may_complete: dict[int, bool] = {}
+        self._visible: dict[int, list[int]] = {}
+        """Tokens that have text, of responses that have not ended; only with stop strings."""
 
     def ended(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Append a token to some responses; return which of them it ends.
 
         Args:
-            rows: [B] int64, indices of the responses.
+            rows: [B] int64, numbers of the responses, whichever the caller gives them.
             tokens: [B] int64, their newest tokens.
 
         Returns:
@@ -70,8 +69,11 @@ class StopDetector:
         if self._stop:
             for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist())):
                 if not ended[i] and token not in self._decode.hidden:
-                    self._visible[row].append(token)
-                    ended[i] = self._ends_like_one(token) and self._completes_stop_string(self._visible[row])
+                    visible = self._visible.setdefault(row, [])
+                    visible.append(token)
+                    ended[i] = self._ends_like_one(token) and self._completes_stop_string(visible)
+                if ended[i]:
+                    self._visible.pop(row, None)
         return ended
 
     def _ends_like_one(self, token: int) -> bool:

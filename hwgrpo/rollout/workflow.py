@@ -1,8 +1,9 @@
 """Workflows: how the responses to one prompt come about, in turns of sampled and observed tokens (`rollout.workflow`).
 
 A workflow runs once per prompt and asks a `Sampler` for tokens. The workflows of a batch run at the same time, in
-rounds: when every one waits for tokens, all that were asked for are sampled, those with the same parameters and limit
-of tokens in one batch. What shares a batch depends on the workflows alone, not on how fast one is; so do the numbers.
+rounds: when every one waits for tokens, all that were asked for are sampled: at once by an engine with `generate_each`,
+else those with the same parameters and limit of tokens in one batch. What shares a batch depends on the workflows
+alone, not on how fast one is; so do the numbers.
 Tokens go in and out as they are: a trajectory is never decoded and tokenized again.
 """
 

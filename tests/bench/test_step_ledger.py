@@ -28,7 +28,7 @@ from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache
 
 PINNED = {
     "decode step: a layer": 28,
-    "decode step: beside layers": 5,
+    "decode step: beside layers": 9,
     "decode step: a layer with LoRA": 42,
     "sampler": 56,
     "reference: a layer": 56,
@@ -38,6 +38,8 @@ PINNED = {
 }
 """Kernels of the project's step today. A change that lowers a figure edits its line."""
 
+MASK = 3
+"""Kernels of the mask of a recorded step: places, a comparison, a selection. Others have none for equal lengths."""
 UPDATE = ("update forward", "LM head and loss", "update backward", "update, rest", "gradient clipping", "optimizer")
 SIZES = {
     "vocab_size": 400,
@@ -323,7 +325,7 @@ def test_the_kernels_of_a_step_are_the_pinned_ones(steps, fused, adapted):
     assert {
         "decode step: a layer": layer,
         "decode step: beside layers": beside,
-        "decode step: a layer with LoRA": eager.total.kernels // eager.runs - beside,
+        "decode step: a layer with LoRA": eager.total.kernels // eager.runs - (beside - MASK),
         "sampler": drawn.total.kernels // drawn.runs,
         "reference: a layer": per_layer(one, two, ledger_step.REFERENCE).total(),
         "update forward: a layer": per_layer(one, two, ledger_step.FORWARD).total(),

@@ -110,7 +110,7 @@ def test_a_groups_prompt_is_read_once_and_not_for_every_sample():
     per_token = 2 * 2 * 36 * 8 * 128
     [two] = (size for name, size in few["components"]["rollout"].items() if name.startswith("key-value"))
     [eight] = (size for name, size in many["components"]["rollout"].items() if name.startswith("key-value"))
-    assert two - eight == per_token * 3 * 1024, "four prompts instead of one, and as many responses"
+    assert two - eight == per_token * (12 - 3) * 1024, "held for four groups instead of one, and as many responses"
 
 
 def test_training_all_parameters_takes_three_forward_passes_with_checkpointing_four():

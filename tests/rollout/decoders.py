@@ -9,6 +9,7 @@ import transformers
 
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows
+from hwgrpo.rollout.local.decoding import Decoder
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.values import Prompt, PromptBatch
@@ -67,8 +68,28 @@ def batch_of(prompts=PROMPTS) -> PromptBatch:
     return PromptBatch(tuple(Prompt(str(i), "", tuple(ids), None, {}) for i, ids in enumerate(prompts)))
 
 
-def lean_rows(model, prompts, longest: int) -> Rows:
-    return LeanRows(model, prompts, CPU, longest)
+def lean_rows(model) -> Rows:
+    return LeanRows(model, CPU)
+
+
+def sync_every(steps: int, monkeypatch) -> None:
+    """Have engines read the drawn tokens after so many steps, as on an accelerator."""
+    monkeypatch.setattr(
+        "hwgrpo.rollout.local.engine.Decoder",
+        lambda *arguments, **more: Decoder(*arguments, **more | {"sync_every": steps}),
+    )
+
+
+def begin(rows: Any, prompts, prompt_of, longest: int = 20) -> torch.Tensor:
+    """Start responses to some prompts, of so many tokens at most; return the logits after all prompts."""
+    numbers, logits = rows.prefill(prompts)
+    rows.arrange(~np.array(numbers)[np.array(prompt_of)], np.full(len(prompt_of), longest))
+    return logits
+
+
+def keep(rows: Any, kept, longest: int = 20) -> None:
+    """Keep some responses, which may have so many more tokens at most."""
+    rows.arrange(np.array(kept), np.full(len(kept), longest))
 
 
 def both_ways(model, prompts, schedule, longest: int = 200, make=lean_rows) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -79,18 +100,17 @@ def both_ways(model, prompts, schedule, longest: int = 200, make=lean_rows) -> l
     prompt_of, *rest = schedule
     pairs = []
     with torch.no_grad():
-        kinds = (ModelRows(model, prompts, CPU), make(model, prompts, longest))
-        pairs.append(tuple(rows.prefill().clone() for rows in kinds))
-        for rows in kinds:
-            rows.spread(np.array(prompt_of))
+        kinds = (ModelRows(model, CPU), make(model))
+        pairs.append(tuple(begin(rows, prompts, prompt_of, longest).clone() for rows in kinds))
         count = len(prompt_of)
         for steps, kept in rest:
+            longest -= steps
             for step in range(steps):
                 token = (torch.arange(count) * 7 + step) % len(TOKENIZER)
                 pairs.append(tuple(rows.step(token).clone() for rows in kinds))
             if kept is not None:
                 for rows in kinds:
-                    rows.select(np.array(kept))
+                    keep(rows, kept, longest)
                 count = len(kept)
     return pairs
 

@@ -57,40 +57,40 @@ def test_end_tokens_come_from_tokenizer_generation_config_and_settings():
 def test_each_row_ends_at_any_of_the_end_tokens_and_without_them_at_none():
     tokens = np.array([5, EOS, 7, 9, EOS, 3])
     for end_ids in ([], [EOS], [9, EOS, 3]):
-        ended = StopDetector(TOKENIZER, end_ids, [], len(tokens)).ended(np.arange(len(tokens)), tokens)
+        ended = StopDetector(TOKENIZER, end_ids, []).ended(np.arange(len(tokens)), tokens)
         assert ended.tolist() == [token in end_ids for token in tokens.tolist()]
 
 
 def test_a_stop_string_ends_a_response_with_the_token_that_completes_it_and_is_cut_from_the_text():
-    watch = StopDetector(TOKENIZER, [EOS], ["END", "STOP"], 1)
+    watch = StopDetector(TOKENIZER, [EOS], ["END", "STOP"])
     tokens = ids("x ENSTO ENDSTOP")
     assert feed(watch, tokens) == 11
     assert watch.text(tokens[:11], finished=True) == "x ENSTO "
 
 
 def test_the_text_is_cut_at_the_earliest_of_several_stop_strings_that_one_token_completes():
-    watch = StopDetector(TOKENIZER, [EOS], ["c", "abc"], 1)
+    watch = StopDetector(TOKENIZER, [EOS], ["c", "abc"])
     tokens = ids("zzabc")
     assert feed(watch, tokens) == 5
     assert watch.text(tokens, finished=True) == "zz"
 
 
 def test_special_tokens_have_no_text_so_a_stop_string_may_reach_over_any_number_of_them():
-    watch = StopDetector(TOKENIZER, [EOS], ["ab"], 1)
+    watch = StopDetector(TOKENIZER, [EOS], ["ab"])
     tokens = [*ids("xa"), *[PAD] * 50, *ids("b")]
     assert feed(watch, tokens) == len(tokens)
     assert watch.text(tokens, finished=True) == "x"
 
 
 def test_a_stop_token_is_not_part_of_the_text_even_when_it_is_an_ordinary_character():
-    watch = StopDetector(TOKENIZER, [EOS, *ids("\n")], [], 1)
+    watch = StopDetector(TOKENIZER, [EOS, *ids("\n")], [])
     assert feed(watch, ids("ab\nc")) == 3
     assert watch.text(ids("ab\n"), finished=True) == "ab"
     assert watch.text(ids("ab"), finished=False) == "ab"
 
 
 def test_rows_are_watched_apart():
-    watch = StopDetector(TOKENIZER, [EOS], ["ab"], 3)
+    watch = StopDetector(TOKENIZER, [EOS], ["ab"])
     a, b = ids("ab")
     assert watch.ended(np.array([0, 1, 2]), np.array([a, b, a])).tolist() == [False, False, False]
     assert watch.ended(np.array([0, 2]), np.array([a, b])).tolist() == [False, True]
@@ -101,7 +101,7 @@ def test_a_stop_string_made_of_three_bytes_a_character_is_found_when_its_last_by
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
     core = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    watch = StopDetector(PreTrainedTokenizerFast(tokenizer_object=core), [], ["漢字漢字"], 1)
+    watch = StopDetector(PreTrainedTokenizerFast(tokenizer_object=core), [], ["漢字漢字"])
     tokens = list("a漢字漢字b".encode())
     assert feed(watch, tokens) == 13
     assert watch.text(tokens[:13], finished=True) == "a"
@@ -110,21 +110,21 @@ def test_a_stop_string_made_of_three_bytes_a_character_is_found_when_its_last_by
 def test_markers_that_are_special_tokens_stay_in_the_text_and_end_padding_beginning_and_unknown_do_not():
     tokens = marked("<s>", "<think>", "a", "<pad>", "<unk>", "</think>", "b", "</s>")
     for skips, text in ((False, "<think>a</think>b"), (True, "ab")):
-        assert StopDetector(MARKED, marked("</s>"), [], 1, skips).text(tokens, finished=True) == text
+        assert StopDetector(MARKED, marked("</s>"), [], skips).text(tokens, finished=True) == text
 
 
 def test_a_stop_string_of_special_tokens_ends_a_response_unless_they_have_no_text():
     tokens = marked("a", "</think>", "b", "<pad>", "</think>", "c")
-    assert feed(StopDetector(MARKED, [], ["</think>"], 1), tokens) == 2
-    assert feed(StopDetector(MARKED, [], ["b</think>"], 1), tokens) == 5
-    assert StopDetector(MARKED, [], ["</think>"], 1).text(tokens[:2], finished=True) == "a"
-    assert feed(StopDetector(MARKED, [], ["</think>"], 1, skip_special_tokens=True), tokens) is None
+    assert feed(StopDetector(MARKED, [], ["</think>"]), tokens) == 2
+    assert feed(StopDetector(MARKED, [], ["b</think>"]), tokens) == 5
+    assert StopDetector(MARKED, [], ["</think>"]).text(tokens[:2], finished=True) == "a"
+    assert feed(StopDetector(MARKED, [], ["</think>"], skip_special_tokens=True), tokens) is None
     over = [*marked("a"), *marked("<think>") * 50, *marked("b")]
-    assert feed(StopDetector(MARKED, [], ["ab"], 1, skip_special_tokens=True), over) == len(over)
+    assert feed(StopDetector(MARKED, [], ["ab"], skip_special_tokens=True), over) == len(over)
 
 
 def test_end_tokens_of_the_generation_config_have_no_text():
-    watch = StopDetector(MARKED, marked("</think>"), [], 1)
+    watch = StopDetector(MARKED, marked("</think>"), [])
     assert watch.text(marked("a", "</think>", "b"), finished=False) == "ab"
 
 
@@ -169,9 +169,9 @@ def test_tokens_that_are_not_decoded_complete_no_stop_string(make, stop: tuple[s
     tokenizer = make()
     draw = np.random.default_rng(0)
     ended = 0
-    looks_at_all = StopDetector(tokenizer, [1], stop, 1)
+    looks_at_all = StopDetector(tokenizer, [1], stop)
     for tokens in draw.integers(2, len(tokenizer), (400, 12)).tolist():
-        found = feed(StopDetector(tokenizer, [1], stop, 1), tokens)
+        found = feed(StopDetector(tokenizer, [1], stop), tokens)
         expected = (n for n in range(1, 13) if looks_at_all._completes_stop_string(tokens[:n]))
         assert found == next(expected, None)
         ended += found is not None
@@ -179,7 +179,7 @@ def test_tokens_that_are_not_decoded_complete_no_stop_string(make, stop: tuple[s
 
 
 def test_tokens_without_the_last_character_of_a_stop_string_are_decoded_once(monkeypatch: pytest.MonkeyPatch):
-    watch = StopDetector(TOKENIZER, [EOS], ["END"], 1)
+    watch = StopDetector(TOKENIZER, [EOS], ["END"])
     decoded: list[tuple[int, ...]] = []
     plain = watch._decode
     monkeypatch.setattr(watch, "_decode", lambda tokens: decoded.append(tuple(tokens)) or plain(tokens))

@@ -2,7 +2,8 @@
 
 engine.py                    generate and score, with the training weights or a copy in the compute dtype
 frozen_copy.py               a copy of the weights for an engine that cannot share them
-decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
+decoding.py                  the loop: one prefill per prompt, a token per step for all slots, ended responses replaced
+slot_scheduler.py            which response each slot decodes; the number of steps for given lengths
 decode_rows.py               batches of rows: their protocol, by the model's forward, equal responses decoded once
 decode_drift.py              startup comparison with full forward passes at the rounding of the model
 token_sampling.py            sampling of a token, from what top-k, top-p and min-p keep

@@ -23,7 +23,7 @@ PROMPT = 2 / 5
 
 def describe_drift(
     model: PreTrainedModel,
-    make_rows: Callable[[Sequence[Sequence[int]], int], Rows],
+    make_rows: Callable[[], Rows],
     device: torch.device,
     longest: int | None,
 ) -> str | None:
@@ -31,7 +31,7 @@ def describe_drift(
 
     Args:
         model: in evaluation mode, on `device`.
-        make_rows: returns the rows that decode, for prompts and a number of response tokens.
+        make_rows: returns the rows that decode.
         device: where the model is.
         longest: longest sequence in tokens, prompt and response; shorter windows are shortened meanwhile. None:
             unknown.
@@ -54,7 +54,7 @@ def describe_drift(
         return effects.amax().expand_as(effects)
 
     with shorten_windows(base, windows_below(base.config, longest)):
-        decoded = _decode(make_rows([prompt.tolist()], len(response)), response)
+        decoded = _decode(make_rows(), prompt.tolist(), response)
         expected = full()
         if not (decoded.isfinite().all() and expected.isfinite().all()):
             return None
@@ -68,10 +68,11 @@ def describe_drift(
     )
 
 
-def _decode(rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
+def _decode(rows: Rows, prompt: Sequence[int], tokens: torch.Tensor) -> torch.Tensor:
     """Return the logits [1 + R, V] after the prompt and after each of R tokens."""
-    logits = [rows.prefill().to(torch.float32, copy=True)]
-    rows.spread(np.zeros(1, dtype=np.int64))
+    numbers, first = rows.prefill([prompt])
+    logits = [first.to(torch.float32, copy=True)]
+    rows.arrange(~np.array(numbers), np.full(1, len(tokens)))
     logits += [rows.step(token[None]).to(torch.float32, copy=True) for token in tokens]
     return torch.cat(logits)
 

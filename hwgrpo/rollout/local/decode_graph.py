@@ -1,12 +1,12 @@
 """The lean step as a device graph: on a fast device, launching a step takes longer than computing it.
 
-A recording costs several steps. It is made only after rows were dropped or response buffers were doubled, and only if
-enough steps remain.
+A recording costs several steps. It is made only after tensors moved, because rows were dropped, buffers were doubled or
+prompts do not fit, and only if enough steps remain. A slot that is refilled changes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from hwgrpo_backends.graphs import Recorder, Recording
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.lean_step import LeanRows
 
-WORTH_RECORDING = 16
+WORTH_RECORDING = 15
 """Least number of remaining steps for which a recording is made."""
 
 COMPACT_BELOW = 1 / 2
@@ -29,25 +29,25 @@ class RecordedRows:
     """Rows of the lean step, recorded and replayed; see `Rows` for the methods.
 
     Args:
-        rows: not prefilled yet, made with `fixed=True`.
+        rows: nothing is prefilled yet, made with `fixed=True`.
         recorder: records operations as a device graph.
-        steps: largest number of tokens that will be appended.
         worth_recording: least number of remaining steps for which a recording is made.
         on_failure: called with the reason when a recording fails; these rows are then decoded without. None: RunError.
     """
+
+    refills = True
 
     def __init__(
         self,
         rows: LeanRows,
         recorder: Recorder,
-        steps: int,
         worth_recording: int = WORTH_RECORDING,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         self._rows = rows
         self._recorder: Recorder | None = recorder
         self._on_failure = on_failure
-        self._left = steps
+        self._left = 0
         self._worth_recording = worth_recording
         self._recording: Recording | None = None
         self._token = torch.empty(0)
@@ -57,17 +57,18 @@ class RecordedRows:
     def compact_below(self) -> float:
         return COMPACT_BELOW if self._count > FEW_ROWS else 0.0
 
-    def prefill(self) -> torch.Tensor:
-        return self._rows.prefill()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        return self._rows.prefill(prompts)
 
-    def spread(self, prompt_of: np.ndarray) -> None:
-        self._rows.spread(prompt_of)
-        self._count = len(prompt_of)
+    def free(self, numbers: list[int]) -> None:
+        self._rows.free(numbers)
 
-    def select(self, kept: np.ndarray) -> None:
-        self.release()
-        self._rows.select(kept)
-        self._count = len(kept)
+    def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
+        kept = source[source >= 0]
+        if len(source) != self._count or not np.array_equal(kept, np.flatnonzero(source >= 0)):
+            self.release()  # rows move: their memory is needed before the recording's is free by itself
+        self._rows.arrange(source, left)
+        self._count, self._left = len(source), int(left.max())
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         if self._rows.advance():

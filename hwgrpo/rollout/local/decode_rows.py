@@ -30,27 +30,40 @@ COMPACT_BELOW = 7 / 8
 
 
 class Rows(Protocol):
-    """B sequences that grow by a token per step, with their keys and values."""
+    """B sequences that grow by a token per step, with their keys and values, and the prompts that they begin with."""
+
+    refills: bool
+    """Whether prompts and responses may be added while others grow; otherwise `prefill` drops all that there was."""
 
     @property
     def compact_below(self) -> float:
         """Share of unfinished rows at or below which finished rows are dropped."""
         ...
 
-    def prefill(self) -> torch.Tensor:
-        """Run the G prompts through the model; return the logits [G, V] after their last tokens."""
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        """Run G prompts through the model and hold them.
+
+        Returns:
+            The number of each, which no other prompt has or had, and the logits [G, V] after their last tokens.
+        """
         ...
 
-    def spread(self, prompt_of: np.ndarray) -> None:
-        """Start B responses, [B] int64 naming the prompt of each; a prompt may have several or none."""
+    def free(self, numbers: list[int]) -> None:
+        """Hold some prompts no longer; responses that have not ended no longer begin or go on with them."""
+        ...
+
+    def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
+        """Set the responses of the next steps.
+
+        Args:
+            source: [B] int64: each row's number among the rows so far, in any order and some of them several times; or,
+                for a response that begins, ~p of its prompt's number p. Other rows are dropped.
+            left: [B] int64: most tokens, at least 1, that will be appended to each row.
+        """
         ...
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         """Append a token to each response; return the logits [B, V] after it, valid until the next step."""
-        ...
-
-    def select(self, kept: np.ndarray) -> None:
-        """Keep the responses `kept`, int64, in any order and some of them several times, and drop the others."""
         ...
 
 
@@ -83,36 +96,49 @@ class LeftPadded:
 class ModelRows:
     """Rows decoded by the model's own forward and transformers' cache, after `check_cache`.
 
+    They are not refilled: the layers of such a cache have one length for all rows, and a row that begins later would
+    need its prompt padded up to it, which recurrent states, windows and selected keys would not mask.
+
     Args:
         model: in evaluation mode, on `device`.
-        prompts: G sequences of token ids, none empty.
         device: where the model is.
     """
 
     compact_below = COMPACT_BELOW
+    refills = False
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self.padded = padded = LeftPadded(prompts, device)
-        self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
         base = causal_lm(model)
         arguments = inspect.signature(base.forward).parameters
         self._cache_argument = "cache_params" if "cache_params" in arguments else "past_key_values"
-        makes_its_own = self._cache_argument == "cache_params" or not base._supports_default_dynamic_cache()
-        self.cache: Any = None if makes_its_own else DynamicCache(config=model.config)
+        self._makes_its_own = self._cache_argument == "cache_params" or not base._supports_default_dynamic_cache()
+        self.cache: Any = None
         # With logits_to_keep the LM head computes the last position only. peft's forward passes keywords on, so the
         # wrapped model's signature counts.
         self._keeps_last = "logits_to_keep" in arguments
+        self._held = 0
 
-    def prefill(self) -> torch.Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        self.padded = padded = LeftPadded(prompts, self._device)
+        self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
+        self.cache = None if self._makes_its_own else DynamicCache(config=self._model.config)
+        self._first, self._held = self._held, self._held + len(prompts)
         # The last hidden states are contiguous if an index selects them, not a slice. Otherwise a CPU would copy the LM
         # head's weight for each prompt (bmm in bfloat16).
-        return self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device))
+        logits = self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device))
+        return list(range(self._first, self._held)), logits
 
-    def spread(self, prompt_of: np.ndarray) -> None:
-        if not np.array_equal(prompt_of, np.arange(len(self._ids))):
-            self.select(prompt_of)
+    def free(self, numbers: list[int]) -> None:
+        pass
+
+    def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
+        begins = bool((source < 0).all())
+        assert begins or (source >= 0).all(), "no response begins while others grow"
+        kept = ~source - self._first if begins else source
+        if not np.array_equal(kept, np.arange(len(self._ids))):
+            self._select(kept)
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         # One token at a time: layers of Mamba 1 and MiniMax ignore their state where several tokens follow it.
@@ -122,8 +148,9 @@ class ModelRows:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(token_B), 1)], dim=1)
         return self._forward()
 
-    def select(self, kept: np.ndarray) -> None:
+    def _select(self, kept: np.ndarray) -> None:
         index = torch.from_numpy(kept).to(self._device)
+        self._ids = self._ids[index]
         # reorder_cache is the one selection that every kind of cache layer has, linear attention included. It leaves
         # out the states of MiniMax, whose own selection fails where the last layer has none (transformers 5.19).
         self.cache.reorder_cache(index)
@@ -219,9 +246,10 @@ def _logit_excess(model: Any, places: Sequence[Sequence[int]], device: torch.dev
         logits = [model(input_ids=sequence, use_cache=False).logits[0, -1 - CHECK_STEPS :] for sequence in sequences]
         return torch.stack(logits, dim=1).flatten(0, 1).float()
 
-    rows = ModelRows(model, prompts, device)
-    decoded = [rows.prefill()[list(prompt_of)]]
-    rows.spread(np.array(prompt_of))
+    rows = ModelRows(model, device)
+    numbers, logits = rows.prefill(prompts)
+    decoded = [logits[list(prompt_of)]]
+    rows.arrange(~np.array(numbers)[list(prompt_of)], np.full(len(prompt_of), CHECK_STEPS))
     decoded += [rows.step(step) for step in tokens]
     expected = full()
     if not expected.isfinite().all():
@@ -237,14 +265,17 @@ class DistinctRows:
     Samples of short answers are often equal, or begin alike. The host reads every token, so this is for CPUs.
 
     Args:
-        rows: not prefilled yet.
+        rows: nothing is prefilled yet.
     """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self.refills = rows.refills
         self._row_of = np.empty(0, dtype=np.int64)
+        """[B] the source of each response, as for `arrange` of the other batch."""
+        self._left = np.empty(0, dtype=np.int64)
         self._count = 0
-        """Rows of the other batch; 0 before it is spread."""
+        """Rows of the other batch."""
         self._all_distinct = False
         self._vocab = 0
 
@@ -252,26 +283,32 @@ class DistinctRows:
     def compact_below(self) -> float:
         return self._rows.compact_below if self._all_distinct else 1.0
 
-    def prefill(self) -> torch.Tensor:
-        logits = self._rows.prefill()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        if not self.refills:
+            self._count = 0
+        numbers, logits = self._rows.prefill(prompts)
         self._vocab = logits.shape[-1]
-        return logits
+        return numbers, logits
 
-    def spread(self, prompt_of: np.ndarray) -> None:
-        self._row_of = prompt_of
+    def free(self, numbers: list[int]) -> None:
+        self._rows.free(numbers)
 
-    def select(self, kept: np.ndarray) -> None:
-        self._row_of = self._row_of[kept]
+    def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
+        kept = source >= 0
+        self._row_of = np.where(kept, self._row_of[source.clip(0)], source) if kept.any() else source
+        self._left = left
+        self._all_distinct = self._all_distinct and bool(kept.all())
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         first, row_of = np.arange(len(token_B)), np.arange(len(token_B))
         if not self._all_distinct:
             first, row_of = _distinct(self._row_of * self._vocab + token_B.numpy())
         parents = self._row_of[first]
-        if self._count == 0:
-            self._rows.spread(parents)
-        elif not np.array_equal(parents, np.arange(self._count)):
-            self._rows.select(parents)
+        if not np.array_equal(parents, np.arange(self._count)):
+            left = np.zeros(len(first), dtype=np.int64)
+            np.maximum.at(left, row_of, self._left)
+            self._rows.arrange(parents, left)
+        self._left = np.maximum(self._left - 1, 1)
         self._row_of, self._count = row_of, len(first)
         self._all_distinct = len(first) == len(token_B)
         if self._all_distinct:

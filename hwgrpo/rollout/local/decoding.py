@@ -1,10 +1,10 @@
-"""The decoding loop: one prefill per prompt, a token per step for all its samples, finished rows dropped."""
+"""The decoding loop: a prefill for the prompts of queued responses, then a token per step for all slots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,132 +12,437 @@ import torch
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.counter_rng import uniforms
 from hwgrpo.rollout.local.decode_rows import Rows
+from hwgrpo.rollout.local.slot_scheduler import Request, SlotScheduler
 from hwgrpo.rollout.local.token_sampling import Drawn, draw
 from hwgrpo.rollout.stopping import StopDetector
 from hwgrpo.values import Sampling
 
-UNIFORM_BLOCK = 64
-"""Positions whose uniforms are computed and copied to the device at once."""
+FIRST_TOKENS = 64
+"""Initial length of the host's records of a response, which are doubled when full."""
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """S ragged responses of R tokens in total, on the CPU."""
+class Settings:
+    """What requests of one kind have in common."""
 
-    lengths: np.ndarray
-    """[S] int64."""
-    finished: np.ndarray
-    """[S] bool."""
-    rows_decoded: int
-    """Drawn tokens, including those of rows that had ended."""
-    per_token: Mapping[str, np.ndarray]
-    """[R] each: `tokens`, what else `draw` returned for them, and the `versions` int64 of the weights that gave each
-    token's logits."""
+    sampling: Sampling
+    """Temperature and filters, or greedy; the rest is not read."""
+    watch: StopDetector
+    """Detects the end of responses."""
 
 
-def decode(
-    rows: Rows,
-    prompt_of: np.ndarray,
-    keys: np.ndarray,
-    sampling: Sampling,
-    watch: StopDetector,
-    device: torch.device,
-    sync_every: int = 1,
-    apply_new_weights: Callable[[], int] = lambda: 0,
-    overdue: Callable[[np.ndarray], bool] = lambda growing: False,
-) -> Decoded:
-    """Generate S responses to G distinct prompts; each prompt goes through the model once.
+class Decoded(NamedTuple):
+    """A response that has ended, of R tokens, on the CPU."""
+
+    number: int
+    """Of its request."""
+    group: int
+    """Of its request."""
+    finished: bool
+    """Whether a stop token or string ended it, not the limit."""
+    per_token: dict[str, np.ndarray]
+    """[R] each: `tokens`, `logprobs`, `floors` if any response so far had a filter (-inf: dropped nothing), and the
+    `versions` int64 of the weights that gave each token's logits."""
+
+
+class _Unread(NamedTuple):
+    """What a step drew for some slots, not yet read by the host."""
+
+    slots: np.ndarray
+    """[A] int64."""
+    positions: np.ndarray
+    """[A] int64, of the drawn tokens in their responses."""
+    drawn: Drawn
+    version: int
+
+
+@dataclass
+class _HeldPrompt:
+    """A prompt whose keys and values are held."""
+
+    tokens: tuple[int, ...]
+    number: int
+    version: int
+    """Of the weights that prefilled it."""
+    logits: torch.Tensor | None
+    """[V] after its last token; None once no response to it is queued."""
+    rows: int = 0
+    """Responses to it that have not ended."""
+
+
+class Decoder:
+    """Decodes submitted responses, at most `slots` at once.
+
+    When a response ends, its slot takes the next one of the queue (`SlotScheduler`): with its own prompt, position,
+    limit and settings. Its tokens depend neither on the slot nor on the time or the other responses: each is drawn at
+    the uniform of its own key and position.
+
+    Responses with equal prompts share a prefill, whose keys and values are held until the last of them has ended. If
+    the weights change meanwhile, responses that are being decoded keep what older weights computed, and their tokens
+    the version of each; a response that gets its slot after that begins with a prefill by the new weights, even where
+    an older one of its prompt is held.
 
     Args:
-        rows: rows of the G prompts, not prefilled yet.
-        prompt_of: [S] int64, the prompt of each response.
-        keys: [S] uint64 of `stream_keys`.
-        sampling: filters, temperature and length limit.
-        watch: detects the end of responses.
+        rows: nothing is prefilled yet.
+        slots: most responses that are decoded at once.
         device: device of the rows.
+        kinds: settings that requests name by their index.
+        prompts: most prompts that are held at once; None: any number.
         sync_every: steps between reads of the drawn tokens by the host. Results do not depend on it. Each read waits
-            for the device; in between, responses that have ended are decoded on.
+            for the device; in between, responses that have ended are decoded on, and no slot is refilled.
         apply_new_weights: called before each forward; lets weights be exchanged and returns the current version.
-        overdue: returns whether to leave off, given the responses [B] int64 that have not ended.
+        supports_padding: prompts of unequal length may be prefilled together.
+        prefill_ahead: where prompts are prefilled, those of so many further requests are, too.
+        admitted: called with each request that gets a slot, before the prefill of its prompt.
 
-    Raises:
-        RunError: the model's logits are not finite.
+    Example:
+        decoder.submit(request); for responses in decoder.run(): ...  # Decoded ones; more may be submitted here
     """
-    version = apply_new_weights()
-    logits = rows.prefill()[torch.from_numpy(prompt_of).to(device)]
-    rows.spread(prompt_of)
 
-    finished = np.zeros(len(prompt_of), dtype=bool)
-    sequence = np.arange(len(prompt_of))  # the response that each row of the batch holds
-    growing = np.ones(len(prompt_of), dtype=bool)  # rows of the batch that have not ended
-    steps: list[_Step] = []
-    unseen: list[Drawn] = []
-    versions: list[int] = []
-    block = torch.empty(0)
-    for position in range(sampling.max_response_tokens):
-        if position % UNIFORM_BLOCK == 0 and not sampling.greedy:
-            block = uniforms(keys[sequence], position, UNIFORM_BLOCK).to(device)
-        drawn = draw(
+    def __init__(
+        self,
+        rows: Rows,
+        slots: int,
+        device: torch.device,
+        kinds: Sequence[Settings],
+        *,
+        prompts: int | None = None,
+        sync_every: int = 1,
+        apply_new_weights: Callable[[], int] = lambda: 0,
+        supports_padding: bool = True,
+        prefill_ahead: int = 0,
+        admitted: Callable[[Request], None] = lambda request: None,
+    ) -> None:
+        self._rows, self._device, self._kinds = rows, device, kinds
+        self._sync_every, self._apply_new_weights = sync_every, apply_new_weights
+        self._supports_padding, self._prefill_ahead, self._admitted = supports_padding, prefill_ahead, admitted
+        self._scheduler = SlotScheduler(slots, prompts, refills=rows.refills, one_length=not supports_padding)
+        self._version = 0
+        self._held: dict[tuple[int, ...], _HeldPrompt] = {}
+        """The newest prefill of each prompt."""
+        self._prompt_of: list[_HeldPrompt] = []
+        """[B] of each slot's response."""
+        self._source = np.empty(0, dtype=np.int64)
+        """[B] argument of the next `Rows.arrange`."""
+        self._arranged = 0
+        """Rows of the last `Rows.arrange`."""
+        self._token = torch.empty(0, dtype=torch.long, device=device)
+        """[B] newest token of each slot."""
+        self._records: dict[str, np.ndarray] = {}
+        """name -> [B, capacity], of each slot's response."""
+        self._unread: list[_Unread] = []
+        self._uniforms: torch.Tensor | None = None
+        self._uniforms_used = 0
+        self._groups: list[tuple[int, np.ndarray | None, torch.Tensor | None]] | None = None
+        self.steps = 0
+        """Decode steps, prefills not counted."""
+        self.rows_drawn = 0
+        """Drawn tokens, including those of responses that had ended."""
+
+    def submit(self, request: Request) -> int:
+        """Append a request to the queue; return its number, counted from 0.
+
+        One that comes when all others with its prompt have their slots prefills it again.
+        """
+        return self._scheduler.submit(request)
+
+    def drop_group(self, group: int) -> None:
+        """End the responses of a group, and forget those that are queued; none of them is returned by `run`."""
+        slots = self._scheduler.slots
+        prompts = [held.tokens for held in self._held.values()]
+        self._scheduler.drop_queued(group)
+        self._end(np.flatnonzero(slots["growing"] & (slots["group"] == group)))
+        for tokens in prompts:
+            if tokens in self._held:
+                self._free_if_unused(self._held[tokens])
+
+    def run(self) -> Iterator[list[Decoded]]:
+        """Decode until nothing is left; yield the responses that have ended after each read of drawn tokens.
+
+        Raises:
+            RunError: the model's logits are not finite.
+        """
+        while True:
+            if not self._unread:
+                self._admit()
+            slots = self._scheduler.slots
+            if not self._unread and not slots["growing"].any():
+                return
+            if self._unread and self._is_due(slots):
+                yield self._read()
+                continue
+            self._step()
+            if self._is_due(slots):
+                yield self._read()
+
+    def _is_due(self, slots: np.ndarray) -> bool:
+        """Return whether to read the drawn tokens: often enough, or because no response has tokens left to draw."""
+        unended = slots[slots["growing"]]
+        return len(self._unread) >= self._sync_every or bool((unended["drawn"] >= unended["limit"]).all())
+
+    def _admit(self) -> None:
+        """Give free slots to queued requests, draw their first tokens, and drop slots that stay free."""
+        places, requests = self._scheduler.admit([p for p, held in self._held.items() if held.rows])
+        slots = self._scheduler.slots
+        if requests:
+            if len(slots) == len(requests):  # all are new
+                self._prompt_of, self._source, self._records = [], np.empty(0, dtype=np.int64), {}
+            if not self._rows.refills:
+                self._held, self._arranged = {}, 0
+            self._prefill(requests)
+            helds = [self._held[request.prompt] for request in requests]
+            logits = self._first_logits(helds)
+            self._prompt_of += helds[: len(slots) - len(self._prompt_of)]
+            added = len(slots) - len(self._source)
+            self._source = np.concatenate([self._source, np.zeros(added, dtype=np.int64)])
+            for place, held in zip(places.tolist(), helds, strict=True):
+                self._prompt_of[place] = held
+                self._source[place] = ~held.number
+                held.rows += 1
+                if held.tokens not in self._scheduler.pending:
+                    held.logits = None
+            self._groups = self._uniforms = None
+            self._draw(logits, places)
+            return
+        kept = np.flatnonzero(slots["growing"])
+        if 0 < len(kept) < len(slots) and len(kept) / len(slots) <= self._rows.compact_below:
+            self._compact(kept)
+
+    def _first_logits(self, helds: Sequence[_HeldPrompt]) -> torch.Tensor:
+        """Return the logits [A, V] after the prompts of some responses."""
+        distinct = {id(held): held for held in helds}
+        row_of = dict(zip(distinct, range(len(distinct)), strict=True))
+        logits = _stack([held.logits for held in distinct.values()])
+        return logits[torch.tensor([row_of[id(held)] for held in helds], device=self._device)]
+
+    def _prefill(self, requests: Sequence[Request]) -> None:
+        """Run the prompts through the model that are not held, or held from older weights."""
+
+        def missing() -> list[tuple[int, ...]]:
+            prompts = dict.fromkeys(request.prompt for request in requests)
+            held = {p: self._held.get(p) for p in prompts}
+            return [p for p, it in held.items() if it is None or it.logits is None or it.version != self._version]
+
+        for request in requests:
+            self._admitted(request)
+        if not missing():
+            return
+        self._version = self._apply_new_weights()
+        prompts = missing()
+        if self._rows.refills:
+            ahead = self._scheduler.next_prompts(self._prefill_ahead)
+            more = [p for p in ahead if p not in prompts and p not in self._held]
+            prompts += more[: max(0, self._scheduler.most_prompts - len({*self._held, *prompts}))]
+        by_length: dict[int, list[tuple[int, ...]]] = {}
+        for prompt in prompts:
+            by_length.setdefault(0 if self._supports_padding else len(prompt), []).append(prompt)
+        for together in by_length.values():
+            numbers, logits = self._rows.prefill(together)
+            for prompt, number, each in zip(together, numbers, logits, strict=True):
+                older = self._held.get(prompt)
+                self._held[prompt] = _HeldPrompt(prompt, number, self._version, each)
+                if older is not None:
+                    self._free_if_unused(older)
+
+    def _free_if_unused(self, held: _HeldPrompt) -> None:
+        newest = self._held.get(held.tokens) is held
+        if held.rows or (newest and held.tokens in self._scheduler.pending):
+            return
+        if newest:
+            del self._held[held.tokens]
+        self._rows.free([held.number])
+
+    def _compact(self, kept: np.ndarray) -> None:
+        """Keep some slots and drop the others."""
+        self._scheduler.keep(kept)
+        self._prompt_of = [self._prompt_of[slot] for slot in kept.tolist()]
+        self._source = self._source[kept]
+        self._token = self._token[torch.from_numpy(kept).to(self._device)]
+        self._records = {name: values[kept] for name, values in self._records.items()}
+        self._groups = self._uniforms = None
+
+    def _step(self) -> None:
+        """Append the newest tokens to all rows and draw the next ones."""
+        self._version = self._apply_new_weights()
+        self._arrange()
+        # Rows that have ended but are still in the batch decode on; their tokens are discarded.
+        logits = self._rows.step(self._token.clamp_min(0))
+        self.steps += 1
+        self._draw(logits, None)
+
+    def _arrange(self) -> None:
+        slots = self._scheduler.slots
+        own = np.arange(len(slots))
+        unborn = (self._source < 0) & ~slots["growing"]
+        if unborn.any():  # a free slot whose response ended with its first token needs any row, not its prompt
+            other = self._source[np.argmax(slots["growing"])]
+            self._source[unborn] = np.where(own < self._arranged, own, other)[unborn]
+        if len(slots) != self._arranged or not np.array_equal(self._source, own):
+            left = np.maximum(slots["limit"] - slots["drawn"], 1)
+            self._rows.arrange(self._source, left)
+            self._source, self._arranged = own, len(slots)
+
+    def _draw(self, logits: torch.Tensor, places: np.ndarray | None) -> None:
+        """Draw a token for all slots, or for the slots `places`, whose first one it is."""
+        slots = self._scheduler.slots
+        chosen = slots if places is None else slots[places]
+        if places is None:
+            uniform = self._next_uniforms()
+            if self._groups is None:
+                self._groups = self._by_kind(slots["kind"])
+            groups = self._groups
+        else:
+            groups = self._by_kind(chosen["kind"])
+            uniform = self._uniforms_at(chosen, 1)[:, 0]
+        drawn = [self._draw_kind(logits, uniform, kind, index) for kind, _, index in groups]
+        joined = drawn[0] if len(groups) == 1 else _scatter(drawn, groups, len(chosen))
+        if places is None:
+            self._token = joined.tokens
+        else:
+            if len(places) == len(slots):
+                self._token = joined.tokens
+            else:
+                more = len(slots) - len(self._token)
+                self._token = torch.cat([self._token, self._token.new_zeros(more)]) if more else self._token.clone()
+                self._token[torch.from_numpy(places).to(self._device)] = joined.tokens
+        numbers = np.arange(len(slots)) if places is None else places
+        self._unread.append(_Unread(numbers, chosen["drawn"].copy(), joined, self._version))
+        slots["drawn"][numbers] += 1
+        self.rows_drawn += len(numbers)
+
+    def _by_kind(self, kinds: np.ndarray) -> list[tuple[int, np.ndarray | None, torch.Tensor | None]]:
+        """Return each kind, the rows [A] that have it, and these on the device; None for all rows."""
+        distinct = np.unique(kinds).tolist()
+        if len(distinct) == 1:
+            return [(distinct[0], None, None)]
+        rows = [np.flatnonzero(kinds == kind) for kind in distinct]
+        return [(kind, each, torch.from_numpy(each).to(self._device)) for kind, each in zip(distinct, rows)]
+
+    def _draw_kind(self, logits: torch.Tensor, uniform: torch.Tensor, kind: int, index: torch.Tensor | None) -> Drawn:
+        sampling = self._kinds[kind].sampling
+        if index is not None:
+            logits, uniform = logits[index], uniform[index]
+        return draw(
             logits,
-            None if sampling.greedy else block[:, position % UNIFORM_BLOCK],
+            None if sampling.greedy else uniform,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
         )
-        token = drawn.tokens
-        logits = logits.new_empty(0)  # the next step may be recorded, which needs the memory
-        unseen.append(drawn)
-        versions.append(version)
-        last = position + 1 == sampling.max_response_tokens
-        if last or len(unseen) == sync_every:
-            tokens = torch.stack([each.tokens for each in unseen]).cpu().numpy()
-            for token_S, each in zip(tokens, unseen, strict=True):
-                if (token_S[growing] < 0).any():
-                    raise RunError(
-                        f"the model's logits at response position {len(steps)} are not finite: its weights hold NaN "
-                        "or infinite values, or the compute dtype overflows (model.dtype: bfloat16 has the range of "
-                        "float32)"
-                    )
-                steps.append(_Step(growing.copy(), sequence, each._replace(tokens=torch.from_numpy(token_S))))
-                growing[growing] = ~watch.ended(sequence[growing], token_S[growing])
-            unseen.clear()
-            finished[sequence[~growing]] = True
-            if last or not growing.any() or overdue(sequence[growing]):
-                break
-            if growing.mean() <= rows.compact_below:
-                kept = np.flatnonzero(growing)
-                rows.select(kept)
-                index = torch.from_numpy(kept).to(device)
-                token, sequence, growing = token[index], sequence[kept], growing[kept]
-                block = block if sampling.greedy else block[index]
-        version = apply_new_weights()
-        # Rows that have ended but are still in the batch decode on; their tokens are discarded.
-        logits = rows.step(token.clamp_min(0))
-    return _collect(steps, finished, np.array(versions, dtype=np.int64))
+
+    def _next_uniforms(self) -> torch.Tensor:
+        """Return the uniforms [B] of the next tokens of all slots; copied to the device once per read."""
+        if self._uniforms is None:
+            self._uniforms, self._uniforms_used = self._uniforms_at(self._scheduler.slots, self._sync_every), 0
+        column = self._uniforms[:, self._uniforms_used]
+        self._uniforms_used += 1
+        if self._uniforms_used == self._uniforms.shape[1]:
+            self._uniforms = None
+        return column
+
+    def _uniforms_at(self, slots: np.ndarray, count: int) -> torch.Tensor:
+        if all(settings.sampling.greedy for settings in self._kinds):
+            return torch.zeros(len(slots), count, device=self._device)
+        return uniforms(slots["key"], slots["drawn"], count).to(self._device)
+
+    def _read(self) -> list[Decoded]:
+        """Read the drawn tokens; return the responses that have ended."""
+        slots = self._scheduler.slots
+        ended: list[Decoded] = []
+        columns = [each.drawn.tokens for each in self._unread], [each.drawn.logprobs for each in self._unread]
+        tokens, logprobs = (torch.cat(each).cpu().numpy() for each in columns)
+        first = 0
+        for unread in self._unread:
+            last = first + len(unread.slots)
+            token = tokens[first:last]
+            growing = slots["growing"][unread.slots]
+            rows, positions, token = unread.slots[growing], unread.positions[growing], token[growing]
+            if (token < 0).any():
+                raise RunError(
+                    f"the model's logits at response position {positions[token < 0].min()} are not finite: its weights "
+                    "hold NaN or infinite values, or the compute dtype overflows (model.dtype: bfloat16 has the range "
+                    "of float32)"
+                )
+            self._record("tokens", rows, positions, token)
+            self._record("logprobs", rows, positions, logprobs[first:last][growing])
+            self._record("versions", rows, positions, np.int64(unread.version))
+            floors = unread.drawn.floors
+            if floors is not None:
+                self._record("floors", rows, positions, floors.cpu().numpy()[growing])
+            elif "floors" in self._records:
+                self._record("floors", rows, positions, np.float32(-np.inf))
+            stopped = self._stopped(slots[rows], token)
+            over = stopped | (positions + 1 >= slots["limit"][rows])
+            if over.any():
+                ended += self._ended(rows[over], positions[over] + 1, stopped[over])
+            first = last
+        self._unread.clear()
+        return ended
+
+    def _ended(self, rows: np.ndarray, lengths: np.ndarray, finished: np.ndarray) -> list[Decoded]:
+        """Free slots whose responses have ended, and return these."""
+        slots = self._scheduler.slots[rows]
+        records = {name: values[rows, : int(lengths.max())] for name, values in self._records.items()}
+        columns = (slots["number"].tolist(), slots["group"].tolist(), finished.tolist(), lengths.tolist())
+        self._end(rows)
+        return [
+            Decoded(number, group, stopped, {name: values[i, :length] for name, values in records.items()})
+            for i, (number, group, stopped, length) in enumerate(zip(*columns, strict=True))
+        ]
+
+    def _stopped(self, slots: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Return which responses [A] bool their newest tokens end."""
+        distinct = np.unique(slots["kind"]).tolist()
+        if len(distinct) == 1:
+            return self._kinds[distinct[0]].watch.ended(slots["number"], token)
+        stopped = np.zeros(len(slots), dtype=bool)
+        for kind in distinct:
+            rows = slots["kind"] == kind
+            stopped[rows] = self._kinds[kind].watch.ended(slots["number"][rows], token[rows])
+        return stopped
+
+    def _end(self, ended: np.ndarray) -> None:
+        self._scheduler.slots["growing"][ended] = False
+        for slot in ended.tolist():
+            held = self._prompt_of[slot]
+            held.rows -= 1
+            self._free_if_unused(held)
+
+    def _record(self, name: str, rows: np.ndarray, positions: np.ndarray, values: Any) -> None:
+        """Write values of the tokens at these positions of the responses in some slots."""
+        slots = len(self._scheduler.slots)
+        missing = -np.inf if name == "floors" else 0
+        record = self._records.get(name)
+        if record is None:
+            record = np.full((slots, FIRST_TOKENS), missing, dtype=values.dtype)
+        longest = int(positions.max(initial=0))
+        capacity = record.shape[1]
+        while capacity <= longest:
+            capacity *= 2
+        if record.shape != (slots, capacity):
+            more = ((0, slots - len(record)), (0, capacity - record.shape[1]))
+            record = np.pad(record, more, constant_values=missing)
+        record[rows, positions] = values
+        self._records[name] = record
 
 
-class _Step(NamedTuple):
-    """What a step drew for the B rows of the batch."""
-
-    growing: np.ndarray
-    """[B] bool: rows that had not ended."""
-    sequence: np.ndarray
-    """[B] int64: the response that each row holds."""
-    drawn: Drawn
+def _stack(rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    assert all(row is not None for row in rows)
+    return torch.stack(rows)  # type: ignore[arg-type]
 
 
-def _collect(steps: Sequence[_Step], finished: np.ndarray, versions: np.ndarray) -> Decoded:
-    """Turn the steps, and the version of each one's weights, into ragged responses."""
-    valid = np.concatenate([step.growing for step in steps])
-    sequence = np.concatenate([step.sequence for step in steps])[valid]
-    position = np.repeat(np.arange(len(steps)), [len(step.growing) for step in steps])[valid]
-    lengths = np.bincount(sequence, minlength=len(finished))
-    place = (np.cumsum(lengths) - lengths)[sequence] + position
-    drawn = {name: [getattr(step.drawn, name) for step in steps] for name in Drawn._fields}
-    in_order = {name: torch.cat(each).cpu().numpy()[valid] for name, each in drawn.items() if each[0] is not None}
-    in_order["versions"] = versions[position]
-    per_token = {name: np.empty(len(place), dtype=values.dtype) for name, values in in_order.items()}
-    for name, values in in_order.items():
-        per_token[name][place] = values
-    return Decoded(lengths, finished, rows_decoded=len(valid), per_token=per_token)
+def _scatter(
+    drawn: Sequence[Drawn], groups: Sequence[tuple[int, np.ndarray | None, torch.Tensor | None]], rows: int
+) -> Drawn:
+    """Return what was drawn for several kinds of rows in the order of the rows."""
+    tokens = drawn[0].tokens.new_empty(rows)
+    logprobs = drawn[0].logprobs.new_empty(rows)
+    floors = None if all(each.floors is None for each in drawn) else torch.full_like(logprobs, -torch.inf)
+    for each, (_, _, index) in zip(drawn, groups, strict=True):
+        assert index is not None
+        tokens[index] = each.tokens
+        logprobs[index] = each.logprobs
+        if floors is not None and each.floors is not None:
+            floors[index] = each.floors
+    return Drawn(tokens, logprobs, floors)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import groupby
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,24 +18,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hwgrpo.models.lora import has_adapters
 from hwgrpo.ragged import offsets_of
 from hwgrpo.rollout.counter_rng import stream_keys
-from hwgrpo.rollout.deadlines import GroupDeadlines, Overdue
+from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, unsupported_reason
 from hwgrpo.rollout.local.decode_drift import LENGTH, describe_drift
 from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows, Rows, check_cache
-from hwgrpo.rollout.local.decoding import Decoded, decode
+from hwgrpo.rollout.local.decoding import Decoded, Decoder, Settings
 from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
+from hwgrpo.rollout.local.slot_scheduler import Request, most_prompts
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
 from hwgrpo.rollout.stopping import StopDetector, end_token_ids
-from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+from hwgrpo.values import Completions, PromptBatch, Sampling
 
 SYNC_EVERY = 8
 """Steps between reads of the tokens that an accelerator has drawn; each read waits for it."""
+PREFILL_AHEAD = 2
+"""Where prompts are prefilled, those of the next responses are, too, for one of so many slots: several together take an
+accelerator or a tiny model little longer than one."""
 
 
 class LocalEngine:
@@ -49,7 +55,7 @@ class LocalEngine:
         device: where the model is.
         compute_dtype: dtype of the weights used for sampling. Parameters in this dtype are shared; others are copied,
             and the copies refreshed by `update_weights`.
-        max_sequences: responses decoded together; a larger batch is generated in parts.
+        max_sequences: responses decoded together, each in a slot; the others wait until one is free.
         recorder: makes device graphs. With one, the lean step is recorded, if its startup check passes.
         graphs_required: a recording that fails is an error; otherwise decoding goes on without device graphs.
         weights: with a sharded policy: yields its full trainable parameters with their names; `model` is then a copy
@@ -127,9 +133,8 @@ class LocalEngine:
     def _describe_drift(self, sampler: PreTrainedModel, longest: int | None) -> str | None:
         lean = self._unsupported is None and unsupported_reason(sampler, longest or LENGTH) is None
 
-        def make_rows(prompts: Sequence[Sequence[int]], steps: int) -> Rows:
-            device = self._device
-            return LeanRows(sampler, prompts, device, steps) if lean else ModelRows(sampler, prompts, device)
+        def make_rows() -> Rows:
+            return LeanRows(sampler, self._device) if lean else ModelRows(sampler, self._device)
 
         return describe_drift(sampler, make_rows, self._device, longest)
 
@@ -138,10 +143,15 @@ class LocalEngine:
         return self._copy if self._copy is not None else self._model
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
-        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
+        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample; it raises as `generate_each`."""
+        return self.generate_each(batch, [sampling] * len(batch))
 
-        Prompts with the same tokens share one prefill. A group is split only when n exceeds `max_sequences`; then its
-        prompt is prefilled once per part.
+    def generate_each(self, batch: PromptBatch, samplings: Sequence[Sampling]) -> Completions:
+        """Return the responses to each prompt with its own settings, ordered by prompt, then by sample.
+
+        Responses are decoded in at most `max_sequences` slots, which are refilled (`Decoder`). Prompts with the same
+        tokens share one prefill. A prompt whose first response gets its slot after an update of the weights is
+        prefilled with the new ones; so is one of which some responses are decoded already, for the others.
 
         Raises:
             ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
@@ -151,41 +161,41 @@ class LocalEngine:
         if not self._usable:
             raise RuntimeError("the local engine is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
-        check_batch(batch, [sampling] * len(batch), self._model.config)
+        check_batch(batch, samplings, self._model.config)
         start = time.perf_counter()
         model = self._sampler
-        longest = max(len(prompt.token_ids) for prompt in batch.prompts) + sampling.max_response_tokens
-        self.decode_reason = self._unsupported or unsupported_reason(model, longest) or ""
-        texts: list[str] = []
-        parts: list[Decoded] = []
-        deadlines = GroupDeadlines(len(batch), sampling.group_timeout)
-        with torch.no_grad(), _evaluating(model), deadlines.reported():
-            for prompts, samples in self._parts(batch, sampling.n):
-                overdue = deadlines.decoding(len(texts), len(samples), sampling.n)
-                decoded, part_texts = self._generate_part(model, prompts, samples, sampling, overdue)
-                parts.append(decoded)
-                texts += part_texts
-        lengths = torch.from_numpy(np.concatenate([part.lengths for part in parts]))
-        self.metrics = {
-            "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - start, 1e-9),
-            "perf/rollout_live_rows": int(lengths.sum()) / sum(part.rows_decoded for part in parts),
-        }
-        columns: dict[str, Any] = {
-            name: torch.from_numpy(np.concatenate([part.per_token[name] for part in parts]))
-            for name in parts[0].per_token
-        }
-        oldest, newest = (int(version) for version in columns["versions"].aminmax())
-        if oldest == newest:
-            del columns["versions"]
-        completions = Completions(
-            prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
-            offsets=offsets_of(lengths),
-            finished=torch.from_numpy(np.concatenate([part.finished for part in parts])),
-            texts=tuple(texts),
-            weight_version=oldest,
-            **columns,
+        longest = max(
+            len(prompt.token_ids) + sampling.max_response_tokens
+            for prompt, sampling in zip(batch.prompts, samplings, strict=True)
         )
-        return deadlines.apply(completions)
+        self.decode_reason = self._unsupported or unsupported_reason(model, longest) or ""
+        requests, kinds = self._requests(batch, samplings)
+        deadlines = GroupDeadlines(len(batch), samplings[0].group_timeout)
+        with torch.no_grad(), _evaluating(model), deadlines.reported():
+            decoder = Decoder(
+                self._rows(model),
+                self._max_sequences,
+                self._device,
+                kinds,
+                prompts=most_prompts(self._max_sequences, min(sampling.n for sampling in samplings)),
+                sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
+                apply_new_weights=self._apply_new_weights,
+                supports_padding=self._supports_padding,
+                prefill_ahead=-(-self._max_sequences // PREFILL_AHEAD),
+                admitted=lambda request: deadlines.dispatch(request.group),
+            )
+            responses = _decode_all(decoder, requests, deadlines)
+        tokens_decoded = sum(len(each.per_token["tokens"]) for each in responses if each is not None)
+        self.metrics = {
+            "perf/rollout_tokens_per_second": tokens_decoded / max(time.perf_counter() - start, 1e-9),
+            "perf/rollout_live_rows": tokens_decoded / decoder.rows_drawn,
+        }
+        texts = [
+            "" if each is None else kinds[request.kind].watch.text(each.per_token["tokens"].tolist(), each.finished)
+            for request, each in zip(requests, responses, strict=True)
+        ]
+        counts = torch.tensor([sampling.n for sampling in samplings])
+        return deadlines.apply(_completions(responses, texts, torch.arange(len(batch)).repeat_interleave(counts)))
 
     def update_weights(self, version: int) -> None:
         """Apply the policy's current weights, whose version is `version`."""
@@ -217,53 +227,84 @@ class LocalEngine:
         """Free the copy of the weights; the policy itself stays as it is."""
         self.sleep()
 
-    def _parts(self, batch: PromptBatch, n: int) -> Iterator[tuple[list[Prompt], list[int]]]:
-        """Yield the prompt and sample index of each response, in parts of at most `max_sequences`, by full groups."""
-        groups = max(1, self._max_sequences // n)
-        batchable = [[*prompts] for _, prompts in groupby(batch.prompts, key=self._batching_key)]
-        for prompts in (run[start : start + groups] for run in batchable for start in range(0, len(run), groups)):
-            sequences = [(prompt, sample) for prompt in prompts for sample in range(n)]
-            for cut in range(0, len(sequences), self._max_sequences):
-                part = sequences[cut : cut + self._max_sequences]
-                yield [prompt for prompt, _ in part], [sample for _, sample in part]
-
     def _apply_new_weights(self) -> int:
         if self._gate is not None:
             self._gate.step()
         return self._version
 
-    def _batching_key(self, prompt: Prompt) -> int:
-        """Return the key that neighbours must share to be decoded together."""
-        return 0 if self._supports_padding else len(prompt.token_ids)
+    def _requests(self, batch: PromptBatch, samplings: Sequence[Sampling]) -> tuple[list[Request], list[Settings]]:
+        """Return the requests of a batch, and the kinds of their settings."""
+        commons = {each: replace(each, n=1, max_response_tokens=1, seed=0, group_timeout=None) for each in {*samplings}}
+        kinds = {common: kind for kind, common in enumerate(dict.fromkeys(commons[each] for each in samplings))}
+        requests: list[Request] = []
+        keys = {
+            seed: iter(
+                stream_keys(
+                    seed,
+                    [p.uid for p, each in zip(batch.prompts, samplings) if each.seed == seed for _ in range(each.n)],
+                    [sample for each in samplings if each.seed == seed for sample in range(each.n)],
+                ).tolist()
+            )
+            for seed in {each.seed for each in samplings}
+        }
+        for group, (prompt, each) in enumerate(zip(batch.prompts, samplings, strict=True)):
+            kind, of_group = kinds[commons[each]], islice(keys[each.seed], each.n)
+            requests += [Request(prompt.token_ids, key, each.max_response_tokens, kind, group) for key in of_group]
+        return requests, [self._settings(sampling) for sampling in kinds]
 
-    def _generate_part(
-        self, model: PreTrainedModel, prompts: list[Prompt], samples: list[int], sampling: Sampling, overdue: Overdue
-    ) -> tuple[Decoded, list[str]]:
-        distinct = {token_ids: row for row, token_ids in enumerate(dict.fromkeys(p.token_ids for p in prompts))}
+    def _settings(self, sampling: Sampling) -> Settings:
         end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
-        watch = StopDetector(self._tokenizer, end_ids, sampling.stop, len(prompts), sampling.skip_special_tokens)
-        decoded = decode(
-            self._rows(model, list(distinct), sampling),
-            np.array([distinct[prompt.token_ids] for prompt in prompts]),
-            stream_keys(sampling.seed, [prompt.uid for prompt in prompts], samples),
-            sampling,
-            watch,
-            self._device,
-            sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
-            apply_new_weights=self._apply_new_weights,
-            overdue=overdue,
-        )
-        tokens, ends = decoded.per_token["tokens"].tolist(), np.cumsum(decoded.lengths).tolist()
-        bounds = zip([0, *ends], ends, decoded.finished.tolist())  # one shorter: the responses
-        return decoded, [watch.text(tokens[start:end], finished) for start, end, finished in bounds]
+        return Settings(sampling, StopDetector(self._tokenizer, end_ids, sampling.stop, sampling.skip_special_tokens))
 
-    def _rows(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Rows:
-        steps = sampling.max_response_tokens
+    def _rows(self, model: PreTrainedModel) -> Rows:
         if self._graphs.active and not self.decode_reason:
-            return self._graphs.rows(LeanRows(model, prompts, self._device, steps, fixed=True), steps)
-        lean = not self.decode_reason
-        rows = LeanRows(model, prompts, self._device, steps) if lean else ModelRows(model, prompts, self._device)
+            return self._graphs.rows(LeanRows(model, self._device, fixed=True))
+        rows = ModelRows(model, self._device) if self.decode_reason else LeanRows(model, self._device)
         return DistinctRows(rows) if self._device.type == "cpu" else rows
+
+
+def _decode_all(decoder: Decoder, requests: Sequence[Request], deadlines: GroupDeadlines) -> list[Decoded | None]:
+    """Return the response to each request; None for those of groups that were dropped before they ended."""
+    for request in requests:
+        decoder.submit(request)
+    responses: list[Decoded | None] = [None] * len(requests)
+    missing = Counter(request.group for request in requests)
+    for ended in decoder.run():
+        for response in ended:
+            responses[response.number] = response
+            missing[response.group] -= 1
+            if not missing[response.group]:
+                deadlines.finish(response.group)
+        for group in deadlines.overdue():
+            decoder.drop_group(group)
+    return responses
+
+
+def _completions(responses: Sequence[Decoded | None], texts: Sequence[str], prompt_index: torch.Tensor) -> Completions:
+    """Return responses as columns; None, of a group that was dropped, has no tokens."""
+    ended = [each.per_token for each in responses if each is not None]
+    lengths = torch.tensor([0 if each is None else len(each.per_token["tokens"]) for each in responses])
+    columns: dict[str, Any] = {
+        name: torch.from_numpy(np.concatenate([each[name] for each in ended] or [np.empty(0, dtype)]))
+        for name, dtype in (("tokens", np.int64), ("logprobs", np.float32), ("versions", np.int64))
+    }
+    if any("floors" in each for each in ended):
+        unfiltered = [np.full(len(each["tokens"]), -np.inf, np.float32) for each in ended]
+        columns["floors"] = torch.from_numpy(
+            np.concatenate([each.get("floors", none) for each, none in zip(ended, unfiltered, strict=True)])
+        )
+    versions = columns["versions"]
+    oldest, newest = (int(version) for version in versions.aminmax()) if len(versions) else (0, 0)
+    if oldest == newest:
+        del columns["versions"]
+    return Completions(
+        prompt_index=prompt_index,
+        offsets=offsets_of(lengths),
+        finished=torch.tensor([each is not None and each.finished for each in responses]),
+        texts=tuple(texts),
+        weight_version=oldest,
+        **columns,
+    )
 
 
 @contextmanager

@@ -61,15 +61,10 @@ class DecodeGraphs:
         if reason is not None:
             self._stop(reason)
 
-    def rows(self, rows: LeanRows, steps: int) -> RecordedRows:
-        """Return rows whose decode steps are recorded.
-
-        Args:
-            rows: not prefilled yet, made with `fixed=True`.
-            steps: largest number of tokens that will be appended.
-        """
+    def rows(self, rows: LeanRows) -> RecordedRows:
+        """Return rows, made with `fixed=True`, whose decode steps are recorded."""
         assert self._recorder is not None
-        return RecordedRows(rows, self._recorder, steps, on_failure=None if self._required else self._report_failure)
+        return RecordedRows(rows, self._recorder, on_failure=None if self._required else self._report_failure)
 
     def _stop(self, reason: str) -> None:
         self._recorder = None

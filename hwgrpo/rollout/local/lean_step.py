@@ -17,7 +17,7 @@ from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
 from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm
 from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows
-from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache
+from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache, StepPlaces
 
 
 class LeanRows:
@@ -25,23 +25,15 @@ class LeanRows:
 
     Args:
         model: in evaluation mode, on `device`.
-        prompts: G sequences of token ids, none empty.
         device: where the model is.
-        max_response_tokens: largest number of tokens that will be appended to a prompt.
         fixed: let `compute` run the same operations on the same tensors between two `advance` calls that return True,
             as a recording needs; a little slower without one.
     """
 
     compact_below = COMPACT_BELOW
+    refills = True
 
-    def __init__(
-        self,
-        model: Any,
-        prompts: Sequence[Sequence[int]],
-        device: torch.device,
-        max_response_tokens: int,
-        fixed: bool = False,
-    ) -> None:
+    def __init__(self, model: Any, device: torch.device, fixed: bool = False) -> None:
         architecture = architecture_of(model)
         assert architecture is not None
         self._architecture = architecture
@@ -49,9 +41,8 @@ class LeanRows:
         base = causal_lm(model)
         self._base = base
         self._device = device
-        self._max_response_tokens = max_response_tokens
-        self._fixed = fixed
-        self._prompts = prompts
+        self._cache = SharedPromptCache(fixed)
+        self._cos = self._sin = torch.empty(0)
         self._blocks: list[Block] = [read_block(layer, architecture) for layer in base.model.layers]
         self._norm: Norm = read_norm(base.model.norm, architecture)
         self._embed: nn.Module = base.get_input_embeddings()
@@ -61,30 +52,19 @@ class LeanRows:
         self._residual_multiplier: float = getattr(config, "residual_multiplier", 1.0)
         self._logits_scaling: float = getattr(config, "logits_scaling", 1.0)
 
-    def prefill(self) -> torch.Tensor:
-        rows = ModelRows(self._model, self._prompts, self._device)
-        logits = rows.prefill()
-        padded = rows.padded
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        rows = ModelRows(self._model, self._device)
+        _, logits = rows.prefill(prompts)
         layers: list[Any] = rows.cache.layers
-        self._cache = SharedPromptCache(
-            [layer.keys for layer in layers],
-            [layer.values for layer in layers],
-            padded.mask,
-            self._max_response_tokens,
-            self._fixed,
-        )
-        self._length_of_prompt = padded.lengths
-        self._width = padded.width
-        return logits
+        lengths = np.array([len(prompt) for prompt in prompts])
+        keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
+        return self._cache.add_prompts(keys, values, lengths).tolist(), logits
 
-    def spread(self, prompt_of: np.ndarray) -> None:
-        self._cache.spread(prompt_of)
-        self._position = self._length_of_prompt[torch.from_numpy(prompt_of).to(self._device)] - 1
-        self._make_rotations()
+    def free(self, numbers: list[int]) -> None:
+        self._cache.free(numbers)
 
-    def select(self, kept: np.ndarray) -> None:
-        self._cache.select(kept)
-        self._position = self._position[torch.from_numpy(kept).to(self._device)]
+    def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
+        self._cache.arrange(source, left)
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         self.advance()
@@ -93,30 +73,37 @@ class LeanRows:
     def advance(self) -> bool:
         """Advance each response by a token; return whether `compute` uses other tensors than before."""
         moved = self._cache.advance()
-        if moved:
+        if len(self._cos) < self._cache.longest:
             self._make_rotations()
-        self._position += 1
+            moved = True
         return moved
 
     def compute(self, token_B: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, V] after the newest tokens; may be repeated after one `advance`."""
-        cos, sin = self._cos[self._position], self._sin[self._position]
+        places = self._cache.places()
+        cos, sin = self._cos[places.positions], self._sin[places.positions]
         hidden = self._embed(token_B)
         if self._embedding_multiplier != 1.0:
             hidden = hidden * self._embedding_multiplier
         for layer, block in enumerate(self._blocks):
             if self._architecture.norms_after:
-                hidden += block.attention_norm(block.output(self._attention(layer, block, hidden, cos, sin)))
+                hidden += block.attention_norm(block.output(self._attention(layer, block, hidden, cos, sin, places)))
                 hidden += block.mlp_norm(block.down(_gated(hidden, block)))
             else:
-                heads = self._attention(layer, block, block.attention_norm(hidden), cos, sin)
+                heads = self._attention(layer, block, block.attention_norm(hidden), cos, sin, places)
                 block.output.add_to(hidden, heads, self._residual_multiplier)
                 block.down.add_to(hidden, _gated(block.mlp_norm(hidden), block), self._residual_multiplier)
         logits = self._head(self._norm(hidden))
         return logits / self._logits_scaling if self._logits_scaling != 1.0 else logits
 
     def _attention(
-        self, layer: int, block: Block, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        layer: int,
+        block: Block,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        places: StepPlaces,
     ) -> torch.Tensor:
         """Return the input of the output projection, [B, query heads * D]; `cos` and `sin` are [B, 1, D]."""
         rows, size = len(hidden), cos.shape[-1]
@@ -132,11 +119,11 @@ class LeanRows:
         # rotate_half(x) * sin is the halves swapped times sin, the first half of it negative (`_make_rotations`).
         both = torch.addcmul(both * cos, both.roll(size // 2, dims=-1), sin).to(value.dtype)
         query, key = both[:, :-key_heads], both[:, -key_heads:]
-        return self._cache.attend(layer, query, key, value.view(rows, key_heads, size), block.scaling)
+        return self._cache.attend(layer, query, key, value.view(rows, key_heads, size), block.scaling, places)
 
     def _make_rotations(self) -> None:
-        """Tabulate cosines and sines of all positions in the buffers' capacity, [positions, 1, D]."""
-        positions = torch.arange(self._width + self._cache.capacity, device=self._device)
+        """Tabulate cosines and sines of all positions of prompts and buffers, [positions, 1, D]."""
+        positions = torch.arange(self._cache.longest, device=self._device)
         cos, sin = self._base.model.rotary_emb(self._head.weight[:1], positions[None])
         half = cos.shape[-1] // 2
         self._cos = cos[0][:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,14 +49,14 @@ def check_lean_step(model: PreTrainedModel, device: torch.device, recorder: Reco
     prompts = check_prompts(ids, CHECK_PROMPTS)
 
     def decode_by_model() -> torch.Tensor:
-        return _decode_check_tokens(ModelRows(model, prompts, device), ids.to(device))
+        return _decode_check_tokens(ModelRows(model, device), prompts, ids.to(device))
 
     try:
         expected = decode_by_model()
-        rows: Rows = LeanRows(model, prompts, device, CHECK_STEPS, fixed=recorder is not None)
+        rows: Rows = LeanRows(model, device, fixed=recorder is not None)
         if recorder is not None:
-            rows = RecordedRows(rows, recorder, CHECK_STEPS, worth_recording=1)
-        decoded = _decode_check_tokens(rows, ids.to(device))
+            rows = RecordedRows(rows, recorder, worth_recording=1)
+        decoded = _decode_check_tokens(rows, prompts, ids.to(device))
     except RunError:
         raise
     except (AttributeError, TypeError, RuntimeError) as error:  # modules that are not built as in the tested versions
@@ -68,14 +69,14 @@ def check_lean_step(model: PreTrainedModel, device: torch.device, recorder: Reco
     return f"its logits would differ by {excess}" if excess else None
 
 
-def _decode_check_tokens(rows: Rows, ids: torch.Tensor) -> torch.Tensor:
-    rows.prefill()
-    rows.spread(np.array([0, 0, 1]))
+def _decode_check_tokens(rows: Rows, prompts: Sequence[Sequence[int]], ids: torch.Tensor) -> torch.Tensor:
+    first, second = rows.prefill(prompts)[0]
+    rows.arrange(~np.array([first, first, second]), np.full(3, CHECK_STEPS))
     logits = []
     for step in range(CHECK_STEPS):
         if step == CHECK_STEPS - 1:
-            rows.select(np.array([1, 2]))
-        first = FIRST_RESPONSE_TOKEN + step
-        tokens = ids[first : first + (2 if step == CHECK_STEPS - 1 else 3)]
+            rows.arrange(np.array([1, 2]), np.ones(2, dtype=np.int64))
+        place = FIRST_RESPONSE_TOKEN + step
+        tokens = ids[place : place + (2 if step == CHECK_STEPS - 1 else 3)]
         logits.append(rows.step(tokens).to(torch.float32, copy=True))
     return torch.cat(logits)

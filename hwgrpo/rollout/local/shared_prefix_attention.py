@@ -4,14 +4,19 @@ Keys and values of a prompt are stored once, those of responses in buffers that 
 full. Heads are the first dimension, rows the second: the n rows of a prompt are then n times as many queries against
 its keys, which is one matrix product, and a view of the same tensor by row multiplies each row's own keys.
 
+Rows have lengths of their own: a row that takes another response begins anew in its place, while the others go on.
+
 Shapes: P prompts of W tokens (padded on the left), B rows, H key-value heads of G queries each, head size D, response
-buffers of C tokens of which T are filled.
+buffers of C tokens, of which row b has filled T[b].
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from hwgrpo.models.shared_prefix_masks import LEAST_COLUMNS
 
@@ -19,114 +24,313 @@ FIRST_CAPACITY = 64
 """Initial capacity of the buffers, in response tokens."""
 
 
+@dataclass(frozen=True)
+class StepPlaces:
+    """Where the rows' newest tokens stand, the same in all layers."""
+
+    positions: torch.Tensor
+    """[B] int64: position of each row's newest token, prompt included."""
+    columns: int
+    """Columns of the buffers that are read."""
+    newest: torch.Tensor | None
+    """[B] int64: place of the newest token among the B * C of the buffers; None: the last of `columns` in every row."""
+    bias: torch.Tensor | None
+    """[B, 1, columns] fp32: 0 where a row's buffer is filled, else -inf; None: all are filled."""
+
+
+@dataclass(frozen=True)
+class ParkedRow:
+    """A response that left its row, to go on later: `SharedPromptCache.restore`."""
+
+    prompt: int
+    """Number of its prompt, which must stay held."""
+    response: list[torch.Tensor]
+    """Per layer [2, H, T, D], keys and values of its T tokens."""
+
+
 class SharedPromptCache:
     """Cache of the keys and values of all layers.
 
+    `add_prompts` stores prompts, `arrange` begins and drops responses, and a step is an `advance`, `places`, and an
+    `attend` per layer. What a row may read is in tensors: `_filled`, its prompt's grid slot and `_bias`.
+
     Args:
-        keys: per layer [P, H, W, D], rotated.
-        values: per layer [P, H, W, D].
-        mask: [P, W] bool, False at padding; None where there is none.
-        longest: largest number of response tokens that will be appended.
-        fixed: attend to full response buffers, masked where they are not filled, so that `attend` runs the same
-            operations on the same tensors until `advance`, `spread` or `select` changes them, and can be recorded.
+        fixed: attend to full response buffers, masked where they are not filled, so that `places` and `attend` run the
+            same operations on the same tensors until `advance` returns True, and can be recorded. Prompts and responses
+            that fit are then written in place.
     """
 
-    def __init__(
-        self,
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
-        mask: torch.Tensor | None,
-        longest: int,
-        fixed: bool = False,
-    ) -> None:
-        self._prompt = [torch.stack([k, v]).transpose(1, 2).contiguous() for k, v in zip(keys, values)]
-        self._bias_of_prompt = (
-            None if mask is None else torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-        )
-        self._longest = longest
+    def __init__(self, fixed: bool = False) -> None:
         self._fixed = fixed
-        self._length = 0
+        self._moved = False
+        self._prompt: list[torch.Tensor] = []
+        """Per layer [2, H, P, W, D]."""
+        self._prompt_lengths = np.empty(0, dtype=np.int64)
+        """[P] tokens."""
+        self._bias_of_prompt: torch.Tensor | None = None
+        """[P, W] fp32, -inf at padding; None where there is none."""
+        self._place_of: dict[int, int] = {}
+        """Number of each prompt that is held -> its place, 0 <= place < P."""
+        self._added = 0
         self._response: list[torch.Tensor] = []
+        """Per layer [2, H, B, C, D]."""
         self._prompt_of = np.empty(0, dtype=np.int64)
-        self._slot: torch.Tensor | None = None
+        """[B] place of each row's prompt."""
+        self._length = np.empty(0, dtype=np.int64)
+        """[B] tokens of each row's response: `_filled` on the host."""
+        self._most = np.empty(0, dtype=np.int64)
+        """[B] tokens beyond which a row does not grow: it overwrites its last one."""
         self._per_prompt = 1
+        self._slot: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
-        device = self._prompt[0].device
-        self._newest = torch.zeros(1, dtype=torch.long, device=device)
-        """[1] int64, index of the newest token in the buffers; updated, like the bias below, only if `fixed`."""
-        self._bias_of_response = torch.empty(0, device=device)
-        """[C] fp32, 0 where the buffers are filled, else -inf."""
+        self._filled = self._limit = self._last_of_prompt = self._before_first = torch.empty(0)
+        """[B] int64 each, on the device: length, `_most`, position of the prompt's last token, and the place before the
+        row's first token among the B * C of the buffers."""
+        self._columns = torch.empty(0)
+        """[C] int64, 0 to C - 1."""
+        self._shown = self._hidden = torch.empty(0)
+        """[] fp32, 0 and -inf."""
 
     @property
     def capacity(self) -> int:
         """Capacity of the buffers, in response tokens."""
         return self._response[0].shape[3]
 
-    def spread(self, prompt_of: np.ndarray) -> None:
-        """Start B empty responses; see `Rows.spread`."""
-        capacity = min(FIRST_CAPACITY, self._longest)
-        self._response = [self._buffer(prompt, len(prompt_of), capacity, prompt.shape[-1]) for prompt in self._prompt]
-        self._arrange(prompt_of)
+    @property
+    def longest(self) -> int:
+        """Most positions that a row can have before the buffers or the prompts are reallocated."""
+        return self._prompt[0].shape[3] + self.capacity
 
-    def select(self, kept: np.ndarray) -> None:
-        """Keep some responses; see `Rows.select`. Prompts without one are dropped."""
-        device = self._prompt[0].device
-        index = torch.from_numpy(kept).to(device)
+    def add_prompts(self, keys: list[torch.Tensor], values: list[torch.Tensor], lengths: np.ndarray) -> np.ndarray:
+        """Hold G prompts until `free`; return their numbers [G] int64.
+
+        Args:
+            keys: per layer [G, H, W, D], rotated, padded on the left.
+            values: per layer [G, H, W, D].
+            lengths: [G] int64, tokens of each prompt.
+        """
+        added = [torch.stack([k, v]).transpose(1, 2).contiguous() for k, v in zip(keys, values, strict=True)]
+        places = self._make_room(added[0], lengths)
+        width = self._prompt[0].shape[3] if self._prompt else added[0].shape[3]
+        added = [pad(each, (0, 0, width - each.shape[3], 0)) for each in added]
+        if not self._prompt:
+            self._prompt = added
+        else:
+            index = torch.from_numpy(places).to(added[0].device)
+            for prompt, each in zip(self._prompt, added, strict=True):
+                prompt.index_copy_(2, index, each)
+        self._prompt_lengths[places] = lengths
+        numbers = np.arange(self._added, self._added + len(lengths))
+        self._added += len(lengths)
+        self._place_of |= zip(numbers.tolist(), places.tolist(), strict=True)
+        self._update_prompt_bias()
+        return numbers
+
+    def _make_room(self, added: torch.Tensor, lengths: np.ndarray) -> np.ndarray:
+        """Return places [G] for more prompts, after reallocating the others where there are too few or too narrow."""
+        used = self._used_places()
+        places, width = len(self._prompt_lengths), int(lengths.max())
+        free = np.setdiff1d(np.arange(places), used)
+        wanted = len(lengths)
+        if self._prompt:
+            old = self._prompt[0].shape[3]
+            # A recording stays valid while nothing moves; without one, exact sizes cost least.
+            width = max(width, old if self._fixed else int(self._prompt_lengths[used].max(initial=0)))
+            more = max(0, wanted - len(free))
+            if self._fixed and more:
+                more = max(more, places // 2)
+            if more or width != old:
+                for layer, prompt in enumerate(self._prompt):
+                    # a negative pad trims columns that no prompt in use has
+                    self._prompt[layer] = pad(prompt, (0, 0, width - old, 0, 0, more))
+                self._moved = True
+            wanted, places = more, places + more
+        else:
+            places = wanted
+        self._prompt_lengths = np.concatenate([self._prompt_lengths, np.zeros(wanted, dtype=np.int64)])
+        return np.concatenate([free, np.arange(places - wanted, places)])[: len(lengths)]
+
+    def _used_places(self) -> np.ndarray:
+        """Return the places of prompts that are held or that a row has, ascending."""
+        return np.union1d(self._prompt_of, np.fromiter(self._place_of.values(), np.int64, len(self._place_of)))
+
+    def _update_prompt_bias(self) -> None:
+        """Mask the padding of prompts; without any, attention is faster without a mask."""
+        width, shared = self._prompt[0].shape[3], self._prompt_lengths
+        if not self._fixed:
+            shared = shared[self._used_places()]
+        if (shared >= width).all() and not (self._fixed and self._bias_of_prompt is not None):
+            self._bias_of_prompt = self._bias = None
+            return
+        padding = torch.from_numpy(width - self._prompt_lengths)[:, None]
+        bias = torch.zeros(len(padding), width).masked_fill_(torch.arange(width) < padding, -torch.inf)
+        self._bias_of_prompt = bias.to(self._prompt[0].device)
+
+    def free(self, numbers: list[int]) -> None:
+        """Hold some prompts no longer: none of their responses will begin or go on."""
+        for number in numbers:
+            del self._place_of[number]
+
+    def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
+        """Begin, keep, drop or repeat responses; see `Rows.arrange`.
+
+        Where no row moves and none is dropped, responses begin in place. Prompts that are neither held nor used are
+        dropped, unless a recording reads them.
+        """
+        kept = source >= 0
+        old_of = source.clip(0)
+        rows = len(self._prompt_of)
+        in_place = len(source) == rows and np.array_equal(source[kept], np.flatnonzero(kept))
+        prompt_of = np.array([self._place_of[~each] if each < 0 else -1 for each in source.tolist()], dtype=np.int64)
+        if rows:
+            prompt_of[kept] = self._prompt_of[source[kept]]
+            length = np.where(kept, self._length[old_of], 0)
+        else:
+            length = np.zeros(len(source), dtype=np.int64)
+        self._length, self._most = length, length + left
+        if not in_place:
+            self._moved = True
+            self._move_buffers(old_of, rows)
+        self._prompt_of = prompt_of
+        if not (in_place and self._fixed):
+            self._drop_prompts()
+        self._arrange_grid(keep_shape=in_place and self._fixed)
+
+    def park(self, row: int) -> ParkedRow:
+        """Return a copy of a row's response, before another one takes the row."""
+        (number,) = (number for number, place in self._place_of.items() if place == self._prompt_of[row])
+        return ParkedRow(number, [each[:, :, row, : int(self._length[row])].clone() for each in self._response])
+
+    def restore(self, row: int, parked: ParkedRow) -> None:
+        """Let a row, which `arrange` began with the same prompt, go on with a parked response.
+
+        The `left` tokens of `arrange` come after those of the response: first the ones that were observed meanwhile, a
+        step each, then sampled ones.
+        """
+        assert self._place_of[parked.prompt] == self._prompt_of[row]
+        assert self._length[row] == 0
+        length = parked.response[0].shape[2]
+        self._length[row] += length
+        self._most[row] += length
+        self._grow(length)
+        for buffer, response in zip(self._response, parked.response, strict=True):
+            buffer[:, :, row, :length] = response
+        self._filled[row] = length
+        self._limit[row] += length
+
+    def _move_buffers(self, old_of: np.ndarray, rows: int) -> None:
+        """Make the buffers those of the rows [B] among the old ones, of which there were `rows`."""
+        if not rows:
+            capacity = min(FIRST_CAPACITY, int(self._most.max()))
+            self._response = [_buffer(prompt, len(old_of), capacity) for prompt in self._prompt]
+            return
+        index = torch.from_numpy(old_of).to(self._prompt[0].device)
         for layer, buffer in enumerate(self._response):
             self._response[layer] = buffer.index_select(2, index)
-        used, prompt_of = np.unique(self._prompt_of[kept], return_inverse=True)
-        if len(used) < self._prompt[0].shape[2]:
-            alive = torch.from_numpy(used).to(device)
-            for layer, prompt in enumerate(self._prompt):
-                self._prompt[layer] = prompt.index_select(2, alive)
-            if self._bias_of_prompt is not None:
-                self._bias_of_prompt = self._bias_of_prompt[alive]
-        self._arrange(prompt_of)
 
-    def _arrange(self, prompt_of: np.ndarray) -> None:
-        """Assign each row a slot in a grid of prompts by rows per prompt."""
-        device, prompts = self._prompt[0].device, self._prompt[0].shape[2]
-        self._prompt_of = prompt_of
+    def _drop_prompts(self) -> None:
+        used = self._used_places()
+        if len(used) == len(self._prompt_lengths):
+            return
+        alive = torch.from_numpy(used).to(self._prompt[0].device)
+        for layer, prompt in enumerate(self._prompt):
+            self._prompt[layer] = prompt.index_select(2, alive)
+        if self._bias_of_prompt is not None:
+            self._bias_of_prompt = self._bias_of_prompt[alive]
+        self._prompt_lengths = self._prompt_lengths[used]
+        self._prompt_of = np.searchsorted(used, self._prompt_of)
+        self._place_of = {number: int(np.searchsorted(used, place)) for number, place in self._place_of.items()}
+        self._moved = True
+
+    def _arrange_grid(self, keep_shape: bool) -> None:
+        """Assign each row a slot in a grid of prompts by rows per prompt, and set what the device knows of the rows.
+
+        Args:
+            keep_shape: leave the grid's shape as it is, where the rows fit.
+        """
+        device, prompts, prompt_of = self._prompt[0].device, len(self._prompt_lengths), self._prompt_of
         count = np.bincount(prompt_of, minlength=prompts)
-        self._per_prompt = int(count.max())
+        per_prompt = max(int(count.max()), self._per_prompt if keep_shape else 1)
+        self._moved |= per_prompt != self._per_prompt
+        self._per_prompt = per_prompt
         by_prompt = np.argsort(prompt_of, kind="stable")
         rank = np.empty_like(prompt_of)
         rank[by_prompt] = np.arange(len(prompt_of)) - (np.cumsum(count) - count)[prompt_of[by_prompt]]
-        slot = prompt_of * self._per_prompt + rank
+        slot = prompt_of * per_prompt + rank
         # Where rows fill the grid in order, as they do until the first has ended, the grid is a view of the rows.
-        in_order = len(slot) == prompts * self._per_prompt and np.array_equal(slot, np.arange(len(slot)))
-        self._slot = None if in_order else torch.from_numpy(slot).to(device)
+        in_order = len(slot) == prompts * per_prompt and np.array_equal(slot, np.arange(len(slot)))
+        in_order = in_order and not (keep_shape and self._slot is not None)
+        self._set("_slot", None if in_order else torch.from_numpy(slot).to(device))
         if self._bias_of_prompt is not None:
-            self._bias = self._bias_of_prompt[torch.from_numpy(prompt_of).to(device)][:, None]
+            self._set("_bias", self._bias_of_prompt[torch.from_numpy(prompt_of).to(device)][:, None])
+        rows = np.stack([self._length, self._most, self._prompt_lengths[prompt_of] - 1])
+        for name, values in zip(
+            ("_filled", "_limit", "_last_of_prompt"), torch.from_numpy(rows).to(device), strict=True
+        ):
+            self._set(name, values)
+        self._set_places()
+
+    def _set_places(self) -> None:
+        device = self._prompt[0].device
+        self._set("_before_first", torch.arange(len(self._length), device=device) * self.capacity - 1)
+        self._set("_columns", torch.arange(self.capacity, device=device))
+        for name, value in (("_shown", 0.0), ("_hidden", -torch.inf)):
+            self._set(name, torch.full((), value, device=device))
+
+    def _set(self, name: str, value: torch.Tensor | None) -> None:
+        """Set a tensor that a step reads; in place, where it may have been recorded."""
+        old: torch.Tensor | None = getattr(self, name)
+        if self._fixed and old is not None and value is not None and old.shape == value.shape:
+            old.copy_(value)
+        elif old is not None or value is not None:
+            setattr(self, name, value)
+            self._moved = True
 
     def advance(self) -> bool:
-        """Append a slot for a token in every layer; return whether the buffers were reallocated."""
-        full = self._length == self.capacity
-        if full:
-            for layer, buffer in enumerate(self._response):
-                wider = self._buffer(buffer, buffer.shape[2], min(2 * self._length, self._longest), buffer.shape[4])
-                wider[:, :, :, : self._length] = buffer
-                self._response[layer] = wider
-        if self._fixed:
-            if len(self._bias_of_response) != self.capacity:
-                self._bias_of_response = self._bias_of_response.new_full((self.capacity,), -torch.inf)
-                self._bias_of_response[: self._length] = 0.0
-            self._bias_of_response[self._length] = 0.0
-            self._newest.fill_(self._length)
-        self._length += 1
-        return full
+        """Append a place for a token in every row and layer; return whether tensors moved since the last step."""
+        self._length = np.minimum(self._length + 1, self._most)
+        self._grow(int(self._length.max()))
+        self._filled.add_(1)
+        torch.minimum(self._filled, self._limit, out=self._filled)
+        moved, self._moved = self._moved, False
+        return moved
 
-    def _buffer(self, like: torch.Tensor, rows: int, capacity: int, size: int) -> torch.Tensor:
-        """Return an empty buffer [2, H, B, C, D]; with `fixed` it is read before it is filled, so it is zeroed."""
-        make = like.new_zeros if self._fixed else like.new_empty
-        return make(2, like.shape[1], rows, capacity, size)
+    def _grow(self, longest: int) -> None:
+        """Double the buffers' capacity until a response of so many tokens fits."""
+        if longest <= self.capacity:
+            return
+        capacity = self.capacity
+        while capacity < longest:
+            capacity = min(2 * capacity, int(self._most.max()))
+        for layer, buffer in enumerate(self._response):
+            wider = _buffer(buffer, buffer.shape[2], capacity)
+            wider[:, :, :, : buffer.shape[3]] = buffer
+            self._response[layer] = wider
+        self._set_places()
+        self._moved = True
+
+    def places(self) -> StepPlaces:
+        """Return where the newest tokens stand, after `advance`; the same for every layer."""
+        positions = self._last_of_prompt + self._filled
+        columns = self.capacity if self._fixed else int(self._length.max())
+        if not self._fixed and (self._length == columns).all():
+            return StepPlaces(positions, columns, None, None)
+        empty = self._columns[:columns] >= self._filled[:, None, None]
+        bias = torch.where(empty, self._hidden, self._shown)
+        return StepPlaces(positions, columns, self._before_first + self._filled, bias)
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        places: StepPlaces,
     ) -> torch.Tensor:
-        """Store the newest token's key and value and return its attention output, after `advance`.
+        """Store the newest tokens' keys and values and return their attention outputs, after `advance`.
 
-        Idempotent for the same token.
+        Idempotent for the same tokens.
 
         Args:
             layer: index of the decoder layer.
@@ -134,19 +338,21 @@ class SharedPromptCache:
             key: [B, H, D], rotated.
             value: [B, H, D].
             scaling: factor of the scores.
+            places: of the newest tokens.
 
         Returns:
             [B, H * G * D].
         """
         buffer = self._response[layer]
         _, heads, rows, capacity, size = buffer.shape
-        length = capacity if self._fixed else self._length
-        if self._fixed:
-            buffer[0].index_copy_(2, self._newest, key.transpose(0, 1)[:, :, None])
-            buffer[1].index_copy_(2, self._newest, value.transpose(0, 1)[:, :, None])
-        else:
+        length = places.columns
+        if places.newest is None:
             buffer[0, :, :, length - 1] = key.transpose(0, 1)
             buffer[1, :, :, length - 1] = value.transpose(0, 1)
+        else:
+            in_rows = buffer.view(2, heads, rows * capacity, size)
+            in_rows[0].index_copy_(1, places.newest, key.transpose(0, 1))
+            in_rows[1].index_copy_(1, places.newest, value.transpose(0, 1))
         own_key, own_value = buffer.flatten(1, 2)[:, :, :length]
         prompt_key, prompt_value = self._prompt[layer]
         width = prompt_key.shape[2]
@@ -165,10 +371,10 @@ class SharedPromptCache:
             torch.add(self._bias, of_prompt, alpha=scaling, out=scores[..., :width])
         of_own = torch.bmm(query.view(heads * rows, group, size), own_key.transpose(1, 2))
         of_own = of_own.view(heads, rows, group, length)
-        if self._fixed:
-            torch.add(self._bias_of_response, of_own, alpha=scaling, out=scores[..., width : width + length])
-        else:
+        if places.bias is None:
             torch.mul(of_own, scaling, out=scores[..., width : width + length])
+        else:
+            torch.add(places.bias, of_own, alpha=scaling, out=scores[..., width : width + length])
 
         weights = scores.softmax(dim=-1).to(query.dtype)
         of_prompt = self._to_grid(weights[..., :width]).flatten(1, 2).view(-1, self._per_prompt * group, width)
@@ -190,3 +396,8 @@ class SharedPromptCache:
         heads, last = self._prompt[0].shape[1], of_prompts.shape[-1]
         grid = of_prompts.view(heads, -1, group, last)
         return grid if self._slot is None else grid.index_select(1, self._slot)
+
+
+def _buffer(like: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:
+    """Return an empty buffer [2, H, B, C, D]; zeroed, for what a row has not filled is read, with a weight of 0."""
+    return like.new_zeros(2, like.shape[1], rows, capacity, like.shape[4])

@@ -18,6 +18,7 @@ from tests.rollout.decoders import (
     TOKENIZER,
     assert_equal,
     batch_of,
+    begin,
     both_ways,
     engine_of,
     model_of,
@@ -89,8 +90,8 @@ def test_merged_adapters_are_not_added_twice():
 
 
 def test_a_step_with_adapters_can_be_recorded():
-    def make(model, prompts, longest):
-        return RecordedRows(LeanRows(model, prompts, CPU, longest, fixed=True), Recorder(), longest)
+    def make(model):
+        return RecordedRows(LeanRows(model, CPU, fixed=True), Recorder())
 
     assert_equal(both_ways(adapted("Qwen3"), PROMPTS, SCHEDULE, make=make))
 
@@ -204,9 +205,9 @@ def test_the_model_decodes_what_the_step_does_not_read():
     assert engine.decode_path == "model"
     assert "DoraLinearVariant" in engine.notes[0]
     ids = engine.generate(batch_of(), Sampling(1, 4, greedy=True)).tokens[:4]
-    rows = ModelRows(model, [PROMPTS[0]], CPU)
+    rows = ModelRows(model, CPU)
     with torch.no_grad():
-        logits = rows.prefill()
+        logits = begin(rows, [PROMPTS[0]], [0])
         for token in ids:
             assert int(logits.argmax()) == int(token) < len(TOKENIZER)
             logits = rows.step(token[None])

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_flatten
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local import decode_graph, shared_prefix_attention
 from hwgrpo.rollout.local.decode_graph import RecordedRows
-from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.training.shared_setup import build_engine
 from hwgrpo.values import Sampling
@@ -26,9 +25,11 @@ from tests.rollout.decoders import (
     TOKENIZER,
     assert_equal,
     batch_of,
+    begin,
     both_ways,
     engine_of,
     model_of,
+    sync_every,
 )
 from tests.support.devices.recorder import Recorder, ReplayedOnCpu
 from tests.support.models.tiny import settings
@@ -39,8 +40,8 @@ EQUAL = ([5, 6, 7], [8, 9, 10], [11, 12, 13])
 
 
 def recorded_rows(recorder: Recorder):
-    def make(model, prompts, longest):
-        return RecordedRows(LeanRows(model, prompts, CPU, longest, fixed=True), recorder, longest)
+    def make(model):
+        return RecordedRows(LeanRows(model, CPU, fixed=True), recorder)
 
     return make
 
@@ -83,9 +84,7 @@ def test_the_last_few_steps_are_not_worth_a_recording():
 
 @pytest.mark.parametrize("steps", [1, 8])
 def test_the_engine_samples_the_same_with_and_without_recordings(steps, monkeypatch):
-    monkeypatch.setattr(
-        "hwgrpo.rollout.local.engine.decode", lambda *words, **more: decode(*words, **more | {"sync_every": steps})
-    )
+    sync_every(steps, monkeypatch)
     model, recorder = model_of("Qwen3"), Recorder()
     sampling = Sampling(24, 90, seed=3, temperature=1.3, stop_token_ids=tuple(range(0, len(TOKENIZER), 30)))
     plain, graphs = engine_of(model, max_sequences=128), engine_of(model, max_sequences=128, recorder=recorder)
@@ -102,23 +101,21 @@ def test_the_engine_samples_the_same_with_and_without_recordings(steps, monkeypa
 
 
 def test_tokens_that_were_given_stay_as_they_were():
-    rows = RecordedRows(LeanRows(model_of("Llama"), PROMPTS, CPU, 20, fixed=True), Recorder(), 20)
+    rows = RecordedRows(LeanRows(model_of("Llama"), CPU, fixed=True), Recorder())
     first, second = torch.tensor([4, 5]), torch.tensor([6, 7])
     with torch.no_grad():
-        rows.prefill()
-        rows.spread(torch.tensor([0, 1]).numpy())
+        begin(rows, PROMPTS, [0, 1])
         rows.step(first)
         rows.step(second)
     assert (first.tolist(), second.tolist()) == ([4, 5], [6, 7])
 
 
 def test_few_rows_are_decoded_together_to_the_end():
-    rows = RecordedRows(LeanRows(model_of("Llama"), PROMPTS, CPU, 20, fixed=True), Recorder(), 20)
-    with torch.no_grad():
-        rows.prefill()
+    rows = RecordedRows(LeanRows(model_of("Llama"), CPU, fixed=True), Recorder())
     shares = []
     for count in (decode_graph.FEW_ROWS + 1, decode_graph.FEW_ROWS):
-        rows.spread(torch.zeros(count, dtype=torch.long).numpy())
+        with torch.no_grad():
+            begin(rows, PROMPTS, [0] * count)
         shares.append(rows.compact_below)
     assert shares == [0.5, 0.0]
 
@@ -194,14 +191,10 @@ def test_a_failed_recording_holds_no_tensors_when_its_step_is_computed():
 
     alive = []
     rows = RecordedRows(
-        LeanRows(model_of("Llama"), PROMPTS, CPU, 20, fixed=True),
-        full,
-        20,
-        on_failure=lambda reason: alive.append(held[0]()),
+        LeanRows(model_of("Llama"), CPU, fixed=True), full, on_failure=lambda reason: alive.append(held[0]())
     )
     with torch.no_grad():
-        rows.prefill()
-        rows.spread(torch.tensor([0, 1]).numpy())
+        begin(rows, PROMPTS, [0, 1])
         rows.step(torch.tensor([4, 5]))
     assert alive == [None]
 
@@ -287,15 +280,12 @@ def test_a_step_touches_no_tensor_of_the_host_and_waits_for_nothing(family, adap
     model = model_of(family)
     if adapted:
         model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
-    prompt_of = torch.tensor([0, 0, 1, 2]).numpy()
     with torch.no_grad():
-        rows = LeanRows(model, PROMPTS, CPU, 20, fixed=True)
-        rows.prefill()
-        rows.spread(prompt_of)
+        rows = LeanRows(model, CPU, fixed=True)
+        begin(rows, PROMPTS, [0, 0, 1, 2])
         rows.advance()
-        on_meta = LeanRows(model.to("meta"), PROMPTS, torch.device("meta"), 20, fixed=True)
-        on_meta._cos, on_meta._sin, on_meta._position = rows._cos, rows._sin, rows._position
-        on_meta._cache = rows._cache
+        on_meta = LeanRows(model.to("meta"), torch.device("meta"), fixed=True)
+        on_meta._cos, on_meta._sin, on_meta._cache = rows._cos, rows._sin, rows._cache
         _moved(on_meta)
         _moved(on_meta._cache)
         token = torch.zeros(4, dtype=torch.long, device="meta")

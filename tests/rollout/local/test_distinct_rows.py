@@ -7,7 +7,7 @@ import torch
 from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.values import Sampling
-from tests.rollout.decoders import CPU, PROMPTS, batch_of, engine_of, model_of
+from tests.rollout.decoders import CPU, PROMPTS, batch_of, begin, engine_of, keep, model_of
 from tests.support.numbers.rounding import assert_values_close
 
 RESPONSES = ([4, 5, 6, 7, 8], [9, 5, 6, 7, 8], [4, 5, 6, 7, 9], [4, 5, 9, 7, 8], [4, 5, 6, 7, 8], [4, 5, 6, 7, 8])
@@ -29,21 +29,19 @@ class Counted:
         return self._rows.step(token_B)
 
 
-@pytest.mark.parametrize("make", [ModelRows, lambda *words: LeanRows(*words, 20)], ids=["model", "lean"])
+@pytest.mark.parametrize("make", [ModelRows, LeanRows], ids=["model", "lean"])
 def test_logits_are_those_of_a_row_per_response(make):
     model = model_of("Qwen3")
-    counted = Counted(make(model, PROMPTS, CPU))
-    plain, shared = ModelRows(model, PROMPTS, CPU), DistinctRows(counted)  # pyright: ignore[reportArgumentType]
+    counted = Counted(make(model, CPU))
+    plain, shared = ModelRows(model, CPU), DistinctRows(counted)  # pyright: ignore[reportArgumentType]
     tokens, kept = torch.tensor(RESPONSES).T, np.arange(len(RESPONSES))
     with torch.no_grad():
-        assert_values_close(shared.prefill(), plain.prefill())
-        for rows in (plain, shared):
-            rows.spread(PROMPT_OF)
+        assert_values_close(begin(shared, PROMPTS, PROMPT_OF), begin(plain, PROMPTS, PROMPT_OF))
         for step, token in enumerate(tokens):
             if step == 4:  # one of three equal responses, and all that have a row of their own but one
                 kept = np.array([0, 2, 5])
                 for rows in (plain, shared):
-                    rows.select(kept)
+                    keep(rows, kept)
             assert_values_close(shared.step(token[kept]), plain.step(token[kept]))
     assert counted.steps == [3, 3, 4, 4, 3]
 

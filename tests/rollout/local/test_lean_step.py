@@ -10,7 +10,6 @@ from torch import nn
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local import architectures, shared_prefix_attention
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, unsupported_reason
-from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.values import Sampling
@@ -24,6 +23,7 @@ from tests.rollout.decoders import (
     both_ways,
     engine_of,
     model_of,
+    sync_every,
 )
 from tests.support.devices.recorder import Recorder
 from tests.support.numbers.rounding import assert_values_close
@@ -204,13 +204,6 @@ def test_bfloat16_without_instructions_for_it_is_told(features, slow, tmp_path, 
 def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(architectures, "CPUINFO", tmp_path / "missing")
     assert architectures.slow_dtype(CPU, torch.bfloat16) is None
-
-
-def sync_every(steps: int, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "hwgrpo.rollout.local.engine.decode",
-        lambda *words, sync_every, **more: decode(*words, sync_every=steps, **more),
-    )
 
 
 @pytest.mark.parametrize("path", ["lean", "model"])
