@@ -134,14 +134,24 @@ class Visit:
             line = self._run_item(name, item, limit)
             self.add(line)
             failed |= line.code != 0 and (line.code != NOT_HERE or name in names)
-            self.write_summary(left_out)
-        self.write_summary(left_out)
+            self._write_summary(left_out)
+        failed |= not self._write_summary(left_out)
         print(f"\nitem, exit code ({CODES}), time, log in {self.out}, result")
         print("".join(line.text() for line in Line.read(self.table)), end="")
         for each in left_out:
             print(f"left out: {each}")
         print(f"all of it: {self.archive}")
         return int(failed)
+
+    def _write_summary(self, left_out: Sequence[str]) -> bool:
+        """Write summary and archive; a disk that is full ends no visit."""
+        try:
+            self.write_summary(left_out)
+        except OSError as error:
+            print(f"scripts/gpu_visit.sh: {self.archive} cannot be written: {error.strerror}", flush=True)
+            self.archive.with_suffix(".part").unlink(missing_ok=True)
+            return False
+        return True
 
     def _run_item(self, name: str, item: Item | None, limit: float) -> Line:
         log = self.out / f"{name}.log"
@@ -188,7 +198,7 @@ class Visit:
     def write_summary(self, left_out: Sequence[str]) -> None:
         """Write summary.md and the archive of the folder."""
         facts = {}
-        if (self.out / "facts.json").exists():
+        with contextlib.suppress(FileNotFoundError, ValueError):  # cut off, as by a full disk: the item says so
             facts = json.loads((self.out / "facts.json").read_text())
         head = [f"- {key}: {value}" for key, value in facts.items()] or ["- the item facts has not run"]
         if self.dry:
@@ -296,7 +306,7 @@ def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, metavar="N")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--list", action="store_true")
-    options = parser.parse_args(words)
+    options = parser.parse_intermixed_args(words)
     if options.out is None and not options.list:
         parser.error("name a folder for the results: bash scripts/gpu_visit.sh OUT")
     if options.minutes is not None and not options.minutes > 0:
@@ -322,6 +332,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     out = options.out.resolve()
+    if any(line.result.startswith(DRY) != options.dry for line in Line.read(out / "steps.tsv")):
+        held = "measurements" if options.dry else "a dry run"
+        print(f"scripts/gpu_visit.sh: {out} holds {held}: name another folder", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="hwgrpo-visit-") as work:
         start = (_dry_start if options.dry else _start)(out, Path(work))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that items are ended and `work` is removed

@@ -41,6 +41,10 @@ class PassTimes:
     """Of one pass forward and backward over the first batch; empty: not profiled."""
 
 
+WARM_UP = 2**20
+"""Seed of a batch that is not measured."""
+
+
 def profile_update(
     update: PolicyUpdate,
     device: Device,
@@ -73,9 +77,10 @@ def profile_update(
     samples = update.config.rollout.n
     vocabulary = update.policy.base.config.get_text_config().vocab_size
     sizes = (groups, samples, prompt_tokens, response_tokens, vocabulary)
-    batches = [random_batch(*sizes), *(random_batch(*sizes, seed) for seed in range(1, ragged + 1))]
     found: list[PassTimes] = []
-    for allowed in cudnn:
+    for number, allowed in enumerate(cudnn):
+        seeds = range(1 + number * ragged, 1 + (number + 1) * ragged)  # new lengths in each round
+        batches = [random_batch(*sizes, WARM_UP), random_batch(*sizes), *(random_batch(*sizes, seed) for seed in seeds)]
         for name in layouts:
             times = PassTimes(name, allowed)
             found.append(times)
@@ -95,7 +100,7 @@ def profile_update(
 def _measure(
     update: PolicyUpdate, device: Device, batches: Sequence[TrainBatch], repeat: int, times: PassTimes, profile: bool
 ) -> None:
-    """Measure one layout: passes over the first batch, then over the others; with `profile` its kernels, too."""
+    """Measure one layout: passes over the second batch, then over the others; with `profile` its kernels, too."""
 
     def gradient(batch: TrainBatch) -> None:
         update.accumulate_gradients(batch, range(len(batch)))
@@ -107,7 +112,9 @@ def _measure(
             work(batch)
         return taken.wall_s[0] * 1e3
 
-    equal, *ragged = batches
+    warm_up, equal, *ragged = batches
+    with cudnn_attention(False):
+        gradient(warm_up)  # compiles and allocates what all rounds share
     device.reset_peak()
     times.first_ms = milliseconds(gradient, equal)
     times.steady_ms = median(milliseconds(gradient, equal) for _ in range(repeat))

@@ -10,7 +10,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.bench import decode_profile, update_profile
 from hwgrpo.bench.decode_profile import DecodeProfile, profile_decode
 from hwgrpo.bench.shaped_model import random_model, shape_of
-from hwgrpo.bench.update_profile import PassTimes, profile_update, random_batch
+from hwgrpo.bench.update_profile import WARM_UP, PassTimes, profile_update, random_batch
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.training.setup import build_run
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -120,14 +120,16 @@ def test_passes_leave_no_gradient_and_no_weight_changed_and_say_which_layout_is_
     ]  # fmt: skip
     assert [len(each) for each in reports] == [1, 2, 3, 4]
     assert [bool(each.kernels) for each in found] == [False, False, True, False]
-    lengths = [len(random_batch(2, 2, 3, 9, 20, seed).tokens) for seed in (None, 1, 2)]
-    equal, first, second = lengths
-    assert len({*lengths}) == 3
-    passes = [*[(equal, True)] * 3, *[(equal, False)] * 3, *[(first, True)] * 2, *[(second, True)] * 2]
-    assert seen == [
-        *(("padded", True, tokens, trained) for tokens, trained in passes),
-        *(("padded", False, tokens, trained) for tokens, trained in [*passes, (equal, True)]),
-    ]
+    warm_up, equal, *ragged = (len(random_batch(2, 2, 3, 9, 20, seed).tokens) for seed in (WARM_UP, None, 1, 2, 3, 4))
+    assert len({equal, *ragged}) == 5, "lengths of one round are new in the next"
+    for number, allowed in enumerate((True, False)):
+        first, second = ragged[2 * number : 2 * number + 2]
+        passes = [*[(equal, True)] * 3, *[(equal, False)] * 3, *[(first, True)] * 2, *[(second, True)] * 2]
+        passes += [] if allowed else [(equal, True)]
+        round_of = seen[: len(passes) + 1]
+        assert round_of == [("padded", False, warm_up, True), *(("padded", allowed, *each) for each in passes)]
+        del seen[: len(round_of)]
+    assert not seen
     assert [len(each.ragged_new_ms) + len(each.ragged_again_ms) for each in found] == [4, 0, 4, 0]
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in update.policy.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, update.policy.parameters(), strict=True))

@@ -1,5 +1,6 @@
 """scripts/gpu_visit.sh keeps what every item said and how it ended, whatever becomes of the others, and in its time."""
 
+import errno
 import itertools
 import json
 import os
@@ -161,6 +162,36 @@ def test_one_archive_has_everything_after_each_item(machine):
     assert "| kernels | kernels was fast | 0 | 0 |" in summary
 
 
+def test_a_full_disk_or_facts_that_were_cut_off_end_no_visit(machine, monkeypatch, capsys):
+    here = machine()
+    here.folder.mkdir()
+    (here.folder / "facts.json").write_text('{"chip": ')
+
+    def full(*_, **__):
+        here.folder.with_name("out.tar.part").write_text("a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tarfile, "open", full)
+    assert here.visit("facts", "kernels") == 1
+    assert [name for name, _, _ in here.lines] == ["facts", "kernels"]
+    assert "out.tar.gz cannot be written: No space left on device" in capsys.readouterr().out
+    assert not here.folder.with_name("out.tar.part").exists()
+
+
+def test_a_folder_holds_measurements_or_a_dry_run_and_options_stand_anywhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "_start", lambda out, work: Machine(out).start)
+    monkeypatch.setattr(runner, "_dry_start", lambda out, work: Machine(out).start)
+    monkeypatch.setattr(runner, "has_pytest", lambda: True)
+    measured, dry = str(tmp_path / "measured"), str(tmp_path / "dry")
+    assert runner.main([measured, "--minutes", "5", "parity"]) == 0
+    assert runner.main([dry, "--dry", "parity"]) == 0
+    assert runner.main([measured, "facts"]) == 0
+    capsys.readouterr()
+    for words, held in (([measured, "--dry", "facts"], "measurements"), ([dry, "facts"], "a dry run")):
+        assert runner.main(words) == 2
+        assert f"{words[0]} holds {held}: name another folder" in capsys.readouterr().err
+
+
 def test_lines_of_an_earlier_version_are_read(tmp_path):
     (tmp_path / "steps.tsv").write_text("parity\t0\t12 s\tparity.log\n")
     assert runner.Line.read(tmp_path / "steps.tsv") == [runner.Line("parity", 0, 12, "parity.log", "")]
@@ -276,6 +307,34 @@ def test_the_record_names_the_commit_of_a_copy(visit, monkeypatch):
     monkeypatch.setenv("COMMIT", "12ab")
     items.record(here)
     assert ran[0][1:] == ["scripts/record_hardware.py", "--out", f"{here.out}/hardware", "--commit", "12ab"]
+
+
+@pytest.mark.parametrize("item", ["tests", "fused", "sanitizer"])
+def test_only_tests_of_a_device_run_on_one(visit, monkeypatch, item):
+    here, _ = visit
+    called: list[tuple[str, ...]] = []
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr(items.Visit, "pytest", lambda self, name, *words: called.append((name, *words)) or "")
+    items.FUNCTIONS[item](here)
+    [(name, *words)] = called
+    assert (name, words[:2]) == (item, ["tests/gpu", "-k"])
+
+
+@pytest.mark.parametrize(("of_trl", "told"), [([30.0, 8.0], "TRL takes 4.00 times as long"), ([30.0], None)])
+def test_trl_is_compared_where_both_sides_ended_all_steps(visit, monkeypatch, of_trl, told):
+    here, _ = visit
+    monkeypatch.setattr(items, "find_missing", lambda module: False)
+    monkeypatch.setattr(items.Visit, "model", lambda self: self.work)
+    monkeypatch.setattr(items, "step_metrics", lambda folder: [{"timing_s/step": 9.0}, {"timing_s/step": 2.0}])
+
+    def start(self, name, *words, env):
+        Path(words[1], "seconds.txt").write_text("\n".join(map(str, of_trl)))
+        return SimpleNamespace(exit_code=lambda limit: 0 if len(of_trl) == 2 else -9)
+
+    monkeypatch.setattr(items.Visit, "start", start)
+    said = items.trl(here)
+    assert ("times as long" in said) == (told is not None)
+    assert told is None or said.split("; ")[2].startswith(told), "before the sides with cuDNN"
 
 
 def test_a_missing_sanitizer_model_or_trl_is_no_success(visit, monkeypatch, tmp_path):

@@ -407,9 +407,8 @@ def test_losses_of_opposite_infinity_are_a_loss_that_is_no_number(monkeypatch: p
     signs = itertools.cycle([1, -1])
 
     def infinite(strategy: Any, micro: MicroBatch, *_: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            loss=torch.tensor(next(signs) * torch.inf), sums={}, logprob_N=torch.zeros(len(micro.targets))
-        )
+        logprobs = torch.zeros(len(micro.targets))
+        return SimpleNamespace(loss=torch.tensor(next(signs) * torch.inf), sums={}, logprob_N=logprobs)
 
     monkeypatch.setattr(policy_update, "forward_backward", infinite)
     update = update_of(policy_of(tiny_qwen3()))
