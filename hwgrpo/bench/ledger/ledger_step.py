@@ -14,11 +14,13 @@ from unittest.mock import patch
 
 import torch
 from hwgrpo_backends import Backend
+from hwgrpo_backends.device import has_flash_operator
 from transformers import AutoModelForCausalLM
 
 from hwgrpo.bench.ledger.kernel_ledger import KernelLedger, Stage
 from hwgrpo.config import Config
 from hwgrpo.config.derived import sampling_of
+from hwgrpo.models import shared_prefix_masks
 from hwgrpo.models.loading import turn_dropout_off
 from hwgrpo.models.meta_device import META
 from hwgrpo.planning.model_shape import planned_settings
@@ -123,7 +125,12 @@ class LedgerStep:
         model = make_trainable(config, model, compute_dtype=dtype, on_meta_device=True)
         policy = policy_of(config, self._device, model)
         fuse(config, backend, policy, attention)
-        return policy, choose_layout(config, policy.base.config, attention.loaded_as)
+        layout = choose_layout(config, policy.base.config, attention.loaded_as)
+        on_device = has_flash_operator(self._device.torch_device.type)
+        if layout.attention == "branched" and dtype.itemsize == 2 and on_device:
+            shared_prefix_masks.enable(policy.base)
+            shared_prefix_masks.use_lengths(policy.base, on=True)  # as the start does after its test
+        return policy, layout
 
     def _make_engine(self) -> LocalEngine:
         parts = EngineParts(
