@@ -16,7 +16,7 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout, micro_batch_tokens
-from hwgrpo.training.policy.layout_check import select_supported_layout
+from hwgrpo.training.policy.layout_check import attend_by_lengths, select_supported_layout
 from hwgrpo.training.policy.layouts import PADDED, Layout
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import TrainBatch
@@ -57,6 +57,7 @@ def possible_layout(update: PolicyUpdate, device: Device, name: str) -> tuple[La
         return None, str(error).split("; use model.layout=")[0]
     if layout.name != name:
         return None, reason or f"with attention {attention!r} it is {layout.name}"
+    attend_by_lengths(config, update.policy, layout, device.torch_device)
     return layout, ""
 
 

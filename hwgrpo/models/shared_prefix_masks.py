@@ -72,22 +72,20 @@ class Packed:
         return replace(self, **{name: send(getattr(self, name), device) for name in names})
 
     @cached_property
-    def parts(self) -> tuple[Part, Part]:
-        """Each prompt and each response attends to itself, and the responses of a row to its prompt."""
-        everything, prompts = slice(0, len(self.tokens)), slice(0, self.prompts)
-        rows = len(self.responses_of_rows)
-        return (
-            Part(everything, everything, self.offsets, self.offsets, self.longest, self.longest, causal=True),
-            Part(
-                slice(self.prompts, len(self.tokens)),
-                prompts,
-                self.responses_of_rows,
-                self.offsets[:rows],
-                self.most_in_row,
-                self.longest_prompt,
-                causal=False,
-            ),
-        )
+    def parts(self) -> tuple[Part, ...]:
+        """Each prompt and each response attends to itself, and the responses of a row to its prompt.
+
+        No part is without queries, for which kernels cannot be launched, nor has a longest sequence of one query, for
+        which they take the number of sequences for that of tokens: a larger bound is as right.
+        """
+        everything, longest = slice(0, len(self.tokens)), max(2, self.longest)
+        own = Part(everything, everything, self.offsets, self.offsets, longest, longest, causal=True)
+        if self.prompts == len(self.tokens):
+            return (own,)
+        responses, prompts = slice(self.prompts, len(self.tokens)), slice(0, self.prompts)
+        of_prompts = self.offsets[: len(self.responses_of_rows)]
+        most = max(2, self.most_in_row), self.longest_prompt
+        return own, Part(responses, prompts, self.responses_of_rows, of_prompts, *most, causal=False)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,28 @@ def test_a_model_computes_its_branches_by_lengths_as_by_masks(monkeypatch: pytes
             torch.testing.assert_close(mine, right, rtol=0, atol=1e-5 * float(right.abs().max()) + 1e-7)
 
 
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 2, 1), (2, 2, 1)])
+def test_responses_of_one_token_feed_none(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]):
+    monkeypatch.setattr(shared_prefix_masks, "_packed", lambda module, query, value, branches, options: branches.packed)
+    tokens = torch.tensor(lengths)
+    batch = TrainBatch(
+        prompt_tokens=torch.tensor([7, 8, 9]),
+        prompt_offsets=torch.tensor([0, 2, 3]),
+        prompt_index=torch.tensor([0] * (len(lengths) - 1) + [1]),
+        tokens=torch.arange(20, 20 + sum(lengths)),
+        offsets=offsets_of(tokens),
+        advantages=torch.ones(len(lengths)),
+        logprobs=torch.zeros(sum(lengths)),
+    )
+    policy = policy_of(tiny_qwen3())
+    by_masks = losses(policy, batch, PADDED)
+    shared_prefix_masks.enable(policy.base)
+    shared_prefix_masks.use_lengths(policy.base, on=True)
+    with flash_ops():
+        by_lengths = losses(policy, batch, BRANCHED)
+    torch.testing.assert_close(by_lengths[0], by_masks[0], rtol=1e-5, atol=1e-4)
+
+
 def test_layers_that_the_kernels_do_not_serve_keep_their_masks():
     batch = ragged_batch(prompts=2, n=3)
     rows = BRANCHED.rows(batch, range(len(batch)), 10_000, 32)

@@ -63,6 +63,8 @@ class SharedPromptCache:
     def __init__(self, fixed: bool = False) -> None:
         self._fixed = fixed
         self._moved = False
+        self._regrid = False
+        """Prompts were added since rows were assigned to the grid: their places, width and mask may be others."""
         self._prompt: list[torch.Tensor] = []
         """Per layer [2, H, P, W, D]."""
         self._prompt_lengths = np.empty(0, dtype=np.int64)
@@ -124,6 +126,7 @@ class SharedPromptCache:
         self._added += len(lengths)
         self._place_of |= zip(numbers.tolist(), places.tolist(), strict=True)
         self._update_prompt_bias()
+        self._regrid = True
         return numbers
 
     def _make_room(self, added: torch.Tensor, lengths: np.ndarray) -> np.ndarray:
@@ -269,6 +272,7 @@ class SharedPromptCache:
         ):
             self._set(name, values)
         self._set_places()
+        self._regrid = False
 
     def _set_places(self) -> None:
         device = self._prompt[0].device
@@ -288,6 +292,8 @@ class SharedPromptCache:
 
     def advance(self) -> bool:
         """Append a place for a token in every row and layer; return whether tensors moved since the last step."""
+        if self._regrid:  # no response to the new prompts has a row: all ended with their first tokens
+            self._arrange_grid(keep_shape=self._fixed)
         self._length = np.minimum(self._length + 1, self._most)
         self._grow(int(self._length.max()))
         self._filled.add_(1)

@@ -131,7 +131,9 @@ def attend_by_lengths(config: Config, policy: PolicyModel, layout: Layout, devic
         shared_prefix_masks.use_lengths(policy.base, on=True)
         reason = reason_against_layout(policy, replace(layout, dense_up_to=0), expected)
         if reason is None:
-            return "grouped rows: flash attention by lengths, without masks and padding"
+            windows = windows_in_reach(config.data, config.rollout, policy.base.config)
+            but = "; layers with a sliding window in reach keep their masks" if windows else ""
+            return f"grouped rows: flash attention by lengths, without masks and padding{but}"
         shared_prefix_masks.use_lengths(policy.base, on=False)
     return f"grouped rows: attention by masks, not by lengths: {reason}"
 
@@ -144,6 +146,8 @@ def _reason_against_lengths(config: Config, policy: PolicyModel, device: torch.d
     if ranks_per_sequence(config) > 1:
         return "ranks share sequences"
     settings = policy.base.config.get_text_config()
+    if getattr(settings, "v_head_dim", None):
+        return "keys and values have heads of different sizes"
     size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     return varlen_attention.self_test(device, policy.compute_dtype, size)
 

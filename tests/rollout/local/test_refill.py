@@ -121,6 +121,22 @@ def test_tokens_are_those_of_each_response_alone(model, expected, order, slots, 
         assert drawn == len(found.tokens) if slots == 1 and steps == 1 else drawn >= len(found.tokens)
 
 
+@pytest.mark.parametrize("path", ["lean", "graph"])
+@pytest.mark.parametrize("others", [(8, 9, 10), (8, 9)], ids=["equal prompts", "padded prompts"])
+def test_a_last_response_that_ends_with_its_first_token_leaves_the_others_their_prompts(
+    model, others, path, monkeypatch
+):
+    sync_every(1, monkeypatch)  # its wider prompt is prefilled and read, and no row is begun for it
+    long = Sampling(9, 40, seed=3, temperature=1.3)
+    pairs = [(0, (5, 6, 7), long)]
+    pairs += [(i, (others[0] + i, *others[1:]), replace(long, n=1, max_response_tokens=3)) for i in range(1, 7)]
+    pairs.append((7, (11,) * 9, replace(long, n=1, max_response_tokens=1)))
+    engine = engine_of(model, max_sequences=10, recorder=Recorder() if path == "graph" else None)
+    found = engine.generate_each(*requests_of(pairs))
+    responses = {i: [alone(model, ids, str(i), k, each) for k in range(each.n)] for i, ids, each in pairs}
+    assert found.token_lists() == [each["tokens"] for of_prompt in responses.values() for each in of_prompt]
+
+
 @pytest.mark.parametrize("slots", [2, 5])
 def test_rows_without_shared_duplicates_are_refilled_as_well(model, expected, slots, monkeypatch):
     monkeypatch.setattr("hwgrpo.rollout.local.engine.DistinctRows", lambda rows: rows)

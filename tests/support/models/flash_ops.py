@@ -37,6 +37,8 @@ def flash_ops(*, padded: bool = False) -> Iterator[list[str]]:
         assert (dropout, debug) == (0.0, False)
         assert q_offsets.dtype == k_offsets.dtype == torch.int32
         assert (int(q_offsets[-1]), int(k_offsets[-1])) == (len(q), len(k))
+        assert len(q), "a kernel cannot be launched without queries"
+        assert max_q > 1 or len(q) == len(q_offsets) - 1, "torch takes sequences of one query for a batch of tokens"
         assert int(q_offsets.diff().max()) <= max_q
         assert int(k_offsets.diff().max()) <= max_k
         output, sums = (
