@@ -155,8 +155,7 @@ def search(
     passes = tl.zeros((), tl.int32)
     while (passes == 0) | ((hi - lo > 1) & (count_lo - count_hi > 1)):
         step = tl.maximum((hi - lo + WAYS - 1) // WAYS, 1)
-        places = lo + way * step
-        thresholds = value_at(tl.minimum(places, hi).to(tl.int32), SHIFT)
+        thresholds = value_at(tl.minimum(lo + way * step, hi).to(tl.int32), SHIFT)
         lowest = value_at(lo.to(tl.int32), SHIFT)
         if SHIFT > 0:
             lowest = scaled(lowest, temperature, DIVIDE)
@@ -167,7 +166,7 @@ def search(
             enough = count >= aim
         else:
             enough = mass >= aim
-        n = tl.maximum(tl.sum((enough & (places < hi)).to(tl.int32), 0) - 1, 0)
+        n = tl.maximum(tl.sum(enough.to(tl.int32), 0) - 1, 0)
         count_lo = tl.sum(tl.where(way == n, count, 0), 0)
         mass_lo = tl.sum(tl.where(way == n, mass, 0.0), 0)
         lo += n * step

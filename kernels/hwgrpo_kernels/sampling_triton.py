@@ -31,7 +31,7 @@ def block_sums(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """See `sampling_definitions.block_sums`."""
     logits = with_dense_rows(logits)
     rows, vocab = logits.shape
-    blocks = triton.cdiv(vocab, BLOCK)
+    blocks = -(-vocab // BLOCK)
     block_max, block_sum = (logits.new_empty(rows, blocks, dtype=torch.float32) for _ in range(2))
     if rows:
         with torch.accelerator.device_index(logits.device.index):

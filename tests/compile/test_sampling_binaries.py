@@ -14,8 +14,8 @@ VOCAB, ROWS = 151936, 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 REGISTERS = {"block_sums": 96, "pick": 96, "pick greedy": 64, "kept_sums": 192, "kept_sums min_p": 64}
 """Kernel -> most registers of a thread."""
-KNOWN_SPILLS = {("sm_90", "fp32", "kept_sums"): 8, ("sm_120", "fp32", "kept_sums"): 56}
-"""Bytes per thread: the compiler keeps to 128 registers there, for a second program of a processor."""
+KNOWN_SPILLS = {("sm_90", "fp32"): 8, ("sm_100", "bf16"): 8, ("sm_120", "fp32"): 56}
+"""Bytes per thread of `kept_sums` with all filters: the compiler keeps to 128 registers there."""
 
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
@@ -39,7 +39,7 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 def test_it_spills_nothing_and_reads_logits_wide(chip, dtype, name):
     [launched] = StubDriver(chip).launches_of(calls(DTYPES[dtype])[name])
     binary = Binary(launched)
-    assert binary.figures["spilled"] <= KNOWN_SPILLS.get((chip, dtype, name), 0)
+    assert binary.figures["spilled"] <= (KNOWN_SPILLS.get((chip, dtype), 0) if name == "kept_sums" else 0)
     assert binary.figures["registers"] <= REGISTERS[name]
     assert binary.shared <= CHIPS[chip].shared
     assert binary.atomics() == []

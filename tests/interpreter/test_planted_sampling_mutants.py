@@ -19,6 +19,10 @@ def plain() -> None:
     test_sampling.test_tokens_and_log_probs_are_those_of_draw(257, torch.float32, 0.6)
 
 
+def blocks() -> None:
+    test_sampling.test_tokens_and_log_probs_are_those_of_draw(5003, torch.float32, 0.6)
+
+
 def filtered(filters: dict[str, float]) -> Callable[[], None]:
     return lambda: test_sampling.test_filters_keep_what_draw_keeps(filters, torch.bfloat16, 1.0)
 
@@ -33,7 +37,7 @@ MUTANTS = {
     "sums without the maximum": (plain, 'tl.where(m == float("-inf"), 0.0, m)[:, None]), 1)', "0.0), 1)"),
     "a log-prob that is not normalised": (plain, "z_t - top - tl.log(total)", "z_t - top"),
     "no temperature": (plain, "x = tl.div_rn(x, temperature)", "x = x"),
-    "sums in the block from 0": (plain, "before + tl.cumsum(e, 0)", "tl.cumsum(e, 0)"),
+    "sums in the block from 0": (blocks, "before + tl.cumsum(e, 0)", "tl.cumsum(e, 0)"),
     "a level of the next row": (plain, "* uniform_stride) * total", "* 0) * total"),
     "dead rows draw": (plain, "tl.where(alive, block * BLOCK + place, -1)", "block * BLOCK + place"),
     "the last maximum": (
@@ -55,10 +59,10 @@ MUTANTS = {
         "bits = tl.where(x == 0.0, 0.0, x)",
         "bits = tl.where(x == 0.0, -0.0, x)",
     ),
-    "tiles of the bound are skipped": (
-        filtered({"top_p": 0.8}),
-        ">= lowest:\n            token = tile * LANES",
-        "> lowest + 1.0:\n            token = tile * LANES",
+    "tiles of the search are left out": (
+        filtered({"top_k": 300}),
+        "0) >= lowest:\n            token = tile * LANES",
+        "0) >= top:\n            token = tile * LANES",
     ),
 }
 

@@ -87,7 +87,7 @@ def assert_draws(logits: torch.Tensor, uniform: torch.Tensor, temperature: float
     kept = filter_logits(z, **{"top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters)
     alive = torch.arange(len(logits)) < len(logits) - len(logits) // 15 * DEAD
     assert (found.tokens[~alive] == -1).all()
-    assert (found.tokens[alive] >= 0).all()
+    assert ((found.tokens[alive] >= 0) & (found.tokens[alive] < logits.shape[1])).all()
     exact = kept[alive].double().softmax(1)
     token = found.tokens[alive][:, None]
     above = exact.cumsum(1).gather(1, token)[:, 0]
