@@ -22,6 +22,8 @@
     rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,
                         tiles.py their block sizes per architecture, ascend_tiles.py those for Ascend,
                         triton_support.py where they can run
+    sampling_triton.py  the sampling ops in Triton; sampling_kernels.py the kernels, sampling_definitions.py the ops'
+                        truth, ops_sampling.py their declarations
     kernel_launches.py  launches of the Triton kernels recorded instead of run, and what each reads and writes
     kept_tokens.py      rows whose target was drawn from a truncated distribution
     square_sum.py       the sum of squared probabilities of a row, for scoring
@@ -33,7 +35,7 @@ Needs torch alone (and Triton for its kernels). `HWGRPO_KERNELS=row_stats=torch,
 entry-point group `hwgrpo.kernels` (value: one or several `Implementation`s) adds others.
 """
 
-from . import ops, ops_kl  # noqa: F401  declare the ops
+from . import ops, ops_kl, ops_sampling  # noqa: F401  declare the ops
 from .head import weight_operand
 from .library import dequantize_nf4
 from .logprob import TokenLogprob, linear_logprob, token_logprob

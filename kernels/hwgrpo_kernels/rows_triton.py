@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import ascend_tiles, triton_kernels
 from .matrices import has_dense_rows, with_dense_rows
-from .tiles import Tile, tile_for
+from .tiles import TILES, Tile, table_key, tile_for
 
 _LOG2_E = 1.4426950408889634
 _ACCESS_BYTES = 16
@@ -227,6 +227,11 @@ def processors() -> int:
     properties = driver.utils.get_device_properties(driver.get_current_device())
     arch = _arch()
     return ascend_tiles.vector_cores(properties, arch) if _is_ascend(arch) else properties["multiprocessor_count"]
+
+
+def warp_size() -> int:
+    """Return the threads per warp of the current device."""
+    return TILES[table_key(_arch())].warp_size
 
 
 def _driver() -> Any:

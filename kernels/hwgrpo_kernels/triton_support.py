@@ -14,6 +14,7 @@ from .op import Key
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ASCEND_DTYPES = DTYPES[1:]  # the vector units have no fp64
+SAMPLING_DTYPES = DTYPES[1:]
 
 
 def reason_against(key: Key) -> str | None:
@@ -21,6 +22,11 @@ def reason_against(key: Key) -> str | None:
     if key.device_type == "npu":
         return _reason_against_dtype(key, ASCEND_DTYPES) or _reason_against_ascend(key)
     return _reason_against_dtype(key, DTYPES) or reason_against_gpus()
+
+
+def reason_against_sampling(key: Key) -> str | None:
+    """Return why the Triton sampling kernels cannot run for `key` on this machine, or None."""
+    return _reason_against_dtype(key, SAMPLING_DTYPES) or reason_against_gpus()
 
 
 def reason_against_gpus() -> str | None:

@@ -30,7 +30,7 @@ PINNED = {
     "decode step: a layer": 28,
     "decode step: beside layers": 9,
     "decode step: a layer with LoRA": 42,
-    "sampler": 56,
+    "sampler": 2,
     "reference: a layer": 57,
     "update forward: a layer": 67,
     "update backward: a layer": 121,

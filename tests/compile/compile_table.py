@@ -43,6 +43,18 @@ block (170 -> 172 and 154 -> 155 PTX instructions); five to eight programs of a 
 NVIDIA's loops have one stage until a GPU says otherwise.
 """
 
+_SAMPLING = """\
+
+## The sampling kernels
+
+A vocabulary of 151936, at a temperature, but for the greedy draw and min_p alone. `kept_sums` is with top-k, top-p and
+min-p, whose search has eight thresholds at a time; the others have no loop over a row, or one. sm_90 and sm_120 in fp32
+and sm_100 in bf16 keep to 128 registers with some bytes in memory. Added to this page later, by the same script.
+
+| chip | dtype | kernel | registers | spilled bytes | scalar spills | shared | loads in loops | stores in loops |
+|---|---|---|---|---|---|---|---|---|
+"""
+
 _OTHER_VERSION = """\
 
 ## Another version of Triton
@@ -64,7 +76,8 @@ def table_of(known: dict[str, Any]) -> str:
     lines += ["", "## The most over all cases of a chip", "", *_extremes(figures)]
     for chip in ("sm_90", "gfx942"):
         lines += ["", f"## {chip}", "", *_table("case", figures[chip].items())]
-    return "\n".join(lines) + "\n" + _PREFETCH + _OTHER_VERSION
+    sampling = "".join(f"{line}\n" for line in _sampling(known["sampling"]))
+    return "\n".join(lines) + "\n" + _PREFETCH + _SAMPLING + sampling + _OTHER_VERSION
 
 
 def _table(first: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
@@ -75,6 +88,15 @@ def _table(first: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[s
             numbers = [each["registers"], each["spilled"], each.get("scalar_spills", "-"), each["shared"]]
             accesses = [_accesses(each["loads"]), _accesses(each["stores"])]
             yield f"| {' | '.join(map(str, [name, op, *numbers, *accesses]))} |"
+
+
+def _sampling(figures: dict[str, Any]) -> Iterator[str]:
+    for chip, dtypes in figures.items():
+        for dtype, names in dtypes.items():
+            for name, each in names.items():
+                numbers = [each["registers"], each["spilled"], each.get("scalar_spills", "-"), each["shared"]]
+                accesses = [_accesses(each["loads"]), _accesses(each["stores"])]
+                yield f"| {' | '.join(map(str, [chip, dtype, name, *numbers, *accesses]))} |"
 
 
 def _extremes(figures: dict[str, Any]) -> Iterator[str]:

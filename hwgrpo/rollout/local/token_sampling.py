@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from hwgrpo_kernels import Choice, resolve
 
 SUMS_IN_ORDER = ("cpu",)
 """Device types on which a cumulative sum adds terms in order."""
@@ -112,6 +113,8 @@ def draw(
         min_p: see `filter_logits`.
     """
     if logits_SV.device.type != "cpu":
+        if _resolve("block_sums", logits_SV).name != "torch":
+            return _draw_in_kernels(logits_SV, uniform_S, temperature, top_k, top_p, min_p)
         return _draw(logits_SV, uniform_S, temperature, top_k, top_p, min_p)
     rows = max(1, CHUNK_BYTES // (4 * logits_SV.shape[-1]))
     logits = logits_SV.split(rows)
@@ -139,6 +142,31 @@ def _draw(
     logprob_S = probability_SV.gather(-1, token_S.clamp_min(0)[:, None])[:, 0].log()
     # False for NaN, too; no log-prob is +inf
     return Drawn(torch.where(logprob_S > -torch.inf, token_S, -1), logprob_S, floor_S)
+
+
+def _draw_in_kernels(
+    logits_SV: torch.Tensor, uniform_S: torch.Tensor | None, temperature: float, top_k: int, top_p: float, min_p: float
+) -> Drawn:
+    """Return what `draw` does, by the ops `block_sums`, `kept_sums` and `pick`.
+
+    Nothing waits for the device, and shapes depend on the arguments alone: the calls can be part of a device graph.
+    """
+    floor_S = threshold_S = None
+    if uniform_S is None:
+        temperature = 1.0
+    block_max, block_sum = _resolve("block_sums", logits_SV).function(logits_SV, temperature)
+    if uniform_S is not None and (0 < top_k < logits_SV.shape[-1] or top_p < 1.0 or min_p > 0.0):
+        block_sum, threshold_S, floor_S = _resolve("kept_sums", logits_SV).function(
+            logits_SV, block_max, block_sum, top_k, top_p, min_p, temperature
+        )
+    tokens, logprobs = _resolve("pick", logits_SV).function(
+        logits_SV, block_max, block_sum, uniform_S, threshold_S, temperature
+    )
+    return Drawn(tokens, logprobs, floor_S)
+
+
+def _resolve(op: str, logits_SV: torch.Tensor) -> Choice:
+    return resolve(op, logits_SV.device.type, logits_SV.dtype, logits_SV.shape[-1])
 
 
 def filter_logits(logits_SV: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:

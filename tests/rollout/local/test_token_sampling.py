@@ -278,3 +278,26 @@ def test_tokens_do_not_depend_on_how_many_rows_a_cpu_reads_at_a_time(monkeypatch
     monkeypatch.setattr(token_sampling, "CHUNK_BYTES", 2 * 4 * 5000)
     for expected, drawn in zip(whole, draw(logits, uniform, **settings), strict=True):
         assert (expected is None and drawn is None) or torch.equal(expected, drawn)
+
+
+@pytest.mark.parametrize("vocabulary", [40, 5003])
+def test_a_cpu_draws_by_the_code_of_torch_whatever_kernels_are_pinned(vocabulary, monkeypatch):
+    logits, uniform = 3 * torch.randn(6, vocabulary), torch.rand(6)
+    options = {"temperature": 0.7, "top_k": 30, "top_p": 0.9, "min_p": 0.01}
+    expected = token_sampling._draw(logits, uniform, *options.values())  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(token_sampling, "_resolve", None)  # no kernel is asked for
+    for one, other in zip(draw(logits, uniform, **options), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 30, "top_p": 0.9, "min_p": 0.01}], ids=str)
+def test_ops_in_plain_torch_draw_the_same(options):
+    logits, uniform = 3 * torch.randn(50, 700), torch.rand(50)
+    settings = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
+    by_ops = token_sampling._draw_in_kernels(logits, uniform, *settings.values())  # pyright: ignore[reportArgumentType]
+    expected = draw(logits, uniform, **settings)
+    assert torch.equal(by_ops.tokens, expected.tokens)
+    torch.testing.assert_close(by_ops.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+    assert (by_ops.floors is None) == (expected.floors is None)
+    if expected.floors is not None:
+        torch.testing.assert_close(by_ops.floors, expected.floors, rtol=0, atol=1e-5)
