@@ -24,8 +24,7 @@ class Fused:
     attention: AttentionSelection
     """The attention in use: the selected one, or its fallback if a fused one failed its self-test."""
     record: dict[str, Any] = field(default_factory=dict)
-    """{"replaced": {module: names}, "skipped": {module: {name: reason}}} for environment.json; empty if none was
-    selected."""
+    """`AppliedModules.as_json` for environment.json; empty if none was selected."""
     line: str = ""
     """The same as a log line; empty if none was selected."""
 
@@ -90,7 +89,7 @@ def fuse_as_on_rank_0(fused: Fused, policy: PolicyModel, device: torch.device) -
         device: this rank's device.
     """
     if fused.record:
-        fused_modules.copy_to(policy.model, fused.record["replaced"], device.type)
+        fused_modules.copy_to(policy.model, fused.record, device.type)
 
 
 def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:

@@ -1,7 +1,7 @@
 """Fused modules in Triton, differentiable: `rms_norm`, `swiglu` and `rotate_halves`; module_kernels.py has the kernels.
 
-Each computes in fp32 and rounds once, to the dtype that torch promotes its operands to, as the plain modules of
-transformers do. They take fp32, bf16 and fp16.
+Each computes in fp32 and rounds once: to the dtype that torch promotes its operands to, as the plain modules of
+transformers do, or to one that the caller names. They take fp32, bf16 and fp16.
 """
 
 from typing import Any
@@ -21,19 +21,37 @@ PER_PROCESSOR = 2
 """Programs per processor of the backward of RMSNorm; each writes a part of the weight's gradient."""
 HEADS = 8
 """Heads per program of the rotation."""
+MOST_COPIES = 4
+"""Most copies of one RMSNorm; its backward takes so many gradients."""
 
 _kernels: Any = module_kernels
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return weight * x / sqrt(mean(x^2) + epsilon), [..., H], in the dtype that torch promotes both to.
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None) -> Tensor:
+    """Return weight * x / sqrt(mean(x^2) + epsilon), [..., H].
 
     Args:
         x: [..., H].
         weight: [H].
         epsilon: added to the mean of squares.
+        dtype: of the result; None: the one that torch promotes both to.
     """
-    return _RmsNorm.apply(x, weight, epsilon)  # pyright: ignore[reportReturnType]
+    return _RmsNorm.apply(x, weight, epsilon, dtype, 1)[0]  # pyright: ignore[reportOptionalSubscript]
+
+
+def rms_norm_copies(
+    x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None, count: int
+) -> tuple[Tensor, ...]:
+    """Return `rms_norm` as several tensors over the same memory, one for each of its readers.
+
+    The gradients of the copies are added in fp32 whatever their dtype, in the order of the copies. If the last reader
+    has the first copy, that is the order in which autograd adds them where every reader casts an fp32 result itself.
+
+    Args:
+        x, weight, epsilon, dtype: as for `rms_norm`.
+        count: number of copies, at most `MOST_COPIES`.
+    """
+    return _RmsNorm.apply(x, weight, epsilon, dtype, count)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -41,22 +59,26 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _Swiglu.apply(gate, up)  # pyright: ignore[reportReturnType]
 
 
-def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x * cos + (-x2, x1) * sin for the halves x1, x2 of each head, in the dtype that torch promotes both to.
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return x * cos + (-x2, x1) * sin for the halves x1, x2 of each head.
 
     Args:
         x: [B, heads, L, D], in any layout with neighbouring elements of a head; the result has the same.
         cos, sin: [B or 1, L, D]; they get no gradient.
+        dtype: of the result; None: the one that torch promotes both to.
     """
-    return _Rotation.apply(x, cos, sin)  # pyright: ignore[reportReturnType]
+    return _Rotation.apply(x, cos, sin, dtype)  # pyright: ignore[reportReturnType]
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None, copies: int
+    ) -> tuple[Tensor, ...]:
+        assert 1 <= copies <= MOST_COPIES
         x_NH = _rows(x)
         rows, size = x_NH.shape
-        out = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
+        out = x.new_empty(x.shape, dtype=dtype or torch.promote_types(x.dtype, weight.dtype))
         inverse_rms = x.new_empty(rows, dtype=torch.float32)
         if rows:
             with torch.accelerator.device_index(x.device.index):
@@ -65,10 +87,15 @@ class _RmsNorm(torch.autograd.Function):
                 )
         ctx.save_for_backward(x_NH, weight, inverse_rms)
         ctx.shape = x.shape
-        return out
+        ctx.set_materialize_grads(False)
+        return out, *(out.view_as(out) for _ in range(copies - 1))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        of_copies = [each.contiguous() for each in gradients if each is not None]
+        if not of_copies:
+            return None, None, None, None, None
+        of_copies += [None] * (MOST_COPIES - len(of_copies))
         x_NH, weight, inverse_rms = ctx.saved_tensors
         rows, size = x_NH.shape
         programs = min(triton.cdiv(rows, _tile_rows(size)), PER_PROCESSOR * processors())
@@ -78,10 +105,10 @@ class _RmsNorm(torch.autograd.Function):
         if rows:
             with torch.accelerator.device_index(x_NH.device.index):
                 _kernels.rms_norm_grad_kernel[(programs,)](
-                    x_NH, weight, inverse_rms, gradients[0].contiguous(), dx, parts, rows, size, x_NH.stride(0),
-                    TRAINED=trained, **_tile(size),
+                    x_NH, weight, inverse_rms, *of_copies, dx, parts, rows, size, x_NH.stride(0), TRAINED=trained,
+                    **_tile(size),
                 )  # fmt: skip
-        return dx.view(ctx.shape), parts.sum(0).to(weight.dtype) if trained else None, None
+        return dx.view(ctx.shape), parts.sum(0).to(weight.dtype) if trained else None, None, None, None
 
 
 class _Swiglu(torch.autograd.Function):
@@ -104,15 +131,15 @@ class _Swiglu(torch.autograd.Function):
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.dtype = x.dtype
-        return _rotated(x, cos, sin, torch.promote_types(x.dtype, cos.dtype), backward=False)
+        return _rotated(x, cos, sin, dtype or torch.promote_types(x.dtype, cos.dtype), backward=False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotated(gradients[0], cos, sin, ctx.dtype, backward=True), None, None
+        return _rotated(gradients[0], cos, sin, ctx.dtype, backward=True), None, None, None
 
 
 def _launch_gate(kernel: Any, gate_NI: Tensor, up_NI: Tensor, *others: Tensor) -> None:

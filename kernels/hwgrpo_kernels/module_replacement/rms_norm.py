@@ -4,15 +4,20 @@ Replaces layers that compute weight * x / sqrt(mean(x^2) + epsilon) and nothing 
 which would need a new gamma at every call, so those are skipped. Both accumulate in fp32 for any input dtype and round
 once; the plain layer also rounds before the weight.
 
+Where the residual stream is fp32 and linear layers alone read a norm's output, autocast would cast it for each of them.
+In Triton such a norm (`compute_dtype.py` finds them) writes the compute dtype itself, as one copy for each reader.
+
 Source: torch-npu's document of torch_npu.npu_rms_norm, CANN's aclnnRmsNorm. That op has never run on hardware.
 """
 
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .compute_dtype import autocast_dtype, hand_out
 from .fused_forwards import in_triton, mark
 from .self_test import relative_difference, tolerance
 
@@ -71,6 +76,22 @@ def forward(self: Any, hidden_states: Tensor) -> Tensor:
         return module_triton.rms_norm(hidden_states, self.weight, epsilon(self))
     dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
     return torch.ops.npu.npu_rms_norm(hidden_states.to(dtype), self.weight.to(dtype), epsilon=epsilon(self))[0]
+
+
+def forward_for(readers: int) -> FunctionType:
+    """Return the forward of a norm that so many linear layers read: in the compute dtype, a copy for each."""
+
+    def forward_for_linears(self: Any, hidden_states: Tensor) -> Tensor:
+        from hwgrpo_kernels import module_triton  # imports triton
+
+        copies = readers if torch.is_grad_enabled() else 1
+        dtype = autocast_dtype(hidden_states)
+        first, *more = module_triton.rms_norm_copies(hidden_states, self.weight, epsilon(self), dtype, copies)
+        hand_out(first, more)
+        return first
+
+    mark(forward_for_linears, NAME)
+    return forward_for_linears
 
 
 mark(forward, NAME)  # type: ignore[arg-type]
