@@ -154,7 +154,7 @@ def test_where_autocast_does_not_cast_for_all_readers_norms_keep_their_dtype(wha
 
 def test_a_reader_that_does_not_cast_is_seen():
     weight, x = torch.ones(3, 4), torch.ones(2, 4)
-    readers = Readers()
+    readers = Readers(torch.nn.Module())
     with readers:
         for name, read in {
             "linear": lambda each: torch.nn.functional.linear(each, weight),

@@ -30,14 +30,26 @@ MOVES |= {Tensor.flatten, Tensor.unflatten, Tensor.permute, Tensor.clone, torch.
 
 
 class Readers(TorchFunctionMode):
-    """Watch which functions read the watched tensors, and what is moved from them."""
+    """Watch which functions read the watched tensors, and what is moved from them.
 
-    def __init__(self) -> None:
+    Args:
+        model: the model that runs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        modules = dict(model.named_modules())
+        self._layers = {
+            name: each
+            for name, each in modules.items()
+            if type(each) is nn.Linear
+            and "forward" not in vars(each)
+            and not hasattr(modules[name.rpartition(".")[0]], "base_layer")
+        }
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
         self._outputs: dict[str, set[torch.dtype]] = {}
-        self._linears: dict[str, list[Tensor]] = {}
+        self._linears: dict[str, list[str]] = {}
         self._direct: dict[str, bool] = {}
         self._others: set[str] = set()
 
@@ -60,7 +72,7 @@ class Readers(TorchFunctionMode):
                 self._direct[name] = False
                 self._follow(name, result)
             elif func is torch.nn.functional.linear:
-                self._linears.setdefault(name, []).append(args[1])
+                self._linears.setdefault(name, []).append(self._layer_of(args[1]))
             elif func in PRODUCTS:
                 self._direct[name] = False
             else:
@@ -71,24 +83,19 @@ class Readers(TorchFunctionMode):
         """Return whether a module's fp32 outputs are read, and autocast casts them for every reader."""
         return self._outputs.get(name) == {torch.float32} and name not in self._others
 
-    def linears(self, name: str, model: nn.Module) -> tuple[str, ...] | None:
+    def linears(self, name: str) -> tuple[str, ...] | None:
         """Return the linear layers that read a module's output, in order, if nothing else does and each once.
 
         Those that adapters wrap are not among them: adapters cast what they read to their own dtype.
         """
-        weights = self._linears.get(name, [])
-        if not weights or not self.casts_all(name) or not self._direct.get(name, True):
+        found = tuple(self._linears.get(name, ()))
+        if not found or not self.casts_all(name) or not self._direct.get(name, True):
             return None
-        modules = dict(model.named_modules())
-        names = {
-            id(each.weight): path
-            for path, each in modules.items()
-            if type(each) is nn.Linear
-            and "forward" not in vars(each)
-            and not hasattr(modules[path.rpartition(".")[0]], "base_layer")
-        }
-        found = tuple(names.get(id(weight), "") for weight in weights)
         return found if all(found) and len(set(found)) == len(found) else None
+
+    def _layer_of(self, weight: Tensor) -> str:
+        """Return the name of the layer that has a weight now; a loaned one has another afterwards."""
+        return next((name for name, each in self._layers.items() if each.weight is weight), "")
 
 
 def _tensors(values: Any) -> Iterable[Tensor]:

@@ -1,6 +1,6 @@
 """The fused modules applied to a model, and replacing and restoring a module's forward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
@@ -36,6 +36,13 @@ class AppliedModules:
             self._undo.pop()
         self.replaced.clear()
         self.in_compute_dtype.clear()
+
+    def reject(self, modules: Sequence[str], reason: str) -> None:
+        """Restore the model, for a reason that concerns all modules."""
+        self.undo()
+        for module in modules:
+            self.replaced[module] = ()
+            self.skipped.setdefault(module, {})[""] = reason
 
     def line(self) -> str:
         """Return one line: how many sub-modules each fused module replaced, and the reasons for skipping others."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hwgrpo_kernels import triton_support
 
 from . import attention, rms_norm, rotary, swiglu
-from .compute_dtype import Readers, linear_forward, rounded
+from .compute_dtype import Readers, autocast_dtype, linear_forward, rounded
 from .fused_forwards import AppliedModules, in_triton, is_fused, replace_forward
 from .self_test import difference, run_on_few_tokens, self_test_mode
 
@@ -124,7 +124,7 @@ def _replace(model: nn.Module, kinds: list[str], applied: AppliedModules) -> Non
                 applied.skipped[kind][name] = reason
     inputs, calls, readers = _record_inputs(model, candidates, attention.NAME in kinds, applied)
     for kind, name, module in candidates:
-        read_by = _readers_that_cast(kind, name, model, readers)
+        read_by = _readers_that_cast(kind, name, inputs.get(name), readers)
         forward, reason = _self_test(kind, module, inputs.get(name), read_by)
         if reason is not None:
             applied.skipped[kind][name] = reason
@@ -141,17 +141,18 @@ def _replace(model: nn.Module, kinds: list[str], applied: AppliedModules) -> Non
             applied.skipped[kind][""] = "the model has no such module"
 
 
-def _readers_that_cast(kind: str, name: str, model: nn.Module, readers: Readers) -> tuple[str, ...] | None:
-    """Return the readers that cast a sub-module's output, in its place; None: it keeps its dtype."""
-    device = next(model.parameters()).device.type
-    if not in_triton(device) or not torch.is_autocast_enabled(device):
+def _readers_that_cast(
+    kind: str, name: str, inputs: tuple[Any, ...] | None, readers: Readers
+) -> tuple[str, ...] | None:
+    """Return the linear layers that read a sub-module's output, all of which cast it; None: it keeps its dtype."""
+    if inputs is None or not in_triton(inputs[0].device.type) or autocast_dtype(inputs[0]) is None:
         return None
     if kind == rotary.NAME:
         return () if readers.casts_all(name) else None
     if kind == rms_norm.NAME:
         from hwgrpo_kernels.module_triton import MOST_COPIES  # imports triton
 
-        found = readers.linears(name, model)
+        found = readers.linears(name)
         return found if found and len(found) <= MOST_COPIES else None
     return None
 
@@ -161,7 +162,7 @@ def _record_inputs(
 ) -> tuple[dict[str, tuple[Any, ...]], list[tuple[Any, ...]] | None, Readers]:
     """Run the model; return the first inputs of each candidate, the attention calls (None: not wanted), and readers."""
     inputs: dict[str, tuple[Any, ...]] = {}
-    readers = Readers()
+    readers = Readers(model)
     undo: list[Callable[[], None]] = []
     for kind, name, module in candidates:
         if kind == rotary.NAME:
