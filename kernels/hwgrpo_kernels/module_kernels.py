@@ -26,12 +26,12 @@ def rms_norm_kernel(x, weight, out, inverse_rms, rows, size, stride, epsilon, RO
 
 @triton.jit
 def rms_norm_grad_kernel(
-    x, weight, inverse_rms, dout, dout_1, dout_2, dout_3, dx, dweight_parts, rows, size, stride, TRAINED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, weight, inverse_rms, dout, dout_1, dout_2, dout_3, dout_4, dout_5, dx, dweight_parts, rows, size, stride,
+    TRAINED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx [rows,size], and a program's part of dL/dweight, [size] each, if the weight is TRAINED.
 
-    The gradients of the copies of the output, dout and up to three more or None, are added in fp32, in this order.
+    The gradients of the copies of the output, dout and up to five more or None, are added in fp32, in this order.
     """
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, column < size, 0.0).to(tl.float32)
@@ -49,6 +49,10 @@ def rms_norm_grad_kernel(
             g += tl.load(dout_2 + place, inside, 0.0).to(tl.float32)
         if dout_3 is not None:
             g += tl.load(dout_3 + place, inside, 0.0).to(tl.float32)
+        if dout_4 is not None:
+            g += tl.load(dout_4 + place, inside, 0.0).to(tl.float32)
+        if dout_5 is not None:
+            g += tl.load(dout_5 + place, inside, 0.0).to(tl.float32)
         if TRAINED:
             part += tl.sum(g * normed, 0)
         g = g * w[None, :]

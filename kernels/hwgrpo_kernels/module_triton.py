@@ -21,8 +21,8 @@ PER_PROCESSOR = 2
 """Programs per processor of the backward of RMSNorm; each writes a part of the weight's gradient."""
 HEADS = 8
 """Heads per program of the rotation."""
-MOST_COPIES = 4
-"""Most copies of one RMSNorm; its backward takes so many gradients."""
+MOST_COPIES = 6
+"""Most copies of one RMSNorm; its backward takes so many gradients: queries, keys and values, with adapters."""
 
 _kernels: Any = module_kernels
 

@@ -9,9 +9,13 @@ import torch
 from hwgrpo_kernels import module_replacement, module_triton
 from hwgrpo_kernels.module_replacement import replace_modules, rms_norm, rotary, swiglu
 from hwgrpo_kernels.module_replacement.compute_dtype import Readers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig as PeftConfig
+from peft import get_peft_model
 
+from hwgrpo.config.schema import LoraConfig
 from hwgrpo.models import shared_prefix_masks
+from hwgrpo.models.frozen_dtype import cast_frozen, prepare_base
+from hwgrpo.models.lora import apply_lora
 from hwgrpo.training.policy.layouts import BRANCHED, PACKED, PADDED, Layout
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
@@ -53,30 +57,40 @@ def passes(policy: PolicyModel, layout: Layout) -> tuple[torch.Tensor, torch.Ten
     return hidden.detach().cpu(), logprobs.detach().cpu(), gradients
 
 
-def with_adapters(model: Any, frozen: torch.dtype) -> Any:
-    torch.manual_seed(3)
-    model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+def with_adapters(model: Any, dtype: torch.dtype) -> Any:
+    """Return a model with adapters, as a run makes it: frozen matrices in the compute dtype, norms in fp32."""
+    castable = prepare_base(model.requires_grad_(False))
+    model = apply_lora(model, LoraConfig(rank=2, alpha=4.0))
+    cast_frozen(castable, dtype, round_values=True)
+    generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(frozen)
+        if parameter.requires_grad:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
     return model
 
 
 @pytest.mark.parametrize(
     "family,layout,checkpointed",
-    [("qwen3", PADDED, False), ("qwen2", PADDED, True), ("llama", BRANCHED, True), ("qwen3", PACKED, False)],
+    [
+        ("qwen3", PADDED, False),
+        ("qwen2", PADDED, True),
+        ("llama", BRANCHED, True),
+        ("qwen3", PACKED, False),
+        ("qwen2 with adapters", BRANCHED, True),
+    ],
 )
 def test_a_model_has_the_bits_that_autocasts_casts_give(family, layout, checkpointed, monkeypatch):
+    name, _, adapters = family.partition(" with ")
     found = []
     for writes_compute_dtype in (True, False):
         with monkeypatch.context() as patched:
             if not writes_compute_dtype:
                 patched.setattr(replace_modules, "_readers_that_cast", lambda *_: None)
-            policy = policy_of(tiny(family), BFLOAT16)
+            policy = policy_of(with_adapters(tiny(name), BFLOAT16) if adapters else tiny(name), BFLOAT16)
             applied = module_replacement.apply(policy.model, MODULES, BFLOAT16)
-        assert bool(applied.in_compute_dtype) == writes_compute_dtype
+        assert len(applied.in_compute_dtype) == (3 * 2 if writes_compute_dtype else 0)
         if checkpointed:
-            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+            policy.base.gradient_checkpointing_enable({"use_reentrant": False})
         found.append(passes(policy, layout))
     (hidden, logprobs, gradients), (cast_hidden, cast_logprobs, cast_gradients) = found
     assert hidden.dtype == BFLOAT16
@@ -140,13 +154,13 @@ def test_norms_that_linear_layers_alone_read_write_the_compute_dtype_and_others_
     assert not any("forward" in vars(each) for each in model.modules())
 
 
-@pytest.mark.parametrize("what", ["fp32", "16-bit weights", "adapters", "norms after the layer"])
+@pytest.mark.parametrize("what", ["fp32", "16-bit weights", "adapters of peft", "norms after the layer"])
 def test_where_autocast_does_not_cast_for_all_readers_norms_keep_their_dtype(what):
     model = tiny("olmo2" if what == "norms after the layer" else "llama")
     if what == "16-bit weights":
         model = model.to(BFLOAT16)
-    if what == "adapters":
-        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+    if what == "adapters of peft":
+        model = get_peft_model(model, PeftConfig(r=2, target_modules="all-linear"))
     applied = module_replacement.apply(model.to(DEVICE), MODULES, None if what == "fp32" else BFLOAT16)
     assert applied.replaced["rms_norm"]
     assert not [each for each in applied.in_compute_dtype if each in applied.replaced["rms_norm"]]
@@ -169,7 +183,7 @@ def test_a_reader_that_does_not_cast_is_seen():
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (2, 9, 100), (67, 48)])
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_copies_of_a_norm_have_the_bits_of_casts_after_it(count, shape):
     def random(*size, seed=0):
         return torch.randn(*size, generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)

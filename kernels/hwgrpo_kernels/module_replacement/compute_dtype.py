@@ -44,7 +44,7 @@ class Readers(TorchFunctionMode):
             for name, each in modules.items()
             if type(each) is nn.Linear
             and "forward" not in vars(each)
-            and not hasattr(modules[name.rpartition(".")[0]], "base_layer")
+            and not _is_cast_by_adapter(modules[name.rpartition(".")[0]])
         }
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
@@ -84,10 +84,7 @@ class Readers(TorchFunctionMode):
         return self._outputs.get(name) == {torch.float32} and name not in self._others
 
     def linears(self, name: str) -> tuple[str, ...] | None:
-        """Return the linear layers that read a module's output, in order, if nothing else does and each once.
-
-        Those that adapters wrap are not among them: adapters cast what they read to their own dtype.
-        """
+        """Return the linear layers that read a module's output, in order, if nothing else does and each once."""
         found = tuple(self._linears.get(name, ()))
         if not found or not self.casts_all(name) or not self._direct.get(name, True):
             return None
@@ -96,6 +93,14 @@ class Readers(TorchFunctionMode):
     def _layer_of(self, weight: Tensor) -> str:
         """Return the name of the layer that has a weight now; a loaned one has another afterwards."""
         return next((name for name, each in self._layers.items() if each.weight is weight), "")
+
+
+def _is_cast_by_adapter(parent: Any) -> bool:
+    """Return whether a layer's parent is an adapter of peft that casts what it reads to its own dtype.
+
+    hwgrpo's adapters have a method of their own in place of that cast.
+    """
+    return hasattr(parent, "base_layer") and "_cast_input_dtype" not in vars(parent)
 
 
 def _tensors(values: Any) -> Iterable[Tensor]:
