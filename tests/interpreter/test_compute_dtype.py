@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hwgrpo_kernels import module_replacement, module_triton
-from hwgrpo_kernels.module_replacement import replace_modules, rms_norm, rotary, swiglu
+from hwgrpo_kernels.module_replacement import add_norm, replace_modules, rms_norm, rotary, swiglu
 from hwgrpo_kernels.module_replacement.compute_dtype import Readers
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
@@ -86,6 +86,7 @@ def test_a_model_has_the_bits_that_autocasts_casts_give(family, layout, checkpoi
         with monkeypatch.context() as patched:
             if not writes_compute_dtype:
                 patched.setattr(replace_modules, "_readers_that_cast", lambda *_: None)
+                patched.setattr(add_norm, "candidates", lambda model: ())
             policy = policy_of(with_adapters(tiny(name), BFLOAT16) if adapters else tiny(name), BFLOAT16)
             applied = module_replacement.apply(policy.model, MODULES, BFLOAT16)
         assert len(applied.in_compute_dtype) == (3 * 2 if writes_compute_dtype else 0)
@@ -218,3 +219,63 @@ def test_a_rotation_in_16_bits_has_the_bits_of_a_cast_after_it():
     assert torch.equal(rotated, cast)
     upstream = torch.randn(rotated.shape, device=DEVICE).to(BFLOAT16)
     assert torch.equal(*(torch.autograd.grad(each, x, upstream)[0] for each in (rotated, cast)))
+
+
+def test_a_layer_adds_and_norms_in_one_kernel_where_its_forward_is_of_that_form(monkeypatch):
+    launched = []
+    own = module_triton.add_rms_norm
+    monkeypatch.setattr(module_triton, "add_rms_norm", lambda *args: launched.append(args) or own(*args))
+    for family in ("llama", "mistral", "qwen2", "qwen3", "olmo2", "glm4", "gemma"):
+        with monkeypatch.context() as patched:
+            applied = module_replacement.apply(tiny(family).to(DEVICE), MODULES, BFLOAT16)
+            layers = () if family in ("olmo2", "glm4", "gemma") else ("model.layers.0", "model.layers.1")
+            assert applied.replaced.get("add_rms_norm", ()) == layers, family
+            patched.undo()
+    assert len(launched) == 2 * 4, "one self-test of each layer"
+
+
+def test_a_layer_of_other_arithmetic_in_the_same_names_keeps_its_own(monkeypatch):
+    model = tiny("llama").to(DEVICE)
+
+    def forward(self, hidden_states, attention_mask=None, position_embeddings=None, **options):
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states, _ = self.self_attn(
+            hidden_states=hidden_states, attention_mask=attention_mask, position_embeddings=position_embeddings
+        )
+        hidden_states = residual + 0.5 * hidden_states
+        residual = hidden_states
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        return residual + self.mlp(hidden_states)
+
+    monkeypatch.setattr(type(model.model.layers[0]), "forward", forward)
+    applied = module_replacement.apply(model, MODULES, BFLOAT16)
+    assert "add_rms_norm" not in applied.replaced
+    assert "its outputs differ from the plain module's" in applied.skip_reasons("add_rms_norm")
+    assert applied.replaced["rms_norm"], "its norms are replaced nevertheless"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("shape", [(1, 5), (2, 9, 100), (67, 48), (3, 4097)])
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32])
+def test_a_sum_and_its_norm_have_the_bits_of_the_two_after_each_other(dtype, shape, count):
+    def random(*size, seed):
+        return torch.randn(*size, generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)
+
+    x, weight = random(*shape, seed=0).requires_grad_(), random(shape[-1], seed=1).requires_grad_()
+    update = random(*shape, seed=2).to(dtype).requires_grad_()
+    upstream = [random(*shape, seed=3), *(random(*shape, seed=seed + 4).to(dtype) for seed in range(count))]
+    found = module_triton.add_rms_norm(x, update, weight, 1e-6, dtype, count)
+    total = x + update
+    expected = (total, *module_triton.rms_norm_copies(total, weight, 1e-6, dtype, count))
+    assert all(map(torch.equal, found, expected))
+    for used in (slice(None), slice(1, None), slice(0, 1)):
+        ours, theirs = (
+            torch.autograd.grad(
+                each[used], (x, update, weight), upstream[used], retain_graph=True, allow_unused=used == slice(0, 1)
+            )
+            for each in (found, expected)
+        )
+        for gradient, other in zip(ours, theirs, strict=True):
+            assert (gradient is None) == (other is None)
+            assert gradient is None or torch.equal(gradient, other)

@@ -7,6 +7,7 @@
 
     rms_norm.py          npu_rms_norm, or module_triton's, in RMSNorm layers
     rotary.py            npu_rotary_mul, or module_triton's, on queries and keys
+    add_norm.py          the residual stream's sum and the norm of it in one kernel, in decoder layers
     swiglu.py            npu_swiglu, or module_triton's, in gated MLPs
     attention.py         npu_fusion_attention as an attention implementation of transformers
     compute_dtype.py     outputs written in the compute dtype, where autocast would round them next anyway

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hwgrpo_kernels import triton_support
 
-from . import attention, rms_norm, rotary, swiglu
+from . import add_norm, attention, rms_norm, rotary, swiglu
 from .compute_dtype import Readers, autocast_dtype, linear_forward, rounded
 from .fused_forwards import AppliedModules, in_triton, is_fused, replace_forward
 from .self_test import difference, run_on_few_tokens, self_test_mode
@@ -104,6 +104,8 @@ def _fused_forward(kind: str, module: Any, readers: Sequence[str] | None) -> Cal
     """Return the fused forward; with readers, of an output in the compute dtype."""
     if kind == rotary.NAME:
         return rotary.forward_with(module, rotary.rotation_by_op(rotary.plain_of(module), readers is not None))
+    if kind == add_norm.NAME:
+        return add_norm.forward
     if kind == rms_norm.NAME:
         return rms_norm.forward if readers is None else rms_norm.forward_for(len(readers))
     return swiglu.forward_of(module)
@@ -122,7 +124,9 @@ def _replace(model: nn.Module, kinds: list[str], applied: AppliedModules) -> Non
                 candidates.append((kind, name, module))
             else:
                 applied.skipped[kind][name] = reason
-    inputs, calls, readers = _record_inputs(model, candidates, attention.NAME in kinds, applied)
+    on_gpu = in_triton(next(model.parameters()).device.type)
+    layers = list(add_norm.candidates(model)) if on_gpu and rms_norm.NAME in kinds else []
+    inputs, calls, readers = _record_inputs(model, candidates, layers, attention.NAME in kinds, applied)
     for kind, name, module in candidates:
         read_by = _readers_that_cast(kind, name, inputs.get(name), readers)
         forward, reason = _self_test(kind, module, inputs.get(name), read_by)
@@ -134,6 +138,10 @@ def _replace(model: nn.Module, kinds: list[str], applied: AppliedModules) -> Non
         if read_by is not None:
             applied.in_compute_dtype[name] = read_by
             applied._undo += [replace_forward(model.get_submodule(each), linear_forward) for each in read_by]
+    for name, layer in layers:
+        norm = f"{name}.{add_norm.NORM}"
+        if norm in applied.replaced.get(rms_norm.NAME, ()) and name in inputs:
+            _add_by_norm(name, layer, inputs[name], applied)
     if calls is not None:
         _replace_attention(model, calls, applied)
     for kind in kinds:
@@ -158,7 +166,11 @@ def _readers_that_cast(
 
 
 def _record_inputs(
-    model: nn.Module, candidates: list[tuple[str, str, nn.Module]], with_attention: bool, applied: AppliedModules
+    model: nn.Module,
+    candidates: list[tuple[str, str, nn.Module]],
+    layers: list[tuple[str, nn.Module]],
+    with_attention: bool,
+    applied: AppliedModules,
 ) -> tuple[dict[str, tuple[Any, ...]], list[tuple[Any, ...]] | None, Readers]:
     """Run the model; return the first inputs of each candidate, the attention calls (None: not wanted), and readers."""
     inputs: dict[str, tuple[Any, ...]] = {}
@@ -172,6 +184,8 @@ def _record_inputs(
             undo.append(module.register_forward_pre_hook(_recorder(name, inputs), with_kwargs=True).remove)
             if kind == rms_norm.NAME:
                 undo.append(module.register_forward_hook(_watcher(name, readers)).remove)
+    for name, layer in layers:
+        undo.append(layer.register_forward_pre_hook(_layer_recorder(name, inputs), with_kwargs=True).remove)
     records_attention = False
     if with_attention:
         reason = attention.reason_against(model)
@@ -196,6 +210,14 @@ def _recorder(name: str, inputs: dict[str, tuple[Any, ...]]) -> Callable[..., No
     return record
 
 
+def _layer_recorder(name: str, inputs: dict[str, tuple[Any, ...]]) -> Callable[..., None]:
+    def record(layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if len(args) == 1:
+            inputs.setdefault(name, (*args, options))
+
+    return record
+
+
 def _watcher(name: str, readers: Readers) -> Callable[..., None]:
     def watch(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         readers.watch(name, (output,))
@@ -213,6 +235,20 @@ def _rotary_recorder(
         return rotated
 
     return record
+
+
+def _add_by_norm(name: str, layer: Any, inputs: tuple[Any, ...], applied: AppliedModules) -> None:
+    """Replace the forward of a decoder layer whose norm is fused, if it computes the same."""
+    hidden, options = inputs
+    vectors = [each for each in layer.parameters() if each.ndim == 1]
+    reason = difference(
+        lambda x: layer(x, **options), lambda x: add_norm.forward(layer, x, **options), (hidden,), parameters=vectors
+    )
+    if reason is None:
+        applied._undo.append(replace_forward(layer, add_norm.forward))
+        applied.replaced[add_norm.NAME] = (*applied.replaced.get(add_norm.NAME, ()), name)
+    else:
+        applied.skipped.setdefault(add_norm.NAME, {})[name] = reason
 
 
 def _self_test(

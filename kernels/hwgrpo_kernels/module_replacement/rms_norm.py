@@ -63,17 +63,16 @@ def reason_from_values(module: Any, plain: Tensor, hidden: Tensor) -> str | None
     return "it is not a plain RMSNorm"
 
 
-def forward(self: Any, hidden_states: Tensor) -> Tensor:
+def forward(self: Any, hidden_states: Tensor, update: Tensor | None = None) -> Any:
     """Return weight * x / sqrt(mean(x^2) + epsilon) in the dtype that torch promotes weight and x to.
 
     Args:
         self: the layer; its weight is [H].
         hidden_states: [..., H].
+        update: what a decoder layer adds first (`add_norm.py`); the result is then the sum, and the norm of it.
     """
     if in_triton(hidden_states.device.type):
-        from hwgrpo_kernels import module_triton  # imports triton
-
-        return module_triton.rms_norm(hidden_states, self.weight, epsilon(self))
+        return _in_triton(self, hidden_states, update, None, 1)
     dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
     return torch.ops.npu.npu_rms_norm(hidden_states.to(dtype), self.weight.to(dtype), epsilon=epsilon(self))[0]
 
@@ -81,17 +80,24 @@ def forward(self: Any, hidden_states: Tensor) -> Tensor:
 def forward_for(readers: int) -> FunctionType:
     """Return the forward of a norm that so many linear layers read: in the compute dtype, a copy for each."""
 
-    def forward_for_linears(self: Any, hidden_states: Tensor) -> Tensor:
-        from hwgrpo_kernels import module_triton  # imports triton
-
+    def forward_for_linears(self: Any, hidden_states: Tensor, update: Tensor | None = None) -> Any:
         copies = readers if torch.is_grad_enabled() else 1
-        dtype = autocast_dtype(hidden_states)
-        first, *more = module_triton.rms_norm_copies(hidden_states, self.weight, epsilon(self), dtype, copies)
-        hand_out(first, more)
-        return first
+        return _in_triton(self, hidden_states, update, autocast_dtype(hidden_states), copies)
 
     mark(forward_for_linears, NAME)
     return forward_for_linears
+
+
+def _in_triton(norm: Any, x: Tensor, update: Tensor | None, dtype: torch.dtype | None, copies: int) -> Any:
+    from hwgrpo_kernels import module_triton  # imports triton
+
+    if update is None:
+        first, *more = module_triton.rms_norm_copies(x, norm.weight, epsilon(norm), dtype, copies)
+        hand_out(first, more)
+        return first
+    total, first, *more = module_triton.add_rms_norm(x, update, norm.weight, epsilon(norm), dtype, copies)
+    hand_out(first, more)
+    return total, first
 
 
 mark(forward, NAME)  # type: ignore[arg-type]
