@@ -279,3 +279,11 @@ def test_a_sum_and_its_norm_have_the_bits_of_the_two_after_each_other(dtype, sha
         for gradient, other in zip(ours, theirs, strict=True):
             assert (gradient is None) == (other is None)
             assert gradient is None or torch.equal(gradient, other)
+
+
+def test_the_norm_of_a_sum_in_16_bits_is_of_the_rounded_sum():
+    x, update = torch.randn(2, 9, 40, device=DEVICE).to(BFLOAT16)
+    weight = torch.randn(40, device=DEVICE)
+    total, normed = module_triton.add_rms_norm(x, update, weight, 1e-6)
+    assert torch.equal(total, x + update)
+    assert torch.equal(normed, module_triton.rms_norm(total, weight, 1e-6))
