@@ -8,7 +8,7 @@ import pytest
 import torch
 from hwgrpo_kernels import module_replacement, module_triton
 from hwgrpo_kernels.module_replacement import add_norm, replace_modules, rms_norm, rotary, swiglu
-from hwgrpo_kernels.module_replacement.compute_dtype import Readers
+from hwgrpo_kernels.module_replacement.compute_dtype import Readers, hand_out, linear_forward
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
 
@@ -190,7 +190,9 @@ def test_copies_of_a_norm_have_the_bits_of_casts_after_it(count, shape):
         return torch.randn(*size, generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)
 
     x, weight = random(*shape).requires_grad_(), random(shape[-1], seed=1).requires_grad_()
-    upstream = [random(*shape, seed=seed + 2).to(BFLOAT16) for seed in range(count)]
+    # of such different sizes that fp32 sums depend on the order
+    scales = (2.0 ** (8 * random(*shape, seed=seed + 9)) for seed in range(count))
+    upstream = [(random(*shape, seed=seed + 2) * scale).to(BFLOAT16) for seed, scale in enumerate(scales)]
     copies = module_triton.rms_norm_copies(x, weight, 1e-6, BFLOAT16, count)
     one = module_triton.rms_norm(x, weight, 1e-6)
     casts = [one.to(BFLOAT16) for _ in range(count)]
@@ -287,3 +289,11 @@ def test_the_norm_of_a_sum_in_16_bits_is_of_the_rounded_sum():
     total, normed = module_triton.add_rms_norm(x, update, weight, 1e-6)
     assert torch.equal(total, x + update)
     assert torch.equal(normed, module_triton.rms_norm(total, weight, 1e-6))
+
+
+def test_linear_layers_read_copies_in_turn_and_the_last_the_output_itself():
+    layer = torch.nn.Linear(1, 1, bias=False, device=DEVICE)
+    torch.nn.init.ones_(layer.weight)
+    first, second, third = torch.tensor([[1.0], [2.0], [3.0]], device=DEVICE).split(1)
+    hand_out(first, [second, third])
+    assert [float(linear_forward(layer, first)) for _ in range(4)] == [3.0, 2.0, 1.0, 1.0]
