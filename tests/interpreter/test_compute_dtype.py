@@ -296,4 +296,4 @@ def test_linear_layers_read_copies_in_turn_and_the_last_the_output_itself():
     torch.nn.init.ones_(layer.weight)
     first, second, third = torch.tensor([[1.0], [2.0], [3.0]], device=DEVICE).split(1)
     hand_out(first, [second, third])
-    assert [float(linear_forward(layer, first)) for _ in range(4)] == [3.0, 2.0, 1.0, 1.0]
+    assert [linear_forward(layer, first).item() for _ in range(4)] == [3.0, 2.0, 1.0, 1.0]
