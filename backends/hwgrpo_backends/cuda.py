@@ -277,6 +277,7 @@ BACKEND = Backend(
     kernels=("triton", "torch"),
     attention=("flash_attention_3", "flash_attention_2", "sdpa", "eager"),
     attention_archs={"flash_attention_3": ("sm_90",)},  # written for Hopper: slower or absent elsewhere
+    modules=("rms_norm", "rotary", "swiglu"),
     rollout=("vllm", "vllm_server", "local"),
     env_train=COMMON,
     env_rollout=COMMON,

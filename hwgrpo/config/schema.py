@@ -72,8 +72,8 @@ class ModelConfig:
     attention: str = choice("auto", attention_choices)
     """Attention implementation; auto: the first of the backend's preferences that is usable."""
     fused_modules: list[str] = field(default_factory=lambda: ["auto"])
-    """Modules replaced by the device's fused ones where a self-test finds the same values: names (`rms_norm`, `rotary`,
-    `swiglu`), `none`, or `auto`: all on Ascend, none on GPUs, where no whole model has run with them."""
+    """Modules replaced by the device's fused ones where self-tests of each and of the whole model find the same values:
+    names (`rms_norm`, `rotary`, `swiglu`), `none`, or `auto`: all on Ascend and NVIDIA GPUs, none on AMD's."""
     layout: str = choice("auto", lambda: ("auto", *catalog.LAYOUTS.names()))
     """Layout of a micro-batch: `grouped` (a prompt once, followed by its responses), `padded` (one response per row,
     sorted by length) or `packed` (sequences concatenated); auto: grouped where the model's attention allows it.

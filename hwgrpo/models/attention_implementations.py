@@ -95,6 +95,6 @@ def _package_reason(name: str, backend: Backend, explicit: bool) -> str | None:
     if getattr(transformers.utils, FLASH[name])():
         return None
     # Where a device's fused attention is offered, transformers builds its flash_attention_2 on the same operator.
-    if name == "flash_attention_2" and backend.modules:
+    if name == "flash_attention_2" and _fused_modules().attention(backend.device_type):
         return _reason_against_fused(backend)
     return "its package is not installed or does not support this device"

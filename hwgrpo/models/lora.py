@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,6 +97,7 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig, *, moving_reference: 
     if config.adapter is not None:
         wrapped = _load_adapter(model, config)
         multiply_adapters(wrapped)
+        _skip_casts(wrapped)
         return wrapped
     assert config.rank > 0
     targets = list(config.target_modules)
@@ -120,7 +122,27 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig, *, moving_reference: 
     if moving_reference:
         _add_reference(wrapped)
     multiply_adapters(wrapped)
+    _skip_casts(wrapped)
     return wrapped
+
+
+def _skip_casts(model: nn.Module) -> None:
+    """Make adapters read inputs of autocast's dtype as they are, of which peft would make fp32 copies.
+
+    Autocast rounds those copies back for the product, so the bits are the same. DoRA reads its input elsewhere, too.
+    """
+    from peft.tuners.lora.layer import Linear
+
+    for module in model.modules():
+        if isinstance(module, Linear) and not module.lora_variant:
+            module._cast_input_dtype = MethodType(_uncast, module)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _uncast(self: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype == torch.get_autocast_dtype(kind):
+        return x
+    return type(self)._cast_input_dtype(self, x, dtype)
 
 
 def _add_reference(model: PeftModel) -> None:

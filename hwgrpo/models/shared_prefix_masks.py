@@ -235,6 +235,9 @@ def branched_attention(
         return output.to(query.dtype), None
     if branches is None:
         return attend(module, query, key, value, attention_mask, **options)
+    if torch.is_autocast_enabled(query.device.type):  # each product would cast them, the masks once per layer
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if by_lengths and (packed := _packed(module, query, value, branches, options)) is not None:
         packed_query, packed_key, packed_value = (
             each.to(_dtype_of_products(query)).transpose(1, 2).flatten(0, 1).index_select(0, packed.tokens)

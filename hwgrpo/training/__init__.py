@@ -12,6 +12,7 @@ run_record.py        the records that a run makes of itself: settings, machine, 
 end_of_turn.py       whether a response ends where the chat template ends a message
 model_setup.py       the models of a run, on their devices
 module_fusion.py     fused modules of a run
+fusion_check.py      what a model computes with fused modules, against what it computes without
 startup_checks.py    what is checked before a model is loaded
 sequence_checks.py   whether ranks may share a model's sequences
 run_folder.py        the folder of a run

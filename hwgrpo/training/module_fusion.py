@@ -12,6 +12,7 @@ from hwgrpo_kernels import fused_modules
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.training import fusion_check
 from hwgrpo.training.policy.auto_settings import AttentionSelection
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.strategies.strategy import Strategy
@@ -24,8 +25,7 @@ class Fused:
     attention: AttentionSelection
     """The attention in use: the selected one, or its fallback if a fused one failed its self-test."""
     record: dict[str, Any] = field(default_factory=dict)
-    """{"replaced": {module: names}, "skipped": {module: {name: reason}}} for environment.json; empty if none was
-    selected."""
+    """`AppliedModules.as_json` for environment.json; empty if none was selected."""
     line: str = ""
     """The same as a log line; empty if none was selected."""
 
@@ -55,6 +55,9 @@ def choose_modules(model: ModelConfig, backend: Backend) -> tuple[str, ...]:
 def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: AttentionSelection) -> Fused:
     """Insert the fused modules into a policy on its device, before a strategy wraps it.
 
+    Each module is self-tested, and then the whole model: if its hidden states or gradients differ from those without
+    fused modules by more than rounding, it keeps its own.
+
     Raises:
         ConfigError: a module set by name replaces no module of the model.
     """
@@ -63,22 +66,34 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
         modules = (*modules, fused_modules.ATTENTION_MODULE)
     if not modules:
         return Fused(attention)
+    device = policy.base.get_input_embeddings().weight.device
+    plain = fusion_check.run_passes(policy, device)
     applied = fused_modules.apply(policy.model, modules, policy.compute_dtype)
+    record, line = applied.as_json(), applied.line()
+    if any(applied.replaced.values()):
+        fused = fusion_check.run_passes(policy, device)
+        applied.undo()  # the effect of rounding is measured without them
+        reason = fusion_check.reason_against(policy, device, plain, fused)
+        if reason is None:
+            fused_modules.copy_to(policy.model, record, device.type)
+        else:
+            applied.reject(modules, reason)
+            record, line = applied.as_json(), applied.line()
     selected = {module: "model.fused_modules" for module in modules if module in config.model.fused_modules}
     if attention.is_fused and config.model.attention == attention.name:
         selected[fused_modules.ATTENTION_MODULE] = "model.attention"
     for module, key in selected.items():
-        if not applied.replaced[module]:
+        if not record["replaced"][module]:
             value = list(config.model.fused_modules) if key == "model.fused_modules" else attention.name
             remedy = "[auto]" if key == "model.fused_modules" else "auto"
             raise ConfigError(
                 f"{key}={value!r}: {module} replaces no module: {applied.skip_reasons(module)}; use {key}={remedy}"
             )
-    if attention.is_fused and not applied.replaced[fused_modules.ATTENTION_MODULE]:
+    if attention.is_fused and not record["replaced"][fused_modules.ATTENTION_MODULE]:
         reason = applied.skip_reasons(fused_modules.ATTENTION_MODULE)
         skipped = (*attention.skipped, (attention.name, reason))
         attention = AttentionSelection(attention.loaded_as, skipped=skipped)
-    return Fused(attention, applied.as_json(), applied.line())
+    return Fused(attention, record, line)
 
 
 def fuse_as_on_rank_0(fused: Fused, policy: PolicyModel, device: torch.device) -> None:
@@ -90,7 +105,7 @@ def fuse_as_on_rank_0(fused: Fused, policy: PolicyModel, device: torch.device) -
         device: this rank's device.
     """
     if fused.record:
-        fused_modules.copy_to(policy.model, fused.record["replaced"], device.type)
+        fused_modules.copy_to(policy.model, fused.record, device.type)
 
 
 def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:

@@ -47,17 +47,17 @@ def apply(model: nn.Module, modules: Sequence[str], dtype: torch.dtype | None = 
     return family.apply(model, modules, dtype)
 
 
-def copy_to(model: nn.Module, replaced: Mapping[str, Sequence[str]], device_type: str) -> None:
+def copy_to(model: nn.Module, record: Mapping[str, Mapping[str, Sequence[str]]], device_type: str) -> None:
     """Replace the same modules in another copy of a model; see `module_replacement.copy_to`.
 
     Args:
         model: may be on the meta device.
-        replaced: fused module -> names of the sub-modules.
+        record: `as_json()` of the copy that was self-tested.
         device_type: torch device type that the model will run on.
     """
     family = _family(device_type)
     assert family is not None, f"{device_type} has no fused modules to copy"
-    family.copy_to(model, replaced)
+    family.copy_to(model, record["replaced"], record["in_compute_dtype"])
 
 
 def is_fused(module: nn.Module) -> bool:

@@ -11,12 +11,23 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm_kernel(x, weight, out, inverse_rms, rows, size, stride, epsilon, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """out = weight * x * inverse_rms, for inverse_rms = 1 / sqrt(mean(x^2) + epsilon), which is kept."""
+def rms_norm_kernel(
+    x, update, weight, total, out, inverse_rms, rows, size, stride, update_stride, epsilon, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = weight * x * inverse_rms, for inverse_rms = 1 / sqrt(mean(x^2) + epsilon), which is kept.
+
+    With an update, total = x + update is kept and normed in place of x; else both are None.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < size)[None, :]
     u = tl.load(x + row[:, None] * stride + column[None, :], inside, 0.0).to(tl.float32)
+    if update is not None:
+        u += tl.load(update + row[:, None] * update_stride + column[None, :], inside, 0.0).to(tl.float32)
+        rounded = u.to(total.dtype.element_ty)
+        tl.store(total + row[:, None] * size + column[None, :], rounded, inside)
+        u = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(u * u, 1) / size + epsilon)
     tl.store(inverse_rms + row, inverse, row < rows)
     w = tl.load(weight + column, column < size, 0.0).to(tl.float32)
@@ -26,10 +37,15 @@ def rms_norm_kernel(x, weight, out, inverse_rms, rows, size, stride, epsilon, RO
 
 @triton.jit
 def rms_norm_grad_kernel(
-    x, weight, inverse_rms, dout, dx, dweight_parts, rows, size, stride, TRAINED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, weight, inverse_rms, dout, dout_1, dout_2, dout_3, dout_4, dout_5, dtotal, dx, dupdate, dweight_parts, rows,
+    size, stride, TRAINED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx [rows,size], and a program's part of dL/dweight, [size] each, if the weight is TRAINED."""
+    """dx [rows,size], and a program's part of dL/dweight, [size] each, if the weight is TRAINED.
+
+    The gradients of the copies of the output, dout and up to five more or None, are added in fp32, in this order.
+    Where x is the total of a residual and an update, dx has its own gradient dtotal in it, or None, and dupdate is dx
+    in the update's dtype; else that is None.
+    """
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, column < size, 0.0).to(tl.float32)
     part = tl.zeros((BLOCK,), tl.float32)
@@ -40,11 +56,26 @@ def rms_norm_grad_kernel(
         inverse = tl.load(inverse_rms + row, row < rows, 0.0)[:, None]
         normed = tl.load(x + row[:, None] * stride + column[None, :], inside, 0.0).to(tl.float32) * inverse
         g = tl.load(dout + place, inside, 0.0).to(tl.float32)
+        if dout_1 is not None:
+            g += tl.load(dout_1 + place, inside, 0.0).to(tl.float32)
+        if dout_2 is not None:
+            g += tl.load(dout_2 + place, inside, 0.0).to(tl.float32)
+        if dout_3 is not None:
+            g += tl.load(dout_3 + place, inside, 0.0).to(tl.float32)
+        if dout_4 is not None:
+            g += tl.load(dout_4 + place, inside, 0.0).to(tl.float32)
+        if dout_5 is not None:
+            g += tl.load(dout_5 + place, inside, 0.0).to(tl.float32)
         if TRAINED:
             part += tl.sum(g * normed, 0)
         g = g * w[None, :]
         along = tl.sum(g * normed, 1) / size
-        tl.store(dx + place, (inverse * (g - normed * along[:, None])).to(dx.dtype.element_ty), inside)
+        d = inverse * (g - normed * along[:, None])
+        if dtotal is not None:
+            d += tl.load(dtotal + place, inside, 0.0).to(tl.float32)
+        tl.store(dx + place, d.to(dx.dtype.element_ty), inside)
+        if dupdate is not None:
+            tl.store(dupdate + place, d.to(dupdate.dtype.element_ty), inside)
     if TRAINED:
         tl.store(dweight_parts + tl.program_id(0) * size + column, part, column < size)
 

@@ -1,9 +1,10 @@
-"""Fused modules in Triton, differentiable: `rms_norm`, `swiglu` and `rotate_halves`; module_kernels.py has the kernels.
+"""Fused modules in Triton, differentiable: norms, the gate of an MLP, rotations; module_kernels.py has the kernels.
 
-Each computes in fp32 and rounds once, to the dtype that torch promotes its operands to, as the plain modules of
-transformers do. They take fp32, bf16 and fp16.
+Each computes in fp32 and rounds once: to the dtype that torch promotes its operands to, as the plain modules of
+transformers do, or to one that the caller names. They take fp32, bf16 and fp16.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,19 +22,49 @@ PER_PROCESSOR = 2
 """Programs per processor of the backward of RMSNorm; each writes a part of the weight's gradient."""
 HEADS = 8
 """Heads per program of the rotation."""
+MOST_COPIES = 6
+"""Most copies of one RMSNorm; its backward takes so many gradients: queries, keys and values, with adapters."""
 
 _kernels: Any = module_kernels
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return weight * x / sqrt(mean(x^2) + epsilon), [..., H], in the dtype that torch promotes both to.
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None) -> Tensor:
+    """Return weight * x / sqrt(mean(x^2) + epsilon), [..., H].
 
     Args:
         x: [..., H].
         weight: [H].
         epsilon: added to the mean of squares.
+        dtype: of the result; None: the one that torch promotes both to.
     """
-    return _RmsNorm.apply(x, weight, epsilon)  # pyright: ignore[reportReturnType]
+    return _RmsNorm.apply(x, weight, epsilon, dtype, 1)[0]  # pyright: ignore[reportOptionalSubscript]
+
+
+def rms_norm_copies(
+    x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None, count: int
+) -> tuple[Tensor, ...]:
+    """Return `rms_norm` as several tensors over the same memory, one for each of its readers.
+
+    The gradients of the copies are added in fp32 whatever their dtype, in the order of the copies. If the last reader
+    has the first copy, that is the order in which autograd adds them where every reader casts an fp32 result itself.
+
+    Args:
+        x, weight, epsilon, dtype: as for `rms_norm`.
+        count: number of copies, at most `MOST_COPIES`.
+    """
+    return _RmsNorm.apply(x, weight, epsilon, dtype, count)  # pyright: ignore[reportReturnType]
+
+
+def add_rms_norm(
+    x: Tensor, update: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None, count: int = 1
+) -> tuple[Tensor, ...]:
+    """Return x + update, in the dtype that torch promotes both to, and copies of its `rms_norm`.
+
+    Args:
+        x, update: [..., H]; the residual stream, and what a layer adds to it.
+        weight, epsilon, dtype, count: as for `rms_norm_copies`.
+    """
+    return _AddRmsNorm.apply(x, update, weight, epsilon, dtype, count)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -41,47 +72,107 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _Swiglu.apply(gate, up)  # pyright: ignore[reportReturnType]
 
 
-def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x * cos + (-x2, x1) * sin for the halves x1, x2 of each head, in the dtype that torch promotes both to.
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return x * cos + (-x2, x1) * sin for the halves x1, x2 of each head.
 
     Args:
         x: [B, heads, L, D], in any layout with neighbouring elements of a head; the result has the same.
         cos, sin: [B or 1, L, D]; they get no gradient.
+        dtype: of the result; None: the one that torch promotes both to.
     """
-    return _Rotation.apply(x, cos, sin)  # pyright: ignore[reportReturnType]
+    return _Rotation.apply(x, cos, sin, dtype)  # pyright: ignore[reportReturnType]
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        x_NH = _rows(x)
-        rows, size = x_NH.shape
-        out = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
-        inverse_rms = x.new_empty(rows, dtype=torch.float32)
-        if rows:
-            with torch.accelerator.device_index(x.device.index):
-                _kernels.rms_norm_kernel[(triton.cdiv(rows, _tile_rows(size)),)](
-                    x_NH, weight, out, inverse_rms, rows, size, x_NH.stride(0), epsilon, **_tile(size)
-                )
-        ctx.save_for_backward(x_NH, weight, inverse_rms)
-        ctx.shape = x.shape
-        return out
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None, copies: int
+    ) -> tuple[Tensor, ...]:
+        return _norm(ctx, x, None, weight, epsilon, dtype, copies)[1:]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x_NH, weight, inverse_rms = ctx.saved_tensors
-        rows, size = x_NH.shape
-        programs = min(triton.cdiv(rows, _tile_rows(size)), PER_PROCESSOR * processors())
-        trained = ctx.needs_input_grad[1]
-        dx = torch.empty_like(x_NH, memory_format=torch.contiguous_format)
-        parts = x_NH.new_empty(programs if trained else 0, size, dtype=torch.float32)
-        if rows:
-            with torch.accelerator.device_index(x_NH.device.index):
-                _kernels.rms_norm_grad_kernel[(programs,)](
-                    x_NH, weight, inverse_rms, gradients[0].contiguous(), dx, parts, rows, size, x_NH.stride(0),
-                    TRAINED=trained, **_tile(size),
-                )  # fmt: skip
-        return dx.view(ctx.shape), parts.sum(0).to(weight.dtype) if trained else None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        dx, _, dweight = _norm_gradients(ctx, None, gradients, None, trained=ctx.needs_input_grad[1])
+        return dx, dweight, None, None, None
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, update: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None, copies: int
+    ) -> tuple[Tensor, ...]:
+        ctx.dtypes = x.dtype, update.dtype
+        return _norm(ctx, x, update, weight, epsilon, dtype, copies)
+
+    @staticmethod
+    def backward(
+        ctx: Any, *gradients: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        dtotal, *of_copies = gradients
+        of_x, of_update = ctx.dtypes
+        if all(each is None for each in of_copies):
+            dx, dupdate = (None if dtotal is None else dtotal.to(dtype) for dtype in ctx.dtypes)
+            return dx, dupdate, None, None, None, None
+        dx, dupdate, dweight = _norm_gradients(ctx, dtotal, of_copies, of_update, trained=ctx.needs_input_grad[2])
+        return None if dx is None else dx.to(of_x), dupdate, dweight, None, None, None
+
+
+def _norm(
+    ctx: Any,
+    x: Tensor,
+    update: Tensor | None,
+    weight: Tensor,
+    epsilon: float,
+    dtype: torch.dtype | None,
+    copies: int,
+) -> tuple[Tensor, ...]:
+    """Return x + update (x itself without one), and copies of its RMSNorm; save what the backward needs."""
+    assert 1 <= copies <= MOST_COPIES
+    x_NH = _rows(x)
+    rows, size = x_NH.shape
+    update_NH = total = None
+    if update is not None:
+        update_NH = _rows(update)
+        total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, update.dtype))
+    normed = x if total is None else total
+    out = x.new_empty(x.shape, dtype=dtype or torch.promote_types(normed.dtype, weight.dtype))
+    inverse_rms = x.new_empty(rows, dtype=torch.float32)
+    if rows:
+        with torch.accelerator.device_index(x.device.index):
+            _kernels.rms_norm_kernel[(triton.cdiv(rows, _tile_rows(size)),)](
+                x_NH, update_NH, weight, total, out, inverse_rms, rows, size, x_NH.stride(0),
+                0 if update_NH is None else update_NH.stride(0), epsilon, **_tile(size),
+            )  # fmt: skip
+    ctx.save_for_backward(x_NH if total is None else total.view(rows, size), weight, inverse_rms)
+    ctx.shape = x.shape
+    ctx.set_materialize_grads(False)
+    return normed, out, *(out.view_as(out) for _ in range(copies - 1))
+
+
+def _norm_gradients(
+    ctx: Any, dtotal: Tensor | None, gradients: Sequence[Tensor | None], of_update: torch.dtype | None, *, trained: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of what was normed, of the update in its dtype if it has one, and of a trained weight."""
+    of_copies: list[Tensor | None] = [each.contiguous() for each in gradients if each is not None]
+    if not of_copies:
+        return None, None, None
+    of_copies += [None] * (MOST_COPIES - len(of_copies))
+    x_NH, weight, inverse_rms = ctx.saved_tensors
+    rows, size = x_NH.shape
+    programs = min(triton.cdiv(rows, _tile_rows(size)), PER_PROCESSOR * processors())
+    dx = torch.empty_like(x_NH, memory_format=torch.contiguous_format)
+    lower = of_update is not None and of_update != dx.dtype
+    dupdate = torch.empty_like(dx, dtype=of_update) if lower else None
+    parts = x_NH.new_empty(programs if trained else 0, size, dtype=torch.float32)
+    if rows:
+        with torch.accelerator.device_index(x_NH.device.index):
+            _kernels.rms_norm_grad_kernel[(programs,)](
+                x_NH, weight, inverse_rms, *of_copies, None if dtotal is None else dtotal.contiguous(), dx, dupdate,
+                parts, rows, size, x_NH.stride(0), TRAINED=trained, **_tile(size),
+            )  # fmt: skip
+    dx = dx.view(ctx.shape)
+    dweight = parts.sum(0).to(weight.dtype) if trained else None
+    return dx, dx if dupdate is None else dupdate.view(ctx.shape), dweight
 
 
 class _Swiglu(torch.autograd.Function):
@@ -104,15 +195,15 @@ class _Swiglu(torch.autograd.Function):
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.dtype = x.dtype
-        return _rotated(x, cos, sin, torch.promote_types(x.dtype, cos.dtype), backward=False)
+        return _rotated(x, cos, sin, dtype or torch.promote_types(x.dtype, cos.dtype), backward=False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotated(gradients[0], cos, sin, ctx.dtype, backward=True), None, None
+        return _rotated(gradients[0], cos, sin, ctx.dtype, backward=True), None, None, None
 
 
 def _launch_gate(kernel: Any, gate_NI: Tensor, up_NI: Tensor, *others: Tensor) -> None:

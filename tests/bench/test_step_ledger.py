@@ -31,9 +31,9 @@ PINNED = {
     "decode step: beside layers": 9,
     "decode step: a layer with LoRA": 42,
     "sampler": 2,
-    "reference: a layer": 57,
-    "update forward: a layer": 67,
-    "update backward: a layer": 121,
+    "reference: a layer": 30,
+    "update forward: a layer": 40,
+    "update backward: a layer": 61,
     "host waits of an update, and per micro-batch": (4, 0),
 }
 """Kernels of the project's step today. A change that lowers a figure edits its line."""
@@ -87,10 +87,9 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Stage], d
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
-    """Return the step of a model with one layer of fused modules, in a micro-batch per prompt."""
-    modules = "model.fused_modules=[rms_norm,rotary,swiglu]"
-    return count(tmp_path_factory.mktemp("fused"), 1, modules, "trainer.tokens_per_micro_batch=300")
+def split(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
+    """Return the step of a model with one layer, in a micro-batch per prompt."""
+    return count(tmp_path_factory.mktemp("split"), 1, "trainer.tokens_per_micro_batch=300")
 
 
 @pytest.fixture(scope="module")
@@ -312,15 +311,15 @@ def test_one_more_kernel_in_a_decode_layer_changes_the_count(steps, tmp_path, mo
     assert changed.kernels - before.kernels == {"clone": 2 * 15}
 
 
-def test_the_kernels_of_a_step_are_the_pinned_ones(steps, fused, adapted):
+def test_the_kernels_of_a_step_are_the_pinned_ones(steps, split, adapted):
     one, two = steps
     assert ledger_step.GRAPH not in adapted
     graph, eager, drawn = two[ledger_step.GRAPH], adapted[ledger_step.EAGER], two[ledger_step.SAMPLER]
     layer = per_layer(one, two, ledger_step.GRAPH).total()
     beside = graph.total.kernels // graph.runs - 2 * layer
-    more = fused[ledger_step.FORWARD].runs - one[ledger_step.FORWARD].runs
+    more = split[ledger_step.FORWARD].runs - one[ledger_step.FORWARD].runs
     assert more == 3, "a micro-batch per prompt in place of one"
-    waits = [sum(step[name].waits for name in UPDATE) for step in (one, fused)]
+    waits = [sum(step[name].waits for name in UPDATE) for step in (one, split)]
     each = (waits[1] - waits[0]) // more
     assert {
         "decode step: a layer": layer,
@@ -334,19 +333,46 @@ def test_the_kernels_of_a_step_are_the_pinned_ones(steps, fused, adapted):
     } == PINNED
 
 
-def test_triton_kernels_are_counted_by_their_launches(steps, fused):
-    forward, plain = fused[ledger_step.FORWARD], steps[0][ledger_step.FORWARD]
-    triton = {name: number / forward.runs for name, number in forward.kernels.items() if name.endswith("_kernel")}
-    assert triton == {"rms_norm_kernel": 3, "rotary_kernel": 2, "swiglu_kernel": 1}
-    assert forward.total.kernels / forward.runs < plain.total.kernels
-    tokens = 4 * (90 + 8 * 15)
-    assert forward.classes["swiglu_kernel"].bytes == 3 * 2 * tokens * SIZES["intermediate_size"]
+def test_triton_kernels_are_counted_by_their_launches(steps, tmp_path):
+    forward, backward = steps[0][ledger_step.FORWARD], steps[0][ledger_step.BACKWARD]
+    plain = count(tmp_path, 1, "model.fused_modules=[none]", "algorithm.kl.coef=0")[ledger_step.FORWARD]
+    assert not [name for name in plain.kernels if name.endswith("_kernel")]
+
+    def triton(stage: Stage) -> dict[str, int]:
+        return {name: number for name, number in stage.kernels.items() if name.endswith("_kernel")}
+
+    assert triton(forward) == {"rms_norm_kernel": 3, "rotary_kernel": 2, "swiglu_kernel": 1}
+    assert triton(backward) == {"rms_norm_grad_kernel": 3, "rotary_kernel": 2, "swiglu_grad_kernel": 1}
+    assert forward.total.kernels < plain.total.kernels
+    tokens, sizes = 4 * (90 + 8 * 15), SIZES["intermediate_size"]
+    assert forward.classes["swiglu_kernel"].bytes == 3 * 2 * tokens * sizes
     head = steps[0][ledger_step.HEAD]
     assert (head.kernels["row_stats_kernel"], head.kernels["row_grad_kernel"]) == (1, 1)
 
 
+def test_a_norm_writes_the_compute_dtype_once_and_reads_a_gradient_per_linear_layer(steps):
+    one, two = steps
+    tokens, hidden = 4 * (90 + 8 * 15), SIZES["hidden_size"]
+    more = {
+        name: two[stage].classes[name].bytes - one[stage].classes[name].bytes
+        for stage, name in (
+            (ledger_step.FORWARD, "rms_norm_kernel"),
+            (ledger_step.BACKWARD, "rms_norm_grad_kernel"),
+        )
+    }
+    row, vectors = tokens * hidden, 2 * (4 * hidden + 4 * tokens)  # of two norms, the weight and the roots
+    assert more["rms_norm_kernel"] == (4 + 2 + 4 + 2 + 4 + 2) * row + vectors, "x, out; x, update, their sum, out"
+    parts = 2 * 4 * hidden * min(-(-tokens // 64), 2 * 132)
+    gradients = (3 + 2) * 2 * row
+    others = (4 + 4 + 4 + 4 + 4 + 2) * row  # x and its gradient; of the sum too, those of it and of the update
+    assert more["rms_norm_grad_kernel"] == gradients + others + vectors + parts
+
+
 def test_a_checkpointed_layer_runs_forward_again_in_the_backward_pass(steps, adapted):
-    again = {"silu": 1, "_flash_attention_forward": 2}  # two parts: of responses to the prompt, and to themselves
+    again = {
+        "swiglu_kernel": 1,
+        "_flash_attention_forward": 2,
+    }  # two parts: of responses to the prompt, and to themselves
     forward, backward = adapted[ledger_step.FORWARD].kernels, adapted[ledger_step.BACKWARD].kernels
     assert {name: backward[name] for name in again} == {name: forward[name] for name in again} == again
     assert not any(steps[0][ledger_step.BACKWARD].kernels[name] for name in again)

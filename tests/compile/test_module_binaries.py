@@ -16,6 +16,21 @@ def rms_norm(hidden, dtype):
     module_triton.rms_norm(x, weight, 1e-6).sum().backward()
 
 
+def rms_norm_for_linears(hidden, dtype):
+    """In the compute dtype from an fp32 residual stream, read by queries, keys and values with adapters."""
+    x, weight = torch.empty(2**9, hidden, requires_grad=True), torch.empty(hidden, requires_grad=True)
+    copies = module_triton.rms_norm_copies(x, weight, 1e-6, dtype, module_triton.MOST_COPIES)
+    torch.autograd.backward(copies, [torch.empty_like(each) for each in copies])
+
+
+def add_rms_norm(hidden, dtype):
+    """An update in 16 bits, and a norm that gate and up read."""
+    x, weight = torch.empty(2**9, hidden, requires_grad=True), torch.empty(hidden, requires_grad=True)
+    update = torch.empty(2**9, hidden, dtype=dtype, requires_grad=True)
+    outputs = module_triton.add_rms_norm(x, update, weight, 1e-6, dtype, 2)
+    torch.autograd.backward(outputs, [torch.empty_like(each) for each in outputs])
+
+
 def swiglu(hidden, dtype):
     gate, up = (torch.empty(2**6, 2 * hidden, dtype=dtype, requires_grad=True) for _ in range(2))
     module_triton.swiglu(gate, up).sum().backward()
@@ -27,7 +42,7 @@ def rotary(hidden, dtype):
     module_triton.rotate_halves(x, cos, sin).sum().backward()
 
 
-@pytest.mark.parametrize("module", [rms_norm, swiglu, rotary])
+@pytest.mark.parametrize("module", [rms_norm, rms_norm_for_linears, add_rms_norm, swiglu, rotary])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_they_spill_nothing_and_load_16_bytes_at_a_time(chip, module):
     for hidden in HIDDEN:

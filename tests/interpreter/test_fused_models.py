@@ -30,7 +30,9 @@ def test_a_model_takes_what_it_computes_and_keeps_its_numbers(family, autocast):
         plain, plain_gradients = losses_and_gradients(model, inputs)
         applied = module_replacement.apply(model, MODULES, torch.bfloat16 if autocast else None)
         fused, gradients = losses_and_gradients(model, inputs)
-    assert {name for name, of in applied.replaced.items() if of} == FAMILIES[family][2] - {"attention"}, applied.line()
+    adds = {"add_rms_norm"} if family.startswith("qwen") else set()
+    taken = {name for name, of in applied.replaced.items() if of}
+    assert taken == FAMILIES[family][2] - {"attention"} | adds, applied.line()
     assert any(fused_forwards.is_fused(each) for each in model.modules())
     allowed = 2e-2 if autocast else 1e-4  # of the whole: products round to bf16, or sums of fp32 change their order
     assert (fused - plain).norm() <= allowed * plain.norm()

@@ -11,6 +11,7 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo.config import load_config
 from hwgrpo.config.schema import LoraConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.models import lora
 from hwgrpo.models.lora import adapted_layers, apply_lora
 from hwgrpo.training.setup import build_run
 from tests.resume.test_ranks import start, steps
@@ -150,3 +151,28 @@ def test_adapters_of_state_space_models_leave_out_what_kernels_read_past_them(ki
     assert adapters == layers.keys()
     assert adapters
     assert not any(name.endswith("out_proj") for name in adapters)
+
+
+def test_adapters_read_16_bits_under_autocast_with_the_bits_of_peft_s_casts(monkeypatch):
+    def passes() -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        model = apply_lora(tiny_qwen3(), LoraConfig(rank=4, alpha=8.0))
+        trained = [each for each in model.parameters() if each.requires_grad]
+        for each in model.parameters():
+            each.data = torch.randn_like(each) * 0.1 if each.requires_grad else each.data.bfloat16()
+        read = []
+        for name, module in model.named_modules():
+            if name.endswith("lora_A.default"):
+                module.register_forward_pre_hook(lambda module, args: read.append(args[0].dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model(input_ids=torch.arange(12).view(2, 6), use_cache=False).logits
+        dtypes.append(set(read))
+        return hidden, *torch.autograd.grad(hidden.float().square().sum(), trained)
+
+    dtypes: list[set[torch.dtype]] = []
+    found = passes()
+    monkeypatch.setattr(lora, "_skip_casts", lambda model: None)
+    expected = passes()
+    assert dtypes == [{torch.bfloat16}, {torch.float32}]
+    assert len(found) == len(expected) > 20
+    assert all(map(torch.equal, found, expected))

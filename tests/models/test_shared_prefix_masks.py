@@ -223,3 +223,23 @@ def test_an_architecture_that_does_not_let_its_attention_be_replaced_is_named():
     model = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(ValueError, match="BloomForCausalLM does not support replacing its attention"):
         enable(model)
+
+
+def test_under_autocast_masks_and_what_is_moved_have_its_dtype():
+    batch = ragged_batch(prompts=2, n=2)
+    micro = build_micro_batch(batch, BRANCHED.rows(batch, range(4), 1000, 32), {}, BRANCHED)
+    length = micro.input_ids.shape[1]
+    query, key, value = (torch.randn(len(micro.input_ids), 2, length, 8) for _ in range(3))
+    moved = []
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        moved.extend((query.dtype, key.dtype, value.dtype))
+        return sdpa(query, key, value, attn_mask=mask).transpose(1, 2), None
+
+    with torch.autocast("cpu", torch.bfloat16):
+        branched_attention(MODULE, query, key, value, None, branches=micro.branches, attend=attend)
+    assert set(moved) == {torch.bfloat16}
+    assert micro.branches is not None
+    assert {mask.dtype for masks in micro.branches._masks.values() for mask in masks if mask is not None} == {
+        torch.bfloat16
+    }

@@ -22,7 +22,8 @@ from tests.support.runs import runs
     "backend,words,modules",
     [
         ("cpu", (), ()),
-        ("cuda", (), ()),
+        ("cuda", (), ("rms_norm", "rotary", "swiglu")),
+        ("rocm", (), ()),
         ("cuda", ("model.fused_modules=[swiglu,rms_norm]",), ("swiglu", "rms_norm")),
         ("rocm", ("model.fused_modules=[rotary]",), ("rotary",)),
         ("npu", (), ("rms_norm", "rotary", "swiglu")),

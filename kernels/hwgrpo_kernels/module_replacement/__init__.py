@@ -3,12 +3,14 @@
     applied = apply(model, modules=("rms_norm", "rotary", "swiglu", "attention"))
     applied.replaced, applied.skipped    sub-modules replaced, and the reason for each that was not
     applied.undo()                       restores the model
-    copy_to(model, applied.replaced)     replaces the same sub-modules in a copy of the model, without self-tests
+    copy_to(model, applied.replaced, applied.in_compute_dtype)    the same in a copy of the model, without self-tests
 
     rms_norm.py          npu_rms_norm, or module_triton's, in RMSNorm layers
     rotary.py            npu_rotary_mul, or module_triton's, on queries and keys
+    add_norm.py          the residual stream's sum and the norm of it in one kernel, in decoder layers
     swiglu.py            npu_swiglu, or module_triton's, in gated MLPs
     attention.py         npu_fusion_attention as an attention implementation of transformers
+    compute_dtype.py     outputs written in the compute dtype, where autocast would round them next anyway
     replace_modules.py   `apply`: find candidates, self-test each, replace
     self_test.py         values and gradients of the plain and the fused forward, on inputs of the model's own forward
     fused_forwards.py    `AppliedModules`, the result of `apply`; replacing and restoring a forward

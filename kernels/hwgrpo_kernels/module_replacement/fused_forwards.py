@@ -1,6 +1,6 @@
 """The fused modules applied to a model, and replacing and restoring a module's forward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
@@ -16,11 +16,13 @@ class AppliedModules:
     """The fused modules in one model.
 
     `replaced` maps each fused module to the names of the sub-modules it replaced; `skipped` maps it to
-    {name: reason}, where the name "" is for the full model.
+    {name: reason}, where the name "" is for the full model. `in_compute_dtype` maps the sub-modules that write the
+    compute dtype to the linear layers that read them, for norms; of rotary embeddings it has the names alone.
     """
 
     replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
     skipped: dict[str, dict[str, str]] = field(default_factory=dict)
+    in_compute_dtype: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
@@ -33,6 +35,14 @@ class AppliedModules:
             self._undo[-1]()
             self._undo.pop()
         self.replaced.clear()
+        self.in_compute_dtype.clear()
+
+    def reject(self, modules: Sequence[str], reason: str) -> None:
+        """Restore the model, for a reason that concerns all modules."""
+        self.undo()
+        for module in modules:
+            self.replaced[module] = ()
+            self.skipped.setdefault(module, {})[""] = reason
 
     def line(self) -> str:
         """Return one line: how many sub-modules each fused module replaced, and the reasons for skipping others."""
@@ -54,7 +64,10 @@ class AppliedModules:
 
     def as_json(self) -> dict[str, Any]:
         """Return the replaced and skipped sub-modules as plain values, as environment.json stores them."""
-        return {"replaced": {name: list(of) for name, of in self.replaced.items()}, "skipped": self.skipped}
+        replaced, lower = (
+            {name: list(of) for name, of in each.items()} for each in (self.replaced, self.in_compute_dtype)
+        )
+        return {"replaced": replaced, "skipped": self.skipped, "in_compute_dtype": lower}
 
 
 def in_triton(device_type: str) -> bool:

@@ -4,15 +4,20 @@ Replaces layers that compute weight * x / sqrt(mean(x^2) + epsilon) and nothing 
 which would need a new gamma at every call, so those are skipped. Both accumulate in fp32 for any input dtype and round
 once; the plain layer also rounds before the weight.
 
+Where the residual stream is fp32 and linear layers alone read a norm's output, autocast would cast it for each of them.
+In Triton such a norm (`compute_dtype.py` finds them) writes the compute dtype itself, as one copy for each reader.
+
 Source: torch-npu's document of torch_npu.npu_rms_norm, CANN's aclnnRmsNorm. That op has never run on hardware.
 """
 
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .compute_dtype import autocast_dtype, hand_out
 from .fused_forwards import in_triton, mark
 from .self_test import relative_difference, tolerance
 
@@ -58,19 +63,41 @@ def reason_from_values(module: Any, plain: Tensor, hidden: Tensor) -> str | None
     return "it is not a plain RMSNorm"
 
 
-def forward(self: Any, hidden_states: Tensor) -> Tensor:
+def forward(self: Any, hidden_states: Tensor, update: Tensor | None = None) -> Any:
     """Return weight * x / sqrt(mean(x^2) + epsilon) in the dtype that torch promotes weight and x to.
 
     Args:
         self: the layer; its weight is [H].
         hidden_states: [..., H].
+        update: what a decoder layer adds first (`add_norm.py`); the result is then the sum, and the norm of it.
     """
     if in_triton(hidden_states.device.type):
-        from hwgrpo_kernels import module_triton  # imports triton
-
-        return module_triton.rms_norm(hidden_states, self.weight, epsilon(self))
+        return _in_triton(self, hidden_states, update, None, 1)
     dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
     return torch.ops.npu.npu_rms_norm(hidden_states.to(dtype), self.weight.to(dtype), epsilon=epsilon(self))[0]
+
+
+def forward_for(readers: int) -> FunctionType:
+    """Return the forward of a norm that so many linear layers read: in the compute dtype, a copy for each."""
+
+    def forward_for_linears(self: Any, hidden_states: Tensor, update: Tensor | None = None) -> Any:
+        copies = readers if torch.is_grad_enabled() else 1
+        return _in_triton(self, hidden_states, update, autocast_dtype(hidden_states), copies)
+
+    mark(forward_for_linears, NAME)
+    return forward_for_linears
+
+
+def _in_triton(norm: Any, x: Tensor, update: Tensor | None, dtype: torch.dtype | None, copies: int) -> Any:
+    from hwgrpo_kernels import module_triton  # imports triton
+
+    if update is None:
+        first, *more = module_triton.rms_norm_copies(x, norm.weight, epsilon(norm), dtype, copies)
+        hand_out(first, more)
+        return first
+    total, first, *more = module_triton.add_rms_norm(x, update, norm.weight, epsilon(norm), dtype, copies)
+    hand_out(first, more)
+    return total, first
 
 
 mark(forward, NAME)  # type: ignore[arg-type]

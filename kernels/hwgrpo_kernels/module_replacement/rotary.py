@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .compute_dtype import autocast_dtype
 from .fused_forwards import in_triton, mark
 from .self_test import relative_difference, tolerance
 
@@ -82,8 +83,14 @@ def reason_from_values(
     return None
 
 
-def rotation_by_op(plain: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+def rotation_by_op(
+    plain: Callable[..., tuple[Tensor, Tensor]], in_compute_dtype: bool = False
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return a fused `apply_rotary_pos_emb`, which falls back to `plain` beyond the op's limits.
+
+    Args:
+        plain: the model's own.
+        in_compute_dtype: whether it rounds to autocast's dtype, as attention would; in Triton only.
 
     Args of the returned function:
         q: [B, heads, L, D].
@@ -91,7 +98,7 @@ def rotation_by_op(plain: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
         cos, sin: [B or 1, L, D].
         unsqueeze_dim: the dimension of heads.
 
-    It returns both rotated, in the dtype that torch promotes them and `cos` to.
+    It returns both rotated, in the dtype that torch promotes them and `cos` to, or in autocast's.
     """
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
@@ -100,7 +107,8 @@ def rotation_by_op(plain: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
                 return plain(q, k, cos, sin, unsqueeze_dim)
             from hwgrpo_kernels.module_triton import rotate_halves  # imports triton
 
-            return rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
+            dtype = autocast_dtype(q) if in_compute_dtype else None
+            return rotate_halves(q, cos, sin, dtype), rotate_halves(k, cos, sin, dtype)
         if max(q.shape[0], q.shape[unsqueeze_dim]) > MAX_ROWS or q.shape[-1] > MAX_HEAD_SIZE:
             return plain(q, k, cos, sin, unsqueeze_dim)
         dtype = torch.promote_types(q.dtype, cos.dtype)
