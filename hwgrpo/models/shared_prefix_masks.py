@@ -240,8 +240,7 @@ def branched_attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if by_lengths and (packed := _packed(module, query, value, branches, options)) is not None:
         packed_query, packed_key, packed_value = (
-            each.to(_dtype_of_products(query)).transpose(1, 2).flatten(0, 1).index_select(0, packed.tokens)
-            for each in (query, key, value)
+            each.transpose(1, 2).flatten(0, 1).index_select(0, packed.tokens) for each in (query, key, value)
         )
         output = varlen_attention.attend(packed_query, packed_key, packed_value, packed.parts, options.get("scaling"))
         return output.index_select(0, packed.place).unflatten(0, (len(query), -1)), None
@@ -271,16 +270,10 @@ def _packed(
     """Return the packed tokens if torch's flash kernels compute this layer: 16 bits, no dropout, no window in reach."""
     packed, size = branches.packed, query.shape[-1]
     window = window_of(module, options.get("sliding_window"))
-    served = _dtype_of_products(query).itemsize == 2 and not options.get("dropout") and value.shape[-1] == size
+    served = query.dtype.itemsize == 2 and not options.get("dropout") and value.shape[-1] == size
     served = served and size % 8 == 0 and size <= MOST_CHANNELS
     in_reach = window is not None and window < packed.longest_prompt + packed.longest
     return packed if served and not in_reach else None
-
-
-def _dtype_of_products(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which attention is computed: autocast's, which casts the inputs of `sdpa`, too."""
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 def _is_faster_in_fp32(query: torch.Tensor, keys: int) -> bool:
