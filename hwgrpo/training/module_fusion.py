@@ -67,13 +67,15 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
     if not modules:
         return Fused(attention)
     device = policy.base.get_input_embeddings().weight.device
-    plain = fusion_check.run_passes(policy, device)
+    plain, failure = _passes(policy, device)
     applied = fused_modules.apply(policy.model, modules, policy.compute_dtype)
     record, line = applied.as_json(), applied.line()
     if any(applied.replaced.values()):
-        fused = fusion_check.run_passes(policy, device)
+        fused, failure = (None, failure) if failure else _passes(policy, device)
         applied.undo()  # the effect of rounding is measured without them
-        reason = fusion_check.reason_against(policy, device, plain, fused)
+        reason = failure
+        if plain is not None and fused is not None:
+            reason = fusion_check.reason_against(policy, device, plain, fused)
         if reason is None:
             fused_modules.copy_to(policy.model, record, device.type)
         else:
@@ -94,6 +96,15 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
         skipped = (*attention.skipped, (attention.name, reason))
         attention = AttentionSelection(attention.loaded_as, skipped=skipped)
     return Fused(attention, record, line)
+
+
+def _passes(policy: PolicyModel, device: torch.device) -> tuple[fusion_check.Passes | None, str | None]:
+    """Return the passes of the startup check, or None and why it fails; a model may call its layers in its own way."""
+    try:
+        return fusion_check.run_passes(policy, device), None
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
+        text = (str(error).splitlines() or [""])[0]
+        return None, f"the startup check of the whole model fails ({type(error).__name__}: {text})"
 
 
 def fuse_as_on_rank_0(fused: Fused, policy: PolicyModel, device: torch.device) -> None:

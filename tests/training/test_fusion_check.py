@@ -94,14 +94,35 @@ def test_a_change_of_values_or_gradients_is_named_and_rounding_is_not(what, dtyp
         assert str(reason).startswith(f"of the whole model {named}")
 
 
-def test_a_model_whose_fused_modules_fail_keeps_its_own_and_says_why(monkeypatch):
-    def apply(model: Any, modules: Any, dtype: Any = None) -> AppliedModules:
-        applied = AppliedModules(dict.fromkeys(modules, ()), {module: {} for module in modules})
-        norm = model.model.get_submodule(NAME)
-        applied._undo.append(replace_forward(norm, changed(CHANGES["gradients"])))
-        applied.replaced["rms_norm"] = (NAME,)
-        return applied
+def apply(model: Any, modules: Any, dtype: Any = None) -> AppliedModules:
+    """Replace a norm by one whose gradients are wrong."""
+    applied = AppliedModules(dict.fromkeys(modules, ()), {module: {} for module in modules})
+    norm = model.model.get_submodule(NAME)
+    applied._undo.append(replace_forward(norm, changed(CHANGES["gradients"])))
+    applied.replaced["rms_norm"] = (NAME,)
+    return applied
 
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_model_that_the_check_cannot_run_keeps_its_own_modules(monkeypatch, passes: int):
+    monkeypatch.setattr(fused_modules, "apply", apply)
+    original, calls = fusion_check.run_passes, []
+
+    def failing(policy: PolicyModel, device: torch.device) -> Any:
+        calls.append(device)
+        if len(calls) == passes:
+            raise TypeError("layer() missing 1 required argument: 'states'")
+        return original(policy, device)
+
+    monkeypatch.setattr(fusion_check, "run_passes", failing)
+    policy = policy_of()
+    fused = fuse(settings(), hwgrpo_backends.get("cuda"), policy, SDPA)
+    assert not any(fused.record["replaced"].values())
+    assert "the startup check of the whole model fails (TypeError: layer() missing 1" in fused.line
+    assert not any("forward" in vars(each) for each in policy.modules())
+
+
+def test_a_model_whose_fused_modules_fail_keeps_its_own_and_says_why(monkeypatch):
     monkeypatch.setattr(fused_modules, "apply", apply)
     policy, cuda = policy_of(), hwgrpo_backends.get("cuda")
     fused = fuse(settings(), cuda, policy, SDPA)
