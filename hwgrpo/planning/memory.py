@@ -25,7 +25,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.planning.reward_model_memory import add_reward_models
-from hwgrpo.rollout.local.slot_scheduler import most_prompts
+from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, most_prompts
 from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
 from hwgrpo.training.strategies.host_gradients import CHUNK
@@ -356,9 +356,14 @@ def _small(units: Sequence[ParameterUnit]) -> list[ParameterUnit]:
 
 
 def _rollout(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
-    """Return the memory of generating: that of prefill, or of the last decode step, whichever is more."""
-    sequences = min(work.prompts * rollout.n, rollout.max_sequences)
-    together = -(-sequences // rollout.n)  # prompts that are prefilled first
+    """Return the memory of generating: that of prefill, or of the last decode step, whichever is more.
+
+    Where more responses wait than there are slots, prompts are prefilled while the cache is full.
+    """
+    responses = work.prompts * rollout.n
+    sequences = min(responses, rollout.max_sequences)
+    first = -(-sequences // rollout.n)
+    together = min(work.prompts, first + -(-sequences // (PREFILL_AHEAD * rollout.n)))  # prompts prefilled at once
 
     def cache(prompts: int, response_tokens: int) -> int:
         return cache_bytes(
@@ -374,13 +379,15 @@ def _rollout(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch
     # Logits have the dtype of the weights, are cast to fp32, divided by the temperature, and become probabilities.
     divided = rollout.temperature != 1.0 or rollout.final_temperature not in (None, 1.0)
     copies = 4 * (1 + (dtype != torch.float32 or divided))
+    held_cache = f"key-value cache of {sequences:,} sequences"
     decode = {
-        f"key-value cache of {sequences:,} sequences": cache(held, rollout.max_response_tokens),
+        held_cache: cache(held, rollout.max_response_tokens),
         "logits of a decode step": sequences * shape.vocab * (dtype.itemsize + copies),
     }
     # The gated feed-forward part has three vectors of its width, beside the residual and its update.
     tokens = together * work.prompt_tokens
     prefill = {
+        **({held_cache: decode[held_cache]} if responses > sequences else {}),
         f"key-value cache of {together:,} prompts": cache(together, 0),
         "a layer's work on the prompts": tokens * dtype.itemsize * (3 * shape.intermediate + 2 * shape.hidden),
     }

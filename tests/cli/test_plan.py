@@ -108,8 +108,7 @@ def test_a_groups_prompt_is_read_once_and_not_for_every_sample():
     few, many = (chip(RECIPE, LOCAL, f"rollout.n={n}", "rollout.max_sequences=8") for n in (2, 8))
     assert few["seconds"]["prefill"] == many["seconds"]["prefill"] > 0
     per_token = 2 * 2 * 36 * 8 * 128
-    [two] = (size for name, size in few["components"]["rollout"].items() if name.startswith("key-value"))
-    [eight] = (size for name, size in many["components"]["rollout"].items() if name.startswith("key-value"))
+    two, eight = (each["components"]["rollout"]["key-value cache of 8 sequences"] for each in (few, many))
     assert two - eight == per_token * (12 - 3) * 1024, "held for four groups instead of one, and as many responses"
 
 

@@ -18,7 +18,7 @@ def test_every_recipe_that_ships_has_one_line(capsys: pytest.CaptureFixture[str]
     assert re.split(r"\s{2,}", head) == ["recipe", "model", "method", "data", "planned for"]
     cells = {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in lines}
     assert set(cells) == {file.stem for file in (ROOT / "configs").glob("*.yaml")}
-    lora = ["Qwen/Qwen3-8B", "grpo, LoRA of rank 32 over nf4", "data/math/train.parquet", "1 x 15 GiB"]
+    lora = ["Qwen/Qwen3-8B", "grpo, LoRA of rank 32 over nf4", "data/math/train.parquet", "1 x 16 GiB"]
     assert cells["qwen3_8b_math_qlora"] == lora
     assert cells["qwen2_5_7b_gsm8k_full"][1:] == ["grpo, all parameters", "data/gsm8k/train.parquet", "8 x 26 GiB"]
     assert cells["smollm2_135m_arithmetic"][2] == "reasoning_gym://basic_arithmetic"

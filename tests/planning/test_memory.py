@@ -194,7 +194,10 @@ def test_a_prompt_is_held_once_for_its_group_and_no_more_sequences_than_are_deco
     assert logits == ("logits of a decode step", 32 * shape.vocab * 8)
     cut = planned("rollout.n=4", "rollout.max_response_tokens=100", "rollout.max_sequences=8")
     # slots of two groups hold three times as many prompts: a long response holds that of a group that has ended
-    assert next(iter(estimate(cut, shape, WORK).rollout.values())) == per_token * (6 * 20 + 8 * 100)
+    sizes = list(estimate(cut, shape, WORK).rollout.items())
+    assert sizes[0] == ("key-value cache of 8 sequences", per_token * (6 * 20 + 8 * 100))
+    # prompts of the slots' 2 groups, and of the next one, are prefilled while the cache is full
+    assert sizes[1] == ("key-value cache of 3 prompts", per_token * 3 * 20)
 
 
 def test_the_chunk_of_logits_is_bounded_and_never_longer_than_the_micro_batch(tmp_path):

@@ -28,7 +28,7 @@ from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
-from hwgrpo.rollout.local.slot_scheduler import Request, most_prompts
+from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, Request, most_prompts
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
@@ -37,9 +37,6 @@ from hwgrpo.values import Completions, PromptBatch, Sampling
 
 SYNC_EVERY = 8
 """Steps between reads of the tokens that an accelerator has drawn; each read waits for it."""
-PREFILL_AHEAD = 2
-"""Where prompts are prefilled, those of the next responses are, too, for one of so many slots: several together take an
-accelerator or a tiny model little longer than one."""
 
 
 class LocalEngine:

@@ -26,6 +26,10 @@ SLOT = np.dtype(
 
 A slot is free if its response has ended."""
 
+PREFILL_AHEAD = 2
+"""Where prompts are prefilled, those of the next responses are, too, for one of so many slots: several together take an
+accelerator or a tiny model little longer than one."""
+
 
 class Request(NamedTuple):
     """A response to decode."""
