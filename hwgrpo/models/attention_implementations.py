@@ -23,7 +23,8 @@ def is_known(name: str, backend: Backend) -> bool:
 
 def is_fused(name: str, backend: Backend) -> bool:
     """Return whether an implementation is a fused module of the backend's device."""
-    return bool(backend.modules) and name == _fused_modules().attention(backend.device_type)
+    own = bool(backend.modules) and name not in (*ACCEPT_MASKS, *FLASH)
+    return own and name == _fused_modules().attention(backend.device_type)
 
 
 def reason_against(
@@ -95,6 +96,6 @@ def _package_reason(name: str, backend: Backend, explicit: bool) -> str | None:
     if getattr(transformers.utils, FLASH[name])():
         return None
     # Where a device's fused attention is offered, transformers builds its flash_attention_2 on the same operator.
-    if name == "flash_attention_2" and _fused_modules().attention(backend.device_type):
+    if name == "flash_attention_2" and any(is_fused(each, backend) for each in backend.attention):
         return _reason_against_fused(backend)
     return "its package is not installed or does not support this device"

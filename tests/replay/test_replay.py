@@ -247,7 +247,7 @@ def without_mask(model: Any, patch: pytest.MonkeyPatch) -> None:
 
     def unmasked(self: MicroBatch, device: torch.device) -> MicroBatch:
         assert self.attention_mask is not None
-        return right(replace(self, attention_mask=torch.ones_like(self.attention_mask)), device)
+        return right(replace(self, mask_spans=torch.zeros_like(self.mask_spans)), device)
 
     patch.setattr(MicroBatch, "to", unmasked)
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 LACKING = {
     npu_scoring.OP: ({"2.10.0.post4"}, "`npu_scoring.reason_against` looks for it, and scoring takes another way"),
     "get_arch_list": (set(VERSIONS), "`torch_probe` asks the modules of CUDA and ROCm for it, and no other"),
+    "amp": (set(VERSIONS), "the ledger asks the module of the accelerator that it claims to be, CUDA's"),
 }
 """What some versions have not -> those versions, and why that is no fault of ours."""
 
