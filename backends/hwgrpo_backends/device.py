@@ -66,7 +66,7 @@ def runtime(device: torch.device) -> Any:
 
 
 def fuses_adamw(device_type: str) -> bool:
-    """Return whether torch's AdamW has one pass over the parameters there, and does not take it unless told to.
+    """Return whether torch's AdamW has one pass over the parameters there, and does not take it by default.
 
     Its default is a loop over tensors on a CPU, and many passes with temporaries on NVIDIA and AMD GPUs.
     """

@@ -320,8 +320,8 @@ def test_only_tests_of_a_device_run_on_one(visit, monkeypatch, item):
     assert (name, words[:2]) == (item, ["tests/gpu", "-k"])
 
 
-@pytest.mark.parametrize(("of_trl", "told"), [([30.0, 8.0], "TRL takes 4.00 times as long"), ([30.0], None)])
-def test_trl_is_compared_where_both_sides_ended_all_steps(visit, monkeypatch, of_trl, told):
+@pytest.mark.parametrize(("of_trl", "ratio"), [([30.0, 8.0], "TRL takes 4.00 times as long"), ([30.0], None)])
+def test_trl_is_compared_where_both_sides_ended_all_steps(visit, monkeypatch, of_trl, ratio):
     here, _ = visit
     monkeypatch.setattr(items, "find_missing", lambda module: False)
     monkeypatch.setattr(items.Visit, "model", lambda self: self.work)
@@ -333,8 +333,8 @@ def test_trl_is_compared_where_both_sides_ended_all_steps(visit, monkeypatch, of
 
     monkeypatch.setattr(items.Visit, "start", start)
     said = items.trl(here)
-    assert ("times as long" in said) == (told is not None)
-    assert told is None or said.split("; ")[2].startswith(told), "before the sides with cuDNN"
+    assert ("times as long" in said) == (ratio is not None)
+    assert ratio is None or said.split("; ")[2].startswith(ratio), "before the sides with cuDNN"
 
 
 def test_a_missing_sanitizer_model_or_trl_is_no_success(visit, monkeypatch, tmp_path):

@@ -49,8 +49,8 @@ def test_without_packages_every_backend_takes_sdpa_and_says_why(backend: str, sk
     kernels = ("flash", "mem_efficient", "math", "cudnn") if backend == "cuda" else ()
     assert choice == AttentionSelection("sdpa", skipped=skipped, kernels=kernels)
     notes = "; ".join(f"{name}: {reason}" for name, reason in skipped)
-    told = "attention sdpa by flash or mem_efficient or math or cudnn" if kernels else "attention sdpa"
-    assert choice.line == told + (f" ({notes})" if notes else "")
+    line = "attention sdpa by flash or mem_efficient or math or cudnn" if kernels else "attention sdpa"
+    assert choice.line == line + (f" ({notes})" if notes else "")
     assert choose(backend).kernels == (), "of a device that is not here"
 
 
