@@ -1,9 +1,13 @@
-"""Linear layers of the lean step, with peft's LoRA adapters."""
+"""Linear layers of the lean step, with peft's LoRA adapters.
+
+Layers of the same input are one product where their weights stand side by side in memory (`read_joined`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,22 +15,42 @@ from torch import nn
 from torch.nn import functional as F
 
 from hwgrpo.models.quantization import QuantizedLinear
+from hwgrpo.rollout.local.joined_weights import join
 
 LORA_MODEL = "peft.tuners.lora.model.LoraModel"
 LORA_LINEAR = "peft.tuners.lora.layer.Linear"
 LINEAR = (nn.Linear, QuantizedLinear)
 """Linear layers that `read_projection` supports; not subclasses of them."""
 
+_ALL = slice(None)
+
 
 @dataclass(frozen=True)
-class Adapter:
-    """A low-rank addition to a weight (Hu et al. 2021): scaling * up @ down."""
+class Addition:
+    """What an adapter adds to some outputs of a layer: scaling * up @ low."""
 
-    down: torch.Tensor
-    """[rank, inputs]."""
     up: torch.Tensor
     """[outputs, rank]."""
     scaling: float
+    outputs: slice
+    """Of the layer."""
+    ranks: slice
+    """Of the adapters' inner values."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank additions to a weight, or to weights of the same input (Hu et al. 2021)."""
+
+    down: torch.Tensor
+    """[ranks, inputs]."""
+    additions: tuple[Addition, ...]
+
+    def add_to(self, total: torch.Tensor, hidden: torch.Tensor, factor: float = 1.0) -> None:
+        low = F.linear(hidden, self.down)
+        for each in self.additions:
+            outputs = total[:, each.outputs]
+            outputs.addmm_(low[:, each.ranks], each.up.t(), alpha=factor * each.scaling)
 
 
 @dataclass(frozen=True)
@@ -37,15 +61,15 @@ class Projection:
     """[outputs, inputs]; the codes of a quantized layer."""
     bias: torch.Tensor | None
     """[outputs]."""
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[Adapters, ...] = ()
     dequantized: Callable[[torch.dtype], torch.Tensor] | None = None
     """Returns a quantized layer's weight in a dtype."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [B, outputs] of hidden states [B, inputs]."""
         result = F.linear(hidden, self._operand(hidden.dtype), self.bias)
-        for adapter in self.adapters:
-            result.addmm_(F.linear(hidden, adapter.down), adapter.up.t(), alpha=adapter.scaling)
+        for each in self.adapters:
+            each.add_to(result, hidden)
         return result
 
     def add_to(self, total: torch.Tensor, hidden: torch.Tensor, factor: float) -> None:
@@ -53,11 +77,22 @@ class Projection:
         total.addmm_(hidden, self._operand(hidden.dtype).t(), alpha=factor)
         if self.bias is not None:
             total.add_(self.bias, alpha=factor)
-        for adapter in self.adapters:
-            total.addmm_(F.linear(hidden, adapter.down), adapter.up.t(), alpha=factor * adapter.scaling)
+        for each in self.adapters:
+            each.add_to(total, hidden, factor)
 
     def _operand(self, dtype: torch.dtype) -> torch.Tensor:
         return self.weight if self.dequantized is None else self.dequantized(dtype)
+
+
+@dataclass(frozen=True)
+class Concatenated:
+    """Linear layers of the same input, one product each."""
+
+    parts: tuple[Projection, ...]
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [B, outputs of all] of hidden states [B, inputs]."""
+        return torch.cat([part(hidden) for part in self.parts], dim=1)
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -83,11 +118,50 @@ def read_projection(module: Any) -> Projection:
     adapted = is_adapted(module)
     base = module.base_layer if adapted else module
     adapters = [
-        Adapter(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n])
+        Adapters(module.lora_A[n].weight, (Addition(module.lora_B[n].weight, module.scaling[n], _ALL, _ALL),))
         for n in (_active(module) if adapted else ())
     ]
     dequantized = base.dequantized if isinstance(base, QuantizedLinear) else None
     return Projection(base.weight, base.bias, tuple(adapters), dequantized)
+
+
+def read_joined(*modules: Any) -> Projection | Concatenated:
+    """Return the projection to the outputs of several supported linear layers of the same input, one after another.
+
+    The layers' weights are moved side by side, where that is possible.
+    """
+    parts = tuple(read_projection(module) for module in modules)
+    biases = [part.bias for part in parts]
+    if len({bias is None for bias in biases}) > 1 or any(part.dequantized for part in parts):
+        return Concatenated(parts)
+    weight, bias = join([part.weight for part in parts]), join([bias for bias in biases if bias is not None])
+    if weight is None or (bias is None and biases[0] is not None):
+        return Concatenated(parts)
+    ends = list(accumulate(len(part.weight) for part in parts))
+    outputs = [slice(end - len(part.weight), end) for part, end in zip(parts, ends, strict=True)]
+    alone = [
+        (each.down, replace(each.additions[0], outputs=columns))
+        for part, columns in zip(parts, outputs, strict=True)
+        for each in part.adapters
+    ]
+    return Projection(weight, bias, _join_adapters(alone))
+
+
+def _join_adapters(alone: Sequence[tuple[torch.Tensor, Addition]]) -> tuple[Adapters, ...]:
+    downs = [down for down, _ in alone]
+    joined = join(downs)
+    if joined is None:
+        return tuple(Adapters(down, (addition,)) for down, addition in alone)
+    ends = accumulate(len(down) for down in downs)
+    return (
+        Adapters(
+            joined,
+            tuple(
+                replace(addition, ranks=slice(end - len(down), end))
+                for (down, addition), end in zip(alone, ends, strict=True)
+            ),
+        ),
+    )
 
 
 def _active(module: Any) -> list[str]:

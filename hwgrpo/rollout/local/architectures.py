@@ -21,7 +21,7 @@ from hwgrpo.models.frozen_dtype import UpcastEmbedding
 from hwgrpo.models.layer_values import smallest_value
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local import adapted_linear
-from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
+from hwgrpo.rollout.local.adapted_linear import Concatenated, Projection, read_joined, read_projection
 
 
 @dataclass(frozen=True)
@@ -166,14 +166,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class Block:
-    """Modules and factors of a decoder layer; parameters are the model's own."""
+    """Parts and factors of a decoder layer; parameters are the model's own."""
 
-    query: Projection
-    key: Projection
-    value: Projection
+    query_key_value: Projection | Concatenated
+    key_size: int
+    """Keys of a token, all heads together; there are as many values."""
     output: Projection
-    gate: Projection
-    up: Projection
+    gate_up: Projection | Concatenated
     down: Projection
     activation: nn.Module
     scaling: float
@@ -209,12 +208,10 @@ def read_block(layer: Any, architecture: Architecture) -> Block:
         )
         head_norm = Norm(weight, query.variance_epsilon)
     return Block(
-        query=read_projection(attention.q_proj),
-        key=read_projection(attention.k_proj),
-        value=read_projection(attention.v_proj),
+        query_key_value=read_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        key_size=attention.k_proj.out_features,
         output=read_projection(attention.o_proj),
-        gate=read_projection(mlp.gate_proj),
-        up=read_projection(mlp.up_proj),
+        gate_up=read_joined(mlp.gate_proj, mlp.up_proj),
         down=read_projection(mlp.down_proj),
         activation=mlp.act_fn,
         scaling=attention.scaling,

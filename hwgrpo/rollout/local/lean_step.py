@@ -107,12 +107,12 @@ class LeanRows:
     ) -> torch.Tensor:
         """Return the input of the output projection, [B, query heads * D]; `cos` and `sin` are [B, 1, D]."""
         rows, size = len(hidden), cos.shape[-1]
-        query, key, value = (projection(hidden) for projection in (block.query, block.key, block.value))
+        projected, keys = block.query_key_value(hidden), block.key_size
+        both, value = projected[:, :-keys], projected[:, -keys:]
         if block.query_norm is not None and block.key_norm is not None:
-            query, key = block.query_norm(query), block.key_norm(key)
+            both = torch.cat((block.query_norm(both[:, :-keys]), block.key_norm(both[:, -keys:])), dim=1)
         # Queries and keys are normed and rotated as one tensor of heads: half the operations.
-        both = torch.cat((query, key), dim=1).view(rows, -1, size)
-        key_heads = key.shape[1] // size
+        both, key_heads = both.view(rows, -1, size), keys // size
         if block.head_norm is not None:
             both = block.head_norm(both)
         both = both.to(cos.dtype)
@@ -131,4 +131,5 @@ class LeanRows:
 
 
 def _gated(hidden: torch.Tensor, block: Block) -> torch.Tensor:
-    return block.activation(block.gate(hidden)).mul_(block.up(hidden))
+    gate, up = block.gate_up(hidden).chunk(2, dim=1)
+    return block.activation(gate).mul_(up)
