@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hwgrpo.cli.chips import chosen_chips
 from hwgrpo.config import load_config
+from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.planning.scale_plan import Cluster, ScalePlan, plan_at_scale
 from hwgrpo.rollout.engine_kind import engine_kind
 
@@ -55,7 +56,7 @@ def _row(name: str) -> tuple[str, ...]:
     first = plan.chips[0]
     fits = ("yes" if chip.fits else "no" for chip in plan.chips)
     lengths = f"{config.data.max_prompt_tokens:,} + {config.rollout.max_response_tokens:,}"
-    at_once = "by the server" if cluster.separate else f"{config.rollout.max_sequences}"
+    at_once = "by the server" if cluster.separate else f"{sequences_at_once(first.config.rollout):,}"
     if cluster.separate:
         devices += f", and {config.rollout.tensor_parallel_size} for a server"
     memory = f"{first.memory.peak / 2**30:.0f}"

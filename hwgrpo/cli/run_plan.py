@@ -29,12 +29,13 @@ def print_plan(config: Config, *, allow_finished: bool, chip: str | None = None)
     from hwgrpo.planning.engine_choice import resolve_engine
     from hwgrpo.planning.engine_share import planned_engine_share
     from hwgrpo.planning.scale_plan import alternatives_with_engines
-    from hwgrpo.planning.strategy_choice import resolve_strategy
+    from hwgrpo.planning.strategy_choice import resolve_sequences, resolve_strategy
 
     planned = config, host.backend, host.world_size, _run_device(host)
     written = config.rollout
     engine_notes = resolve_engine(*planned)
     notes = resolve_strategy(*planned, instead=alternatives_with_engines(config, written, *planned[1:]))
+    engine_notes += resolve_sequences(*planned)
     plan = make_plan(
         config,
         host.backend,

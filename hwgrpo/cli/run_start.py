@@ -42,7 +42,7 @@ def start_run(
 
     from hwgrpo.planning.engine_choice import resolve_engine
     from hwgrpo.planning.engine_share import planned_engine_share
-    from hwgrpo.planning.strategy_choice import resolve_strategy
+    from hwgrpo.planning.strategy_choice import resolve_sequences, resolve_strategy
     from hwgrpo.rollout.vllm.installed_vllm import shared_answers
     from hwgrpo.training.setup import build_run
     from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
@@ -53,6 +53,7 @@ def start_run(
     with shared_answers(lambda: host_store(limit)):  # up to the process group, which holds the store from then on
         with name_lost_ranks():
             notes = [*notes, *resolve_engine(*planned), *resolve_strategy(*planned)]
+            notes += resolve_sequences(*planned)
         share, more = planned_engine_share(*planned)
         return build_run(
             config,

@@ -6,8 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hwgrpo.catalog import EXACT_KL, KL_ESTIMATORS
-from hwgrpo.config.schema import KlConfig, Settings
+from hwgrpo.config.schema import KlConfig, RolloutConfig, Settings
 from hwgrpo.values import Sampling
+
+MOST_SEQUENCES = 1024
+"""Most sequences that are decoded at once where their number is not set."""
+ASSUMED_SEQUENCES = 256
+"""Sequences decoded at once by which a plan chooses what comes before their number, such as the strategy."""
 
 
 def prompts_per_update(config: Settings) -> int:
@@ -18,6 +23,13 @@ def prompts_per_update(config: Settings) -> int:
 def ranks_per_sequence(config: Settings) -> int:
     """Return how many ranks go through a sequence together, a part of its tokens each."""
     return max(config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size)
+
+
+def sequences_at_once(rollout: RolloutConfig) -> int:
+    """Return how many sequences the engine decodes at once; for the local one, before the plan has chosen, a guess."""
+    if rollout.max_sequences is not None:
+        return rollout.max_sequences
+    return ASSUMED_SEQUENCES if rollout.engine in ("auto", "local") else MOST_SEQUENCES
 
 
 def sharing_setting(config: Settings) -> str:

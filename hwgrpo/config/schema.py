@@ -234,8 +234,10 @@ class RolloutConfig:
     """Leave all special tokens out of the text that rewards and stop strings see, as verl and TRL do. false: only those
     of end, padding, beginning and unknown; markers such as `<think>` stay where a tokenizer has them as special
     tokens."""
-    max_sequences: int = limited(1024, at_least=1)
-    """Sequences decoded at once; of a larger batch each takes the place of one that has ended."""
+    max_sequences: int | None = limited(None, at_least=1)
+    """Sequences decoded at once; of a larger batch each takes the place of one that has ended. null: with the local
+    engine as many as the plan has memory for, at most 1024 (256 where a device's memory is not known); with others
+    1024. A run keeps the number."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Dtype of the sampler's weights; auto: the compute dtype. Another one needs a copy of the weights, and widens the
     gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""

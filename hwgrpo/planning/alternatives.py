@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.config import Config
-from hwgrpo.config.derived import longest_share
+from hwgrpo.config.derived import longest_share, sequences_at_once
 from hwgrpo.config.validate import check_strategy
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.planned_sharding import changed_settings, strategy_variants, variant_settings
@@ -132,5 +132,5 @@ def _saves(config: Config, key: str, value: Any, on_host: bool, separate: bool) 
     if key == "trainer.tokens_per_micro_batch":
         return not on_host and longest_share(config) <= value < (current or value + 1)
     if key == "rollout.max_sequences":
-        return not separate and value < current
+        return not separate and value < sequences_at_once(config.rollout)
     return value != current and not (key == "trainer.offload" and on_host)

@@ -19,7 +19,7 @@ from hwgrpo_kernels.chunks import chunk_rows_for
 from hwgrpo_kernels.head import logits_buffers
 
 from hwgrpo.config import Config
-from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence
+from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence, sequences_at_once
 from hwgrpo.config.schema import KernelsConfig, KlConfig, LoraConfig, RolloutConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
@@ -361,7 +361,7 @@ def _rollout(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch
     Where more responses wait than there are slots, prompts are prefilled while the cache is full.
     """
     responses = work.prompts * rollout.n
-    sequences = min(responses, rollout.max_sequences)
+    sequences = min(responses, sequences_at_once(rollout))
     first = -(-sequences // rollout.n)
     together = min(work.prompts, first + -(-sequences // (PREFILL_AHEAD * rollout.n)))  # prompts prefilled at once
 

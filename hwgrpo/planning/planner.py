@@ -10,6 +10,7 @@ from functools import cached_property
 from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
+from hwgrpo.config.derived import MOST_SEQUENCES, sequences_at_once
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.planning.alternatives import Alternative, first_alternative
 from hwgrpo.planning.dry_run import planned_work
@@ -23,6 +24,9 @@ from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.startup_checks import assumed_selections
 from hwgrpo.training.update.flops import TrainingWork
+
+SEQUENCES = (768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 16, 8)
+"""Numbers of sequences that are tried, in this order, where all responses at once need too much memory."""
 
 
 class Planner:
@@ -87,10 +91,40 @@ class Planner:
             trainer = replace(trainer, strategy=replicated_strategy(devices))
         return resolve_auto(trainer, devices, fits)
 
+    def with_sequences(
+        self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool
+    ) -> Planner:
+        """Return a planner with a number for `rollout.max_sequences=null`: the largest with which generation fits.
+
+        Args:
+            trainer: the settings, without `auto`.
+            backend: the device family.
+            devices: number of devices.
+            room: usable bytes of a device; None: not known.
+            separate: rollout runs on separate devices.
+        """
+        r = self.config.rollout
+        if r.max_sequences is not None or self.supervised:
+            return self
+        work, sharding = self.work(backend, devices, separate=separate), sharding_of(trainer, devices)
+        if not work.samples:
+            return self
+
+        def with_number(sequences: int) -> Config:
+            return changed_settings(self.config, {"rollout.max_sequences": sequences})
+
+        def fits(sequences: int) -> bool:
+            memory = estimate(with_number(sequences), self.shape, work, sharding)
+            return room is None or memory.rollout_peak <= room
+
+        most = sequences_at_once(r) if room is None else min(work.prompts * r.n, MOST_SEQUENCES)
+        fewer = [each for each in SEQUENCES if each < most]
+        return self.with_config(with_number(next(filter(fits, [most, *fewer]), min([most, *fewer]))))
+
     def rollout_bytes(self, work: Work, devices: int) -> int:
         """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
         r = self.config.rollout
-        sequences = min(work.prompts * devices * r.n, r.max_sequences)
+        sequences = min(work.prompts * devices * r.n, r.max_sequences or MOST_SEQUENCES)
         size = rollout_dtype_of(r, work.dtype).itemsize
         return size * self.shape.parameters + cache_bytes(
             self.shape,

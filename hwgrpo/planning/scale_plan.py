@@ -322,6 +322,7 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
     room = None if chip.memory is None else cluster.usable * chip.memory
     trainer = planner.resolve(config.trainer, backend, cluster.devices, room, separate=cluster.separate)
     sharding = sharding_of(trainer, cluster.devices)
+    config = planner.with_sequences(trainer, backend, cluster.devices, room, separate=cluster.separate).config
     memory = estimate(config, planner.shape, work, sharding)
     samplers, share = 0, None
     if work.is_elsewhere:

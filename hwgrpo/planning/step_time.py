@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
-from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence
+from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence, sequences_at_once
 from hwgrpo.config.schema import ModelConfig, RolloutConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import CODE_BITS
@@ -251,7 +251,7 @@ def _decode(
     if of is None or matrix is None or memory is None:
         return None
     sequences = work.prompts * rollout.n * max(1, round(shared * together))
-    at_once = min(sequences, rollout.max_sequences)
+    at_once = min(sequences, sequences_at_once(rollout))
     waves = -(-sequences // at_once)
     cache = cache_bytes(
         shape,

@@ -11,6 +11,7 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
+from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.config.stored_settings import stored_tree
 from hwgrpo.errors import CheckpointError, ConfigError
@@ -71,6 +72,48 @@ def resolve_strategy(
         notes.append(note)
     config.trainer = trainer
     return notes
+
+
+def resolve_sequences(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> list[str]:
+    """Replace `rollout.max_sequences=null` of the local engine; call it after `resolve_strategy`.
+
+    The number is the checkpoint's, else the largest with which generation fits by the plan: how many rows are decoded
+    at once can change a product's rounding, so that it does not depend on the memory that is free at a start.
+
+    Args:
+        config: checked settings; `trainer.strategy` is resolved.
+        backend: the device family.
+        world_size: processes of the run.
+        device: this process's device; None: it is not here.
+
+    Returns:
+        Notes for the user, where the device has its own memory.
+    """
+    r = config.rollout
+    if r.max_sequences is not None or not engine_kind(r).samples_with_policy:
+        return []
+    saved = saved_settings(config.trainer).get("rollout", {}).get("max_sequences")
+    if saved is not None:
+        r.max_sequences = saved
+        return []
+    from hwgrpo.planning.planner import Planner
+
+    total = device.memory().total if device is not None else None
+    room = None if total is None else int(usable_share(device) * total)
+    try:
+        planner = Planner(config).with_sequences(config.trainer, backend, world_size, room, separate=False)
+    except Exception as error:  # a model of unknown sizes may still train
+        r.max_sequences = sequences_at_once(r)
+        note = "whose memory cannot be estimated"
+        return [f"warning: rollout.max_sequences={r.max_sequences} (null), {note}: {type(error).__name__}: {error}"]
+    r.max_sequences = planner.config.rollout.max_sequences
+    if room is None:
+        return []
+    memory = planner.memory(backend, world_size, config.trainer, separate=False)
+    return [
+        f"rollout.max_sequences={r.max_sequences} (null): generation takes about {format_bytes(memory.rollout_peak)} "
+        f"of the {format_bytes(room)} usable on a device"
+    ]
 
 
 def _as_saved(trainer: TrainerConfig, world_size: int) -> TrainerConfig:

@@ -11,6 +11,7 @@ from pathlib import Path
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
+from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.support.terminal_width import format_bytes
@@ -90,7 +91,7 @@ def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
     lora = uses_lora(config.model.lora)
     if stage in ("gen", "testing"):
         remedies += [
-            f"rollout.max_sequences (now {r.max_sequences}), which changes only the speed",
+            f"rollout.max_sequences (now {sequences_at_once(r)}), which changes only the speed",
             f"rollout.max_response_tokens (now {r.max_response_tokens})",
         ]
     elif stage == "sync" and r.engine == "vllm":

@@ -1,4 +1,5 @@
-"""`trainer.strategy=auto`: the simplest strategy whose plan fits, and on resume that of the checkpoint."""
+"""`trainer.strategy=auto`: the simplest strategy whose plan fits, `rollout.max_sequences=null`: the most sequences for
+which it does; and on resume those of the checkpoint."""
 
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.planned_device import USABLE
 from hwgrpo.planning.planner import Planner
-from hwgrpo.planning.strategy_choice import resolve_strategy
+from hwgrpo.planning.strategy_choice import resolve_sequences, resolve_strategy
 from tests.support.processes import ranks
 from tests.support.runs import runs
 
@@ -160,6 +161,59 @@ def test_other_processes_than_the_checkpoints_strategy_needs_are_an_error(tmp_pa
     with pytest.raises(ConfigError, match=message):
         resolved(again, 2, None)
     assert resolved(runs.small(tmp_path / "run"), 1, None) == ("single", [])
+
+
+def many(*words: str) -> Config:
+    words = ("trainer.prompts_per_step=256", "rollout.n=8", "trainer.strategy=single", *words)
+    return recipe("rollout.engine=local", "rollout.max_sequences=null", *words)
+
+
+def sequences(config: Config, memory: float | None) -> tuple[int | None, list[str]]:
+    notes = resolve_sequences(config, ACCELERATOR, 1, device(memory))
+    return config.rollout.max_sequences, notes
+
+
+def generation(number: int) -> int:
+    config = many(f"rollout.max_sequences={number}")
+    return Planner(config).memory(ACCELERATOR, 1, config.trainer, separate=False).rollout_peak
+
+
+def test_as_many_sequences_are_decoded_at_once_as_there_is_memory_for():
+    assert generation(384) < generation(512) < generation(1024)
+    number, [note] = sequences(many(), 1.01 * generation(512))
+    assert number == 512
+    needed, usable = (f"{size / GIB:.2f} GiB" for size in (generation(512), int(1.01 * generation(512))))
+    assert (
+        note == f"rollout.max_sequences=512 (null): generation takes about {needed} of the {usable} usable on a device"
+    )
+    assert sequences(many(), 0.99 * generation(512))[0] == 384
+    assert sequences(many(), 1000 * GIB)[0] == 1024
+    assert sequences(many("trainer.prompts_per_step=4"), 1000 * GIB)[0] == 32, "there are no more responses"
+    assert sequences(many(), GIB)[0] == 8, "the start warns that nothing fits"
+
+
+def test_a_number_of_sequences_that_is_given_is_kept_and_others_engines_choose_theirs():
+    assert sequences(many("rollout.max_sequences=2048"), GIB) == (2048, [])
+    assert sequences(many("rollout.engine=vllm"), GIB) == (None, [])
+    assert sequences(many(), None) == (256, []), "the memory is not known"
+
+
+def test_the_sequences_of_a_model_that_cannot_be_planned_are_a_guess(monkeypatch):
+    config = many()
+
+    def fail(self, config, **_):
+        raise AttributeError("no hidden_size")
+
+    monkeypatch.setattr(Planner, "__init__", fail)
+    number, [note] = sequences(config, GIB)
+    assert number == 256
+    assert note.startswith("warning: rollout.max_sequences=256 (null), whose memory cannot be estimated: Attribute")
+
+
+def test_a_resumed_run_decodes_as_many_sequences_at_once_as_before(tmp_path):
+    words = ("rollout.max_sequences=24", "trainer.max_steps=1")
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
+    assert sequences(runs.small(tmp_path / "run", "rollout.max_sequences=null"), 1000 * GIB) == (24, [])
 
 
 FSDP2 = "trainer.strategy=fsdp2"

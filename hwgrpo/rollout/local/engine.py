@@ -15,6 +15,7 @@ import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.models.lora import has_adapters
 from hwgrpo.ragged import offsets_of
 from hwgrpo.rollout.counter_rng import stream_keys
@@ -325,7 +326,7 @@ def local_engine(parts: EngineParts) -> LocalEngine:
         parts.tokenizer,
         device=parts.device.torch_device,
         compute_dtype=parts.compute_dtype,
-        max_sequences=rollout.max_sequences,
+        max_sequences=sequences_at_once(rollout),
         recorder=graph_recorder(rollout.graphs, parts.device, deterministic=parts.config.trainer.deterministic),
         graphs_required=rollout.graphs is True,
         weights=None if parts.replica is None else parts.weights.trainable,

@@ -14,6 +14,7 @@ from typing import Any
 from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
+from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -86,7 +87,7 @@ class SglangServer:
             "sampling_defaults": "openai",
             "random_seed": config.trainer.seed,
             "context_length": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
-            "max_running_requests": rollout.max_sequences,
+            "max_running_requests": sequences_at_once(rollout),
             "mem_fraction_static": memory_share(rollout),
             "disable_cuda_graph": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
             "tp_size": rollout.tensor_parallel_size,

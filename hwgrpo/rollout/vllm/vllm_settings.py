@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
+from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.layer_values import head_sizes, largest_value
@@ -65,7 +66,7 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "generation_config": "vllm",
         "seed": config.trainer.seed,
         "max_model_len": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
-        "max_num_seqs": rollout.max_sequences,
+        "max_num_seqs": sequences_at_once(rollout),
         "gpu_memory_utilization": memory_share(rollout),
         "enforce_eager": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
         "enable_prefix_caching": True,
