@@ -62,6 +62,12 @@ def check_rollout(config: Settings) -> None:
         )
     _check_urls(r.server)
     lora = config.model.lora
+    if r.merge_adapters and (config.model.quantize != "none" or lora.dora):
+        other = "model.lora.dora=true" if lora.dora else f"model.quantize={config.model.quantize}"
+        raise ConfigError(
+            f"rollout.merge_adapters=true with {other}: only plain LoRA on weights that are not quantized is merged; "
+            "leave rollout.merge_adapters out"
+        )
     if r.server.transfer == "group" and (lora.rank or lora.adapter):
         raise ConfigError(
             f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "

@@ -241,6 +241,9 @@ class RolloutConfig:
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Dtype of the sampler's weights; auto: the compute dtype. Another one needs a copy of the weights, and widens the
     gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
+    merge_adapters: bool = setting(False, used_by=[when.ADAPTERS, one_of("rollout.engine", "auto", "local")])
+    """Sample with a copy of the weights in which LoRA's adapters are merged: faster decoding, for the memory of the
+    adapted matrices. They are rounded to the sampler's dtype once more, which rollout_corr/* shows."""
     group_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
     """Seconds for all responses to a prompt, time in the engine's queue included. A group that takes longer is
     requested again once, with the same seed, then dropped: the step goes on without it (docs/faults.md). null: none."""

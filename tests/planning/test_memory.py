@@ -166,6 +166,10 @@ def test_a_frozen_base_in_bf16_is_planned_once_with_its_embeddings(tied, tmp_pat
     assert memory.always["frozen matrices (bf16)"] == 2 * (model.num_parameters() - norms)
     assert memory.always["parameters (fp32)"] == 4 * (norms + shape.trainable)
     assert memory.always["copy that samples"] == 2 * (norms + shape.trainable)
+    merged = estimate(planned(*words, "rollout.merge_adapters=true"), shape, work)
+    in_layers = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
+    added = {name: size for name, size in merged.always.items() if memory.always.get(name) != size}
+    assert added == {"copy with merged adapters": 2 * in_layers}
     assert memory.update["weights as cast"] == 2 * shape.trainable
     wide = estimate(planned(*words, "model.lora.base_dtype=float32"), shape, work)
     assert wide.always["parameters (fp32)"] == 4 * (model.num_parameters() + shape.trainable)

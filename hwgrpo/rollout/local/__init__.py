@@ -12,6 +12,7 @@ architectures.py             architectures that support it
 lean_step_check.py           its startup check against the model's own forward
 shared_prefix_attention.py   attention of new tokens over a prompt shared by several rows
 adapted_linear.py            linear layers with low-rank adapters; those of the same input as one
+merged_adapters.py           adapters merged into the weights of the sampler's copy
 joined_weights.py            weights side by side in memory
 decode_graph.py              the lean step as a device graph
 graph_fallback.py            whether it is one, and decoding without after a failed recording

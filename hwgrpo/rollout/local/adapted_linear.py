@@ -104,7 +104,7 @@ def unsupported_reason(module: Any) -> str | None:
     """Return why `read_projection` does not support an adapted layer, or None."""
     if type(module.base_layer) not in LINEAR:
         return f"adapts a {type(module.base_layer).__name__}"
-    for name in _active(module):
+    for name in active_adapters(module):
         if name in module.lora_variant:
             return f"has an adapter of another kind ({type(module.lora_variant[name]).__name__})"
         for part in (module.lora_A[name], module.lora_B[name]):
@@ -119,7 +119,7 @@ def read_projection(module: Any) -> Projection:
     base = module.base_layer if adapted else module
     adapters = [
         Adapters(module.lora_A[n].weight, (Addition(module.lora_B[n].weight, module.scaling[n], _ALL, _ALL),))
-        for n in (_active(module) if adapted else ())
+        for n in (active_adapters(module) if adapted else ())
     ]
     dequantized = base.dequantized if isinstance(base, QuantizedLinear) else None
     return Projection(base.weight, base.bias, tuple(adapters), dequantized)
@@ -164,7 +164,7 @@ def _join_adapters(alone: Sequence[tuple[torch.Tensor, Addition]]) -> tuple[Adap
     )
 
 
-def _active(module: Any) -> list[str]:
+def active_adapters(module: Any) -> list[str]:
     """Return the adapters that a forward pass adds; merged ones are already in the weight."""
     if module.disable_adapters or module.merged:
         return []

@@ -29,6 +29,7 @@ from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
+from hwgrpo.rollout.local.merged_adapters import merge, unshared_parameters
 from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, Request, most_prompts
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
@@ -61,9 +62,10 @@ class LocalEngine:
         gate: at which a generating thread pauses, between two tokens, for new weights. The KV cache keeps the values
             computed with older weights.
         longest: longest sequence that will be requested, in tokens, prompt and response; None: unknown.
+        merge_adapters: sample with a copy of the adapted weights in which the adapters are merged.
 
     Raises:
-        ConfigError: with its cache the model's logits differ from those without.
+        ConfigError: with its cache the model's logits differ from those without, or no adapter can be merged.
         RunError: the recorder fails, and graphs are required.
     """
 
@@ -80,8 +82,10 @@ class LocalEngine:
         weights: Callable[[], Iterator[tuple[str, torch.Tensor]]] | None = None,
         gate: Gate | None = None,
         longest: int | None = None,
+        merge_adapters: bool = False,
     ) -> None:
         assert max_sequences >= 1
+        self._merges = merge_adapters
         self._weights = weights
         self._gate = gate
         self._model = model
@@ -92,8 +96,8 @@ class LocalEngine:
         self._version = 0
         self._usable = True
         dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-        self._shares_weights = dtypes == {compute_dtype}
-        self._copy = None if self._shares_weights else copy_frozen(model, compute_dtype, share=True)
+        self._shares_weights = dtypes == {compute_dtype} and not merge_adapters
+        self._copy = None if self._shares_weights else self._make_copy()
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens) and perf/rollout_live_rows (share
         of the drawn tokens that were kept)."""
@@ -139,6 +143,13 @@ class LocalEngine:
     @property
     def _sampler(self) -> PreTrainedModel:
         return self._copy if self._copy is not None else self._model
+
+    def _make_copy(self) -> PreTrainedModel:
+        own = unshared_parameters(self._model) if self._merges else ()
+        copied = copy_frozen(self._model, self._dtype, share=True, own=own)
+        if self._merges:
+            merge(self._model, copied)
+        return copied
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
         """Return `sampling.n` responses per prompt, ordered by prompt, then by sample; it raises as `generate_each`."""
@@ -202,12 +213,19 @@ class LocalEngine:
             copy_weights(self._weights(), self._model)
         if self._copy is not None:
             refresh(self._model, self._copy)
+            if self._merges:
+                merge(self._model, self._copy)
         elif not self._shares_weights:
-            self._copy = copy_frozen(self._model, self._dtype, share=True)
+            self._copy = self._make_copy()
         self._usable = True
 
     def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
-        """Return log-probs by the engine's own weights, as `scoring.score`; None where it has the policy's."""
+        """Return log-probs by the engine's own weights, as `scoring.score`; None where it has the policy's.
+
+        None, too, without merged adapters.
+        """
+        if self._merges and not adapter:
+            return None
         with _evaluating(self._sampler):
             own = self._copy is not None or self._weights is not None
             return score(self._sampler, sequences, adapter=adapter) if own else None
@@ -332,6 +350,7 @@ def local_engine(parts: EngineParts) -> LocalEngine:
         weights=None if parts.replica is None else parts.weights.trainable,
         gate=parts.gate,
         longest=longest,
+        merge_adapters=rollout.merge_adapters,
     )
 
 

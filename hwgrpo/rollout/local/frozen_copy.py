@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 import torch
@@ -16,6 +16,7 @@ def copy_frozen(
     weights: Iterator[tuple[torch.nn.Parameter, torch.Tensor]] | None = None,
     *,
     share: bool = False,
+    own: Collection[torch.Tensor] = (),
 ) -> PreTrainedModel:
     """Return a copy of a model with frozen parameters in `dtype`; ties are kept, and quantized weights shared.
 
@@ -28,11 +29,13 @@ def copy_frozen(
         weights: yields every parameter of the model with its value for the copy, where the model is on the meta device;
             None: the parameters themselves.
         share: share parameters that are in `dtype` already.
+        own: parameters that are not shared for all that.
     """
+    unshared = {id(parameter) for parameter in own}
     pairs = ((parameter, parameter) for parameter in model.parameters()) if weights is None else weights
     memo = {
         id(parameter): parameter
-        if not parameter.is_floating_point() or (share and parameter.dtype == dtype)
+        if not parameter.is_floating_point() or (share and parameter.dtype == dtype and id(parameter) not in unshared)
         else torch.nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
         for parameter, weight in pairs
     }
