@@ -350,8 +350,7 @@ class Decoder:
         """Read the drawn tokens; return the responses that have ended."""
         slots = self._scheduler.slots
         ended: list[Decoded] = []
-        columns = [each.drawn.tokens for each in self._unread], [each.drawn.logprobs for each in self._unread]
-        tokens, logprobs = (torch.cat(each).cpu().numpy() for each in columns)
+        tokens, logprobs, floors = _on_host([each.drawn for each in self._unread])
         first = 0
         for unread in self._unread:
             last = first + len(unread.slots)
@@ -367,9 +366,8 @@ class Decoder:
             self._record("tokens", rows, positions, token)
             self._record("logprobs", rows, positions, logprobs[first:last][growing])
             self._record("versions", rows, positions, np.int64(unread.version))
-            floors = unread.drawn.floors
             if floors is not None:
-                self._record("floors", rows, positions, floors.cpu().numpy()[growing])
+                self._record("floors", rows, positions, floors[first:last][growing])
             elif "floors" in self._records:
                 self._record("floors", rows, positions, np.float32(-np.inf))
             stopped = self._stopped(slots[rows], token)
@@ -430,6 +428,22 @@ class Decoder:
 def _stack(rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
     assert all(row is not None for row in rows)
     return torch.stack(rows)  # type: ignore[arg-type]
+
+
+def _on_host(draws: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return tokens int64, log-probs and floors fp32 of all draws, one after another: a single copy from the device.
+
+    Floors are None where no draw has any, and -inf for those that have none.
+    """
+    columns = [torch.cat([each.tokens for each in draws]).int()]
+    columns.append(torch.cat([each.logprobs for each in draws]).view(torch.int32))
+    if any(each.floors is not None for each in draws):
+        unfiltered = (torch.full_like(each.logprobs, -torch.inf) for each in draws)
+        floors = [none if each.floors is None else each.floors for each, none in zip(draws, unfiltered, strict=True)]
+        columns.append(torch.cat(floors).view(torch.int32))
+    tokens, *values = torch.stack(columns).cpu().numpy()
+    logprobs, *floored = (each.view(np.float32) for each in values)
+    return tokens.astype(np.int64), logprobs, next(iter(floored), None)
 
 
 def _scatter(
