@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / part) for part in (".", "backends", "kernels", "scripts")]
 
-from gpu_visit_runner import NOT_HERE, end_fork  # noqa: E402
+from gpu_visit_runner import NOT_HERE, TIMED_OUT, end_fork  # noqa: E402
 
 if TYPE_CHECKING:
     from hwgrpo_backends.device import Device
@@ -96,11 +96,11 @@ class Command:
         return self._code
 
     def kill(self) -> int:
-        """End it at once; return the exit code, -9 if it had not ended."""
+        """End it at once; return the exit code, `TIMED_OUT` if it had not ended."""
         return self.exit_code(0.0)
 
     def exit_code(self, seconds: float = LONGEST) -> int:
-        """Wait for the end and return the exit code; after so many seconds it is killed, with -9."""
+        """Wait for the end and return the exit code; after so many seconds it is killed, with `TIMED_OUT`."""
         end = time.monotonic() + seconds
         killed = False
         while (code := self.poll()) is None:
@@ -108,7 +108,7 @@ class Command:
                 os.kill(self._process.pid if self._process is not None else self._child, signal.SIGKILL)
                 killed = True
             time.sleep(0.005)
-        return code
+        return TIMED_OUT if killed else code
 
 
 def _main_of(module: str, arguments: list[str]) -> int:
@@ -347,7 +347,15 @@ def decode_of(
         recorder=recorder, report=report,
     )  # fmt: skip
     (visit.out / f"{name}_kernels.txt").write_text(kernel_table(found.kernels, times=PROFILED), encoding="utf-8")
-    return line(found)
+    if not rank:
+        return line(found)
+    model.merge_adapter()
+    merged = profile_decode(
+        model, device, rows[-1:], capacities[-1:], prompt_tokens=prompt_tokens, repeat=2 if visit.dry else 20,
+        recorder=recorder,
+    )  # fmt: skip
+    visit.write(f"{name}_merged.json", asdict(merged))
+    return f"{line(found)}; adapters merged: {line(merged)}"
 
 
 class HostRecording:
@@ -499,10 +507,10 @@ def ragged(visit: Visit) -> str:
     for off in ("0", "1"):
         folder = visit.work / f"ragged_{off}"
         code = visit.hwgrpo("train", *settings, f"trainer.output_dir={folder}", env={CUDNN_OFF: off}, seconds=60)
-        shown = {0: "", -9: ", stopped after 60 s"}.get(code, f", ended with {code}")
+        shown = {0: "", TIMED_OUT: ", stopped after 60 s"}.get(code, f", ended with {code}")
         results.append(f"cuDNN {'off' if off == '1' else 'on'}: steps of {step_seconds(folder)} s{shown}")
         say("; ".join(results))
-        if code not in (0, -9):
+        if code not in (0, TIMED_OUT):
             raise FailedError("; ".join(results))
     return "; ".join(results)
 
@@ -532,12 +540,12 @@ def trl(visit: Visit) -> str:
         if len(ended) == steps:  # of fewer, the last would be a first step with all that it prepares
             seconds[name] = ended[-1]
         shown = ", ".join(f"{each:.2f}" for each in ended) or "none ended"
-        results.append(f"{name}: steps of {shown} s" + (f", stopped after {limit} s" if code == -9 else ""))
+        results.append(f"{name}: steps of {shown} s" + (f", stopped after {limit} s" if code == TIMED_OUT else ""))
         pair = [seconds.get(f"{each} with cuDNN off") for each in ("TRL", "ours")]
         if name == "TRL with cuDNN off" and pair[0] and pair[1]:
             results.append(f"TRL takes {pair[0] / pair[1]:.2f} times as long, with cuDNN off")
         say("; ".join(results))
-        if code not in (0, -9):
+        if code not in (0, TIMED_OUT):
             raise FailedError(f"{name} ended with {code}")
     if missing:
         raise NotHereError("; ".join([*results, "TRL is not installed"]))

@@ -60,7 +60,7 @@ ITEMS = (
     Item("ragged", 80, 130, "tiny_sort with responses of many lengths, cuDNN attention on and off", True),
     Item("trl", 120, 190, "a step of TRL beside ours, 32 prompts x 8 responses x 128 tokens", True),
     Item("head", 80, 120, "bench kernels of the LM head at 3,584 hidden units", True),
-    Item("lora", 45, 80, "decode step of the shape of Qwen2.5-7B with LoRA", True),
+    Item("lora", 60, 100, "decode step of the shape of Qwen2.5-7B with LoRA, its adapters apart and merged", True),
     Item("kernels", 10, 60, "the kernels that are selected here"),
     Item("tests", 400, 540, "the tests that run on this device", pytest=True),
     Item("record", 300, 540, "the hardware record, scripts/record_hardware.py"),

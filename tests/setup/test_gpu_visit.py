@@ -66,7 +66,7 @@ def test_an_item_that_fails_or_takes_too_long_ends_no_other(machine, capsys):
     results = {name: result for name, _, result in here.lines}
     assert (results["update"], results["facts"]) == ("update was fast", "facts was fast")  # the last one counts
     assert results["tests"] == "broken"  # the last line
-    assert results["lora"] == "no result within 80 s"
+    assert results["lora"] == "no result within 100 s"
     printed = capsys.readouterr().out
     assert all(f"== {name} ==\nthe log of {name}\n" in printed for name in names)
 
@@ -329,7 +329,7 @@ def test_trl_is_compared_where_both_sides_ended_all_steps(visit, monkeypatch, of
 
     def start(self, name, *words, env):
         Path(words[1], "seconds.txt").write_text("\n".join(map(str, of_trl)))
-        return SimpleNamespace(exit_code=lambda limit: 0 if len(of_trl) == 2 else -9)
+        return SimpleNamespace(exit_code=lambda limit: 0 if len(of_trl) == 2 else runner.TIMED_OUT)
 
     monkeypatch.setattr(items.Visit, "start", start)
     said = items.trl(here)
@@ -402,8 +402,9 @@ def test_a_dry_run_ends_every_item_and_marks_each_result(tmp_path):
     assert len(re.findall(r"steps of \d", results["ragged"])) == 2
     assert re.search(r"ours with cuDNN off: steps of \d", results["trl"])
     assert "linear_logprob" in results["head"]
+    assert re.search(r"adapters merged: 16 rows x 80: [\d.]+ ms", results["lora"])
     assert not [*tmp_path.glob("hwgrpo-visit-*")]  # models and runs are removed
-    for name in ("decode", "update", "lora"):
+    for name in ("decode", "update", "lora", "lora_merged"):
         assert json.loads((tmp_path / "out" / f"{name}.json").read_text())["dry"] is True
     passes = json.loads((tmp_path / "out" / "update.json").read_text())["own modules"]
     assert [(each["layout"], each["cudnn"], each["reason"]) for each in passes] == [
