@@ -4,6 +4,7 @@ An engine is one file with an `EngineKind`, and one line of `hwgrpo.catalog.ENGI
 
 engine.py         the protocol
 workflow.py       responses in turns, sampled and observed, through any engine
+turn_template.py  the tokens between turns, by the chat template
 engine_kind.py    capabilities and checks of an engine, known before it is made
 shared_devices.py an engine's memory on the training devices
 engine_parts.py   what an engine is built from

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -20,6 +20,7 @@ import torch
 from hwgrpo.catalog import WORKFLOWS
 from hwgrpo.errors import ConfigError, RunError, shown
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.user_code import describe_error
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
@@ -168,11 +169,20 @@ class Sampler:
         tokenizer: tokenizes what is observed.
         round_: the present round.
         name: name of this strand of the workflow, by which its random numbers differ from those of others.
+        turns: the chat template between turns; None: the tokenizer has none.
     """
 
-    def __init__(self, prompt: Prompt, sampling: Sampling, tokenizer: Any, round_: _Round, name: str = "") -> None:
+    def __init__(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        tokenizer: Any,
+        round_: _Round,
+        name: str = "",
+        turns: TurnTemplate | None = None,
+    ) -> None:
         self._prompt, self._sampling, self._tokenizer = prompt, sampling, tokenizer
-        self._round, self._name = round_, name
+        self._round, self._name, self._turns = round_, name, turns
         self._asked = self._forked = 0
         self._busy = False
 
@@ -184,6 +194,30 @@ class Sampler:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special tokens around it."""
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def observe(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Append messages that follow a sampled segment, in the chat template, and the beginning of the next turn.
+
+        The tokens that were sampled stay as they are: only those of the messages are added.
+
+        Args:
+            trajectory: its last segment is sampled.
+            messages: all messages up to the policy's next turn, such as `{"role": "tool", "content": ...}`.
+
+        Raises:
+            RunError: the last segment is not sampled.
+            ConfigError: there is no chat template, or it refuses these messages.
+        """
+        if not trajectory.segments or trajectory.segments[-1].role != "sampled":
+            raise RunError("observe() follows a sampled segment: give all messages up to the policy's turn at once")
+        if self._turns is None:
+            raise ConfigError(
+                "observe() with messages needs the tokenizer's chat template, and it has none; set "
+                "model.chat_template, or use Trajectory.observe with tokens of Sampler.encode"
+            )
+        last = trajectory.segments[-1]
+        tokens = self._turns.between(last.token_ids, last.finished, messages)
+        trajectory.observe(tokens, self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def trajectory(self) -> Trajectory:
         """Return a response to the prompt that has no tokens yet."""
@@ -239,7 +273,7 @@ class Sampler:
         samplers = []
         for _ in range(self.n if count is None else count):
             name = f"{self._name}/{self._forked}"
-            samplers.append(Sampler(self._prompt, self._sampling, self._tokenizer, self._round, name))
+            samplers.append(Sampler(self._prompt, self._sampling, self._tokenizer, self._round, name, self._turns))
             self._forked += 1
 
         going_on = len(samplers)
@@ -302,11 +336,20 @@ class WorkflowEngine:
         name: its name, for messages.
         tokenizer: tokenizes what is observed.
         timeout: seconds after which a workflow that neither asks nor ends counts as hung.
+        turns: the chat template between turns; None: the tokenizer has none.
     """
 
-    def __init__(self, engine: Engine, workflow: Workflow, name: str, tokenizer: Any, timeout: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        workflow: Workflow,
+        name: str,
+        tokenizer: Any,
+        timeout: float,
+        turns: TurnTemplate | None = None,
+    ) -> None:
         self._engine, self._workflow, self._name, self._tokenizer = engine, workflow, name, tokenizer
-        self._timeout = timeout
+        self._timeout, self._turns = timeout, turns
         self._metrics: dict[str, float] = {}
         self._versions: list[int] = []
         """Of the weights that sampled for the present call."""
@@ -362,7 +405,7 @@ class WorkflowEngine:
 
         async def group(prompt: Prompt) -> Sequence[Trajectory] | GroupDropped:
             try:
-                sampler = Sampler(prompt, sampling, self._tokenizer, round_)
+                sampler = Sampler(prompt, sampling, self._tokenizer, round_, turns=self._turns)
                 return self._checked(await self._workflow(prompt, sampler), prompt, sampling)
             except GroupDropped as reason:
                 return reason
@@ -449,7 +492,9 @@ class WorkflowEngine:
         return f"rollout.workflow={shown(self._name)} on the prompt {prompt.uid} {prompt.place}".rstrip()
 
 
-def with_workflow(engine: Engine, name: str, tokenizer: Any, timeout: float) -> Engine:
+def with_workflow(
+    engine: Engine, name: str, tokenizer: Any, timeout: float, turns: TurnTemplate | None = None
+) -> Engine:
     """Return the engine of the run's workflow; single turns need none around the engine itself.
 
     Args:
@@ -457,6 +502,7 @@ def with_workflow(engine: Engine, name: str, tokenizer: Any, timeout: float) -> 
         name: `rollout.workflow`.
         tokenizer: the model's.
         timeout: `trainer.process_group_timeout`, in seconds.
+        turns: the chat template between turns; None: the tokenizer has none.
 
     Raises:
         ConfigError: the workflow is no coroutine.
@@ -466,7 +512,7 @@ def with_workflow(engine: Engine, name: str, tokenizer: Any, timeout: float) -> 
     workflow = WORKFLOWS.load(name)
     if not inspect.iscoroutinefunction(workflow):
         raise ConfigError(f"rollout.workflow={shown(name)} is no coroutine; write `async def`")
-    return WorkflowEngine(engine, workflow, name, tokenizer, timeout)
+    return WorkflowEngine(engine, workflow, name, tokenizer, timeout, turns)
 
 
 def _not_sampled(token_ids: Sequence[int], text: str) -> Completions:

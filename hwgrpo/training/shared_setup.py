@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import hwgrpo_kernels
@@ -16,6 +17,7 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.config.schema import KernelsConfig, RolloutConfig
+from hwgrpo.data.chat_template import apply_template
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
@@ -30,6 +32,7 @@ from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.frozen_copy import copy_frozen
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
+from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
 from hwgrpo.rollout.workflow import with_workflow
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
@@ -199,7 +202,16 @@ def build_engine(
         gate=gate,
     )
     engine = engine_kind(config.rollout).make(parts)
-    return with_workflow(engine, config.rollout.workflow, tokenizer, config.trainer.process_group_timeout)
+    limit = config.trainer.process_group_timeout
+    return with_workflow(engine, config.rollout.workflow, tokenizer, limit, _turn_template(config, tokenizer))
+
+
+def _turn_template(config: Config, tokenizer: Any) -> TurnTemplate | None:
+    """Return the chat template between the turns of a workflow, with the options that prompts get."""
+    if tokenizer.chat_template is None:
+        return None
+    place = f"rollout.workflow={config.rollout.workflow}"
+    return TurnTemplate(partial(apply_template, config=config.data, tokenizer=tokenizer, place=place), tokenizer)
 
 
 def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:

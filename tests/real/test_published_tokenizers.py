@@ -1,14 +1,19 @@
 """Tokenizers of published models: their chat templates and tokens, as prompts are read and responses decoded."""
 
 import json
+from functools import cache, partial
+from typing import Any
 
 import pytest
 
 from hwgrpo.config.schema import DataConfig, ModelConfig
+from hwgrpo.data.chat_template import apply_template
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rewards.response_text import ResponseDecoder
+from hwgrpo.rollout.turn_template import Render, TurnTemplate
+from tests.real import published
 from tests.real.conftest import or_not_run
 from tests.real.published import TOKENIZERS, tokenizer
 
@@ -37,3 +42,51 @@ def test_a_conversation_becomes_the_tokens_of_its_template_and_a_response_its_te
         assert prompt.token_ids.count(read.bos_token_id) <= 1
     tokens = [*read(RESPONSE, add_special_tokens=False)["input_ids"], read.eos_token_id]
     assert ResponseDecoder(read, skip_special_tokens=False)(tokens) == RESPONSE
+
+
+WITH_TEMPLATE = [name for name in TOKENIZERS if name != "gptoss"]
+TOOL_TURNS = {
+    "qwen3": "\n<|im_start|>user\n<tool_response>\n12\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    "llama3_1": "<|start_header_id|>tool<|end_header_id|>\n\n12<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "deepseek_v3": "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>12<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+}
+"""What follows a turn that called a tool."""
+
+
+@cache
+def between_turns(name: str) -> tuple[Any, Render]:
+    """Return a published tokenizer and its chat template."""
+    folder = or_not_run(published.smollm2 if name == "smollm2" else lambda: tokenizer(name))
+    read = load_tokenizer(ModelConfig(path="builtin://tiny?task=sort", tokenizer=str(folder)))
+    config = DataConfig(template_date="2026-01-02")
+    return read, partial(apply_template, config=config, tokenizer=read, place="here")
+
+
+@pytest.mark.parametrize("name", [*WITH_TEMPLATE, "smollm2"])
+def test_turns_are_the_tokens_of_the_whole_conversation(name):
+    read, render = between_turns(name)
+    between, conversation = TurnTemplate(render, read), [{"role": "user", "content": QUESTION}]
+
+    def whole() -> list[int]:
+        return read.encode(render(conversation, add_generation_prompt=True), add_special_tokens=False)
+
+    [end] = read.encode("<end_of_turn>" if name == "gemma3" else read.eos_token, add_special_tokens=False)
+    tokens = whole()
+    for turn in range(6):
+        answer, question = f"Zwölf. 十二 🙂 {turn}", {"role": "user", "content": f"Und {turn} + 1?"}
+        sampled = [*read.encode(answer, add_special_tokens=False), end]
+        tokens += [*sampled, *between.between(sampled, True, [question])]
+        conversation += [{"role": "assistant", "content": answer}, question]
+        assert tokens == whole(), turn
+
+
+@pytest.mark.parametrize("name", WITH_TEMPLATE)
+def test_the_result_of_a_tool_is_shown_as_the_template_shows_it(name):
+    read, render = between_turns(name)
+    between, result = TurnTemplate(render, read), [{"role": "tool", "name": "add", "content": "12"}]
+    if name == "gemma3":  # it has no role for tools
+        with pytest.raises(ConfigError, match="give results as messages of the user"):
+            between.between([read.eos_token_id], True, result)
+    else:
+        assert read.decode(between.between([read.eos_token_id], True, result)) == TOOL_TURNS[name]

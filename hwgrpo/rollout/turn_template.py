@@ -1,0 +1,109 @@
+"""The tokens between two turns of the policy, by the model's chat template: what was sampled is never tokenized again.
+
+The template renders a turn with a marker in place of the policy's words, alone and followed by the new messages. What
+stands behind the marker is the end of the turn, the messages, and the beginning of the next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from hwgrpo.errors import ConfigError, DataError
+
+Message = Mapping[str, Any]
+MARK = "qz7mark"
+"""Words of the policy; no template has them."""
+QUESTION: Message = {"role": "user", "content": "question"}
+
+
+class Render(Protocol):
+    """The chat template: a conversation -> text."""
+
+    def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Return the text, at whose end the next message of the assistant may be begun.
+
+        Raises:
+            DataError: the template refuses the conversation.
+        """
+        ...
+
+
+class TurnTemplate:
+    """The chat template between turns.
+
+    Args:
+        render: the chat template.
+        tokenizer: the model's, of transformers.
+    """
+
+    def __init__(self, render: Render, tokenizer: Any) -> None:
+        self._render, self._tokenizer = render, tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+
+    def between(self, sampled: Sequence[int], finished: bool, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens from the end of a sampled turn to the beginning of the next one.
+
+        Args:
+            sampled: tokens of the turn.
+            finished: whether a stop token or string ended it. A stop token is the template's end of the turn, or
+                stands for it.
+            messages: messages that follow, such as a tool's or the user's.
+
+        Raises:
+            ConfigError: the template refuses these messages, or shows a turn differently when they follow.
+        """
+        tokens = self._tokenizer.encode(self._text(messages), add_special_tokens=False)
+        ended = finished and len(sampled) > 0 and sampled[-1] in self._special
+        return tokens[1:] if ended and tokens and tokens[0] in self._special else tokens
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        """Return the text from the end of the policy's words on."""
+        refusal: DataError | None = None
+        for turn, following in _turns(messages):
+            try:
+                end = self._after([QUESTION, {"role": "assistant", "content": MARK}], add_generation_prompt=False)
+                alone = self._after([QUESTION, turn], add_generation_prompt=False)
+                whole = self._after([QUESTION, turn, *following], add_generation_prompt=True)
+            except DataError as error:
+                refusal = error
+                continue
+            if None not in (end, alone, whole) and whole.startswith(alone) and alone.endswith(end):
+                return end + whole[len(alone) :]
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        if refusal is not None:
+            raise ConfigError(
+                f"messages of the roles {roles} after a turn of the policy: {refusal}. If the template has no role "
+                "'tool', give results as messages of the user"
+            ) from refusal
+        raise ConfigError(
+            f"the chat template shows a turn of the policy differently when messages of the roles {roles} follow it: "
+            "the tokens between turns are not known; set model.chat_template to a template that only appends, or use "
+            "Trajectory.observe with tokens of your own"
+        )
+
+    def _after(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> Any:
+        """Return the text after the marker; None where the template does not show it once."""
+        _, mark, after = self._render(messages, add_generation_prompt=add_generation_prompt).partition(MARK)
+        return after if mark and MARK not in after else None
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
+    """Yield turns that the messages may follow, with these: tools reply to calls, which templates show in many ways."""
+    results = [message for message in messages if message.get("role") == "tool"]
+    if results:
+        numbers = {id(message): f"call{number:05}" for number, message in enumerate(results)}
+        named = [
+            {"name": "tool", "tool_call_id": numbers[id(message)], **message} if id(message) in numbers else message
+            for message in messages
+        ]
+        replies = [message for message in named if message.get("role") == "tool"]
+        for content, arguments in ((MARK, {}), ("", {"value": MARK})):
+            calls = [
+                {"type": "function", "id": reply["tool_call_id"], "function": {"name": reply["name"], "arguments": {}}}
+                for reply in replies
+            ]
+            calls[-1]["function"] = {"name": replies[-1]["name"], "arguments": arguments}
+            yield {"role": "assistant", "content": content, "tool_calls": calls}, [*named]
+    yield {"role": "assistant", "content": MARK}, [*messages]
