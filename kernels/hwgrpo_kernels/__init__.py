@@ -24,6 +24,8 @@
                         triton_support.py where they can run
     sampling_triton.py  the sampling ops in Triton; sampling_kernels.py the kernels, sampling_definitions.py the ops'
                         truth, ops_sampling.py their declarations
+    decode_triton.py    the ops of a decode step in Triton; decode_kernels.py the kernels, decode_definitions.py the
+                        ops' truth, ops_decode.py their declarations
     kernel_launches.py  launches of the Triton kernels recorded instead of run, and what each reads and writes
     kept_tokens.py      rows whose target was drawn from a truncated distribution
     square_sum.py       the sum of squared probabilities of a row, for scoring
@@ -35,7 +37,7 @@ Needs torch alone (and Triton for its kernels). `HWGRPO_KERNELS=row_stats=torch,
 entry-point group `hwgrpo.kernels` (value: one or several `Implementation`s) adds others.
 """
 
-from . import ops, ops_kl, ops_sampling  # noqa: F401  declare the ops
+from . import ops, ops_decode, ops_kl, ops_sampling  # noqa: F401  declare the ops
 from .head import weight_operand
 from .library import dequantize_nf4
 from .logprob import TokenLogprob, linear_logprob, token_logprob

@@ -58,6 +58,7 @@ class Op:
         shapes: sizes the generated tests use.
         tolerance: dtype of the inputs -> `Tolerance`.
         flops, bytes: (shape, dtype) -> work of one forward call.
+        written: names of the arguments that it writes in place, besides an `out`.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Op:
     tolerance: Mapping[torch.dtype, Tolerance]
     flops: Callable[[Shape, torch.dtype], int]
     bytes: Callable[[Shape, torch.dtype], int]
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .op import Key
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ASCEND_DTYPES = DTYPES[1:]  # the vector units have no fp64
-SAMPLING_DTYPES = DTYPES[1:]
+SAMPLING_DTYPES = DECODING_DTYPES = DTYPES[1:]
 
 
 def reason_against(key: Key) -> str | None:
@@ -27,6 +27,11 @@ def reason_against(key: Key) -> str | None:
 def reason_against_sampling(key: Key) -> str | None:
     """Return why the Triton sampling kernels cannot run for `key` on this machine, or None."""
     return _reason_against_dtype(key, SAMPLING_DTYPES) or reason_against_gpus()
+
+
+def reason_against_decoding(key: Key) -> str | None:
+    """Return why the Triton kernels of a decode step cannot run for `key` on this machine, or None."""
+    return _reason_against_dtype(key, DECODING_DTYPES) or reason_against_gpus()
 
 
 def reason_against_gpus() -> str | None:
