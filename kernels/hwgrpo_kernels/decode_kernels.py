@@ -48,7 +48,7 @@ def attend(
     return top, total, sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def decode_attention_kernel(
     query, key, value, cos, sin, prompts, prompt_of, prompt_length, responses, length, out, scale, width, query_row,
     query_head, key_row, key_head, value_row, value_head, prompts_kv, prompts_head, prompts_prompt, responses_kv,

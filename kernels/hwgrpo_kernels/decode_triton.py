@@ -1,4 +1,4 @@
-"""The decode ops in Triton: launch arguments of decode_kernels.py and module_kernels.py. No call waits for the device."""
+"""The decode ops in Triton: launch arguments of decode_kernels.py. No call waits for the device."""
 
 import math
 from typing import Any
@@ -9,13 +9,12 @@ from torch import Tensor
 
 from . import decode_kernels, module_triton
 from .kernel_launches import Arguments, KernelWork, declare_work, tensor_bytes
+from .rows_triton import warp_size
 
 LEAST_TILE = 16
 """Least query heads of a tile: matrix units take no fewer rows. A group of fewer is padded."""
 LEAST_SIZE = 16
 """Least head size of a tile, likewise."""
-TOKEN_BYTES = 16384
-"""Bytes of a tile of keys: two stages of keys and values are 64 KiB, the least shared memory of a chip."""
 
 _kernels: Any = decode_kernels
 
@@ -40,7 +39,8 @@ def decode_attention(
                 scaling * math.log2(math.e), prompts.shape[3], *query.stride()[:2], *key.stride()[:2],
                 *value.stride()[:2], *prompts.stride()[:3], *responses.stride()[:3], G=queries // heads,
                 TILE=max(LEAST_TILE, _padded(queries // heads)), SIZE=size, D=padded,
-                N=tile_tokens(padded, query.element_size()), STAGES=2, num_warps=4,
+                STAGES=2,
+                **tile_of(padded, query.element_size()),
             )  # fmt: skip
     return out
 
@@ -50,9 +50,15 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return module_triton.swiglu(gate, up)
 
 
-def tile_tokens(size: int, itemsize: int) -> int:
-    """Return the tokens of a tile of keys."""
-    return min(64, max(16, TOKEN_BYTES // (size * itemsize)))
+def tile_of(size: int, itemsize: int) -> dict[str, int]:
+    """Return the tokens of a tile of keys, and the warps of a program, that keep the kernel's values in registers.
+
+    Args:
+        size: head size of a tile.
+        itemsize: bytes per value; products of fp32 are not for matrix units, and need more registers.
+    """
+    narrow = itemsize == 2 and size <= 128
+    return {"N": 64 if narrow else 16, "num_warps": 8 if itemsize > 2 and warp_size() == 32 else 4}
 
 
 def _padded(size: int) -> int:
@@ -69,7 +75,9 @@ def _work_of_decode_attention(launch: Arguments) -> KernelWork:
     (rows, queries, size), capacity = query.shape, responses.shape[3]
     filled = (capacity + 1) / 2
     read = tensor_bytes(prompts) + int(tensor_bytes(responses) * (filled - 1) / capacity)
-    beside = sum(tensor_bytes(launch[name]) for name in ("query", "key", "value", "prompt_of", "prompt_length", "length"))
+    beside = sum(
+        tensor_bytes(launch[name]) for name in ("query", "key", "value", "prompt_of", "prompt_length", "length")
+    )
     angles = 2 * rows * size * launch["cos"].element_size()
     written = tensor_bytes(launch["out"]) + 2 * tensor_bytes(key)
     flops = 4 * rows * queries * size * (prompts.shape[3] + filled)

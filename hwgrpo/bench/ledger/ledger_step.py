@@ -30,6 +30,7 @@ from hwgrpo.rollout.local.architectures import unsupported_reason
 from hwgrpo.rollout.local.decode_rows import CHECK_LENGTH
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs
+from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.training.module_fusion import fuse
@@ -145,6 +146,7 @@ class LedgerStep:
             patch.object(engine, "check_cache", lambda *_: True),
             patch.object(engine, "check_lean_step", lambda model, _: unsupported_reason(model, CHECK_LENGTH)),
             patch.object(engine, "describe_drift", lambda *_: None),
+            patch.object(DecodeKernels, "check", lambda *_: None),
             patch.object(DecodeGraphs, "check", lambda *_: None),
         ):
             return engine.local_engine(parts)

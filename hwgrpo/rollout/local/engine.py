@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,7 @@ from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows, Rows, chec
 from hwgrpo.rollout.local.decoding import Decoded, Decoder, Settings
 from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
+from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.rollout.local.merged_adapters import merge, unshared_parameters
@@ -105,9 +107,11 @@ class LocalEngine:
         with torch.no_grad(), _evaluating(sampler):
             self._supports_padding = check_cache(sampler, device, longest)
             self._unsupported = check_lean_step(sampler, device)
+            self._kernels = DecodeKernels(partial(check_lean_step, kernels=True))
             self._graphs = DecodeGraphs(recorder, graphs_required)
             if self._unsupported is None:
-                self._graphs.check(sampler, device)
+                self._kernels.check(sampler, device)
+                self._graphs.check(sampler, device, self._kernels)
             self._drift = self._describe_drift(sampler, longest)
         self._expected_reason = self._unsupported or (unsupported_reason(sampler, longest) if longest else None)
         self.decode_reason = self._unsupported or ""
@@ -130,13 +134,13 @@ class LocalEngine:
             if self._supports_padding
             else ("rollout decodes prompts of one length at a time: the model does not mask padding in its states")
         )
-        return tuple(note for note in (path, self._graphs.note, alone, self._drift, slow) if note)
+        return tuple(note for note in (path, self._kernels.note, self._graphs.note, alone, self._drift, slow) if note)
 
     def _describe_drift(self, sampler: PreTrainedModel, longest: int | None) -> str | None:
         lean = self._unsupported is None and unsupported_reason(sampler, longest or LENGTH) is None
 
         def make_rows() -> Rows:
-            return LeanRows(sampler, self._device) if lean else ModelRows(sampler, self._device)
+            return self._lean_rows(sampler) if lean else ModelRows(sampler, self._device)
 
         return describe_drift(sampler, make_rows, self._device, longest)
 
@@ -274,9 +278,12 @@ class LocalEngine:
 
     def _rows(self, model: PreTrainedModel) -> Rows:
         if self._graphs.active and not self.decode_reason:
-            return self._graphs.rows(LeanRows(model, self._device, fixed=True))
-        rows = ModelRows(model, self._device) if self.decode_reason else LeanRows(model, self._device)
+            return self._graphs.rows(self._lean_rows(model, fixed=True))
+        rows = ModelRows(model, self._device) if self.decode_reason else self._lean_rows(model)
         return DistinctRows(rows) if self._device.type == "cpu" else rows
+
+    def _lean_rows(self, model: PreTrainedModel, fixed: bool = False) -> LeanRows:
+        return LeanRows(model, self._device, fixed=fixed, kernels=self._kernels.active)
 
 
 def _decode_all(decoder: Decoder, requests: Sequence[Request], deadlines: GroupDeadlines) -> list[Decoded | None]:

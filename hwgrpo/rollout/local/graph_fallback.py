@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.decode_graph import RecordedRows
+from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.support.text import terminal_line
@@ -48,18 +49,33 @@ class DecodeGraphs:
         """Whether decode steps are recorded."""
         return self._recorder is not None
 
-    def check(self, model: PreTrainedModel, device: torch.device) -> None:
-        """Record nothing from here on if recordings of a few decode steps fail or give other logits."""
+    def check(self, model: PreTrainedModel, device: torch.device, kernels: DecodeKernels) -> None:
+        """Record nothing from here on if recordings of a few decode steps fail or give other logits.
+
+        Kernels with which they do are not used from here on, if recordings are right without.
+        """
         if self._recorder is None:
             return
-        try:
-            reason = check_lean_step(model, device, self._recorder)
-        except RunError as error:
-            if self._required:
-                raise
-            reason = str(error)
+        reason, error = self._recorded_excess(model, device, self._recorder, kernels=kernels.active)
+        if reason is not None and kernels.active:
+            without, error = self._recorded_excess(model, device, self._recorder, kernels=False)
+            if without is None:
+                kernels.stop(f"recorded as a device graph, {reason}")
+                return
+        if error is not None and self._required:
+            raise error
         if reason is not None:
             self._stop(reason)
+
+    @staticmethod
+    def _recorded_excess(
+        model: PreTrainedModel, device: torch.device, recorder: Recorder, *, kernels: bool
+    ) -> tuple[str | None, RunError | None]:
+        """Return why recordings must not be used, or None, and the error if they failed."""
+        try:
+            return check_lean_step(model, device, recorder, kernels=kernels), None
+        except RunError as error:
+            return str(error), error
 
     def rows(self, rows: LeanRows) -> RecordedRows:
         """Return rows, made with `fixed=True`, whose decode steps are recorded."""

@@ -7,7 +7,7 @@ so that in-place updates of an optimizer take effect.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
 from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm
 from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows
+from hwgrpo.rollout.local.kernel_fallback import step_kernels
 from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache, StepPlaces
 
 
@@ -28,12 +29,13 @@ class LeanRows:
         device: where the model is.
         fixed: let `compute` run the same operations on the same tensors between two `advance` calls that return True,
             as a recording needs; a little slower without one.
+        kernels: use the kernels that the registry selects for the device; otherwise torch's operations.
     """
 
     compact_below = COMPACT_BELOW
     refills = True
 
-    def __init__(self, model: Any, device: torch.device, fixed: bool = False) -> None:
+    def __init__(self, model: Any, device: torch.device, fixed: bool = False, *, kernels: bool = True) -> None:
         architecture = architecture_of(model)
         assert architecture is not None
         self._architecture = architecture
@@ -41,7 +43,8 @@ class LeanRows:
         base = causal_lm(model)
         self._base = base
         self._device = device
-        self._cache = SharedPromptCache(fixed)
+        self._kernels = step_kernels(model, device) if kernels else None
+        self._cache = SharedPromptCache(fixed, None if self._kernels is None else self._kernels.attention)
         self._cos = self._sin = torch.empty(0)
         self._blocks: list[Block] = [read_block(layer, architecture) for layer in base.model.layers]
         self._norm: Norm = read_norm(base.model.norm, architecture)
@@ -80,56 +83,70 @@ class LeanRows:
 
     def compute(self, token_B: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, V] after the newest tokens; may be repeated after one `advance`."""
-        places = self._cache.places()
-        cos, sin = self._cos[places.positions], self._sin[places.positions]
+        step = self._rotated_places() if self._kernels is None else None
         hidden = self._embed(token_B)
         if self._embedding_multiplier != 1.0:
             hidden = hidden * self._embedding_multiplier
         for layer, block in enumerate(self._blocks):
             if self._architecture.norms_after:
-                hidden += block.attention_norm(block.output(self._attention(layer, block, hidden, cos, sin, places)))
-                hidden += block.mlp_norm(block.down(_gated(hidden, block)))
+                hidden += block.attention_norm(block.output(self._attention(layer, block, hidden, step)))
+                hidden += block.mlp_norm(block.down(self._gated(hidden, block)))
             else:
-                heads = self._attention(layer, block, block.attention_norm(hidden), cos, sin, places)
+                heads = self._attention(layer, block, block.attention_norm(hidden), step)
+                # The residual sums are part of the products.
                 block.output.add_to(hidden, heads, self._residual_multiplier)
-                block.down.add_to(hidden, _gated(block.mlp_norm(hidden), block), self._residual_multiplier)
+                block.down.add_to(hidden, self._gated(block.mlp_norm(hidden), block), self._residual_multiplier)
         logits = self._head(self._norm(hidden))
         return logits / self._logits_scaling if self._logits_scaling != 1.0 else logits
 
-    def _attention(
-        self,
-        layer: int,
-        block: Block,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        places: StepPlaces,
-    ) -> torch.Tensor:
-        """Return the input of the output projection, [B, query heads * D]; `cos` and `sin` are [B, 1, D]."""
-        rows, size = len(hidden), cos.shape[-1]
+    def _rotated_places(self) -> _RotatedPlaces:
+        places = self._cache.places()
+        return _RotatedPlaces(places, self._cos[places.positions], self._sin[places.positions])
+
+    def _attention(self, layer: int, block: Block, hidden: torch.Tensor, step: _RotatedPlaces | None) -> torch.Tensor:
+        """Return the input of the output projection, [B, query heads * D]; `step` is None with kernels."""
+        rows, size = len(hidden), self._cos.shape[-1]
         projected, keys = block.query_key_value(hidden), block.key_size
-        both, value = projected[:, :-keys], projected[:, -keys:]
+        both, value = projected[:, :-keys], projected[:, -keys:].view(rows, -1, size)
         if block.query_norm is not None and block.key_norm is not None:
             both = torch.cat((block.query_norm(both[:, :-keys]), block.key_norm(both[:, -keys:])), dim=1)
         # Queries and keys are normed and rotated as one tensor of heads: half the operations.
         both, key_heads = both.view(rows, -1, size), keys // size
         if block.head_norm is not None:
             both = block.head_norm(both)
-        both = both.to(cos.dtype)
+        if step is None:
+            query, key = both[:, :-key_heads], both[:, -key_heads:]
+            return self._cache.attend_in_kernel(layer, query, key, value, self._cos, self._sin, block.scaling)
+        both = both.to(step.cos.dtype)
         # rotate_half(x) * sin is the halves swapped times sin, the first half of it negative (`_make_rotations`).
-        both = torch.addcmul(both * cos, both.roll(size // 2, dims=-1), sin).to(value.dtype)
+        both = torch.addcmul(both * step.cos, both.roll(size // 2, dims=-1), step.sin).to(value.dtype)
         query, key = both[:, :-key_heads], both[:, -key_heads:]
-        return self._cache.attend(layer, query, key, value.view(rows, key_heads, size), block.scaling, places)
+        return self._cache.attend(layer, query, key, value, block.scaling, step.places)
+
+    def _gated(self, hidden: torch.Tensor, block: Block) -> torch.Tensor:
+        gate, up = block.gate_up(hidden).chunk(2, dim=1)
+        if self._kernels is not None and self._kernels.gate is not None:
+            return self._kernels.gate(gate, up)
+        return block.activation(gate).mul_(up)
 
     def _make_rotations(self) -> None:
-        """Tabulate cosines and sines of all positions of prompts and buffers, [positions, 1, D]."""
+        """Tabulate cosines and sines of all positions of prompts and buffers: [positions, D], for kernels.
+
+        For torch's operations they are [positions, 1, D], and the first half of the sines is negative.
+        """
         positions = torch.arange(self._cache.longest, device=self._device)
         cos, sin = self._base.model.rotary_emb(self._head.weight[:1], positions[None])
+        if self._kernels is not None:
+            self._cos, self._sin = cos[0].contiguous(), sin[0].contiguous()
+            return
         half = cos.shape[-1] // 2
         self._cos = cos[0][:, None]
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)[:, None]
 
 
-def _gated(hidden: torch.Tensor, block: Block) -> torch.Tensor:
-    gate, up = block.gate_up(hidden).chunk(2, dim=1)
-    return block.activation(gate).mul_(up)
+class _RotatedPlaces(NamedTuple):
+    """Of a step by torch's operations: where the newest tokens stand, and the angles there, [B, 1, D]."""
+
+    places: StepPlaces
+    cos: torch.Tensor
+    sin: torch.Tensor

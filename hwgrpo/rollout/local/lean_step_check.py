@@ -27,7 +27,9 @@ from hwgrpo.rollout.local.decode_rows import (
 from hwgrpo.rollout.local.lean_step import LeanRows
 
 
-def check_lean_step(model: PreTrainedModel, device: torch.device, recorder: Recorder | None = None) -> str | None:
+def check_lean_step(
+    model: PreTrainedModel, device: torch.device, recorder: Recorder | None = None, *, kernels: bool = False
+) -> str | None:
     """Decode a few tokens both ways; return why the lean step cannot be used, or None.
 
     Prompts have unequal lengths, and a row is dropped on the way.
@@ -36,6 +38,7 @@ def check_lean_step(model: PreTrainedModel, device: torch.device, recorder: Reco
         model: in evaluation mode, on `device`.
         device: where the model is.
         recorder: check the lean step as a recording of this recorder.
+        kernels: check it with the kernels that the registry selects, not with torch's operations.
 
     Raises:
         RunError: recording fails.
@@ -53,7 +56,7 @@ def check_lean_step(model: PreTrainedModel, device: torch.device, recorder: Reco
 
     try:
         expected = decode_by_model()
-        rows: Rows = LeanRows(model, device, fixed=recorder is not None)
+        rows: Rows = LeanRows(model, device, fixed=recorder is not None, kernels=kernels)
         if recorder is not None:
             rows = RecordedRows(rows, recorder, worth_recording=1)
         decoded = _decode_check_tokens(rows, prompts, ids.to(device))

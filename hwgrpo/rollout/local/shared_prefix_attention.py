@@ -6,12 +6,16 @@ its keys, which is one matrix product, and a view of the same tensor by row mult
 
 Rows have lengths of their own: a row that takes another response begins anew in its place, while the others go on.
 
+A kernel (`decode_attention`) reads these lengths on the device. torch's operations attend to columns that all rows
+share, in a grid of prompts, with masks.
+
 Shapes: P prompts of W tokens (padded on the left), B rows, H key-value heads of G queries each, head size D, response
 buffers of C tokens, of which row b has filled T[b].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,16 +56,19 @@ class SharedPromptCache:
     """Cache of the keys and values of all layers.
 
     `add_prompts` stores prompts, `arrange` begins and drops responses, and a step is an `advance`, `places`, and an
-    `attend` per layer. What a row may read is in tensors: `_filled`, its prompt's grid slot and `_bias`.
+    `attend` per layer; with a kernel, an `advance` and an `attend_in_kernel` per layer. What a row may read is in
+    tensors: `_filled`, its prompt's grid slot and `_bias`; with a kernel, `_filled`, `_place` and `_prompt_tokens`.
 
     Args:
-        fixed: attend to full response buffers, masked where they are not filled, so that `places` and `attend` run the
-            same operations on the same tensors until `advance` returns True, and can be recorded. Prompts and responses
-            that fit are then written in place.
+        fixed: run the same operations on the same tensors until `advance` returns True, so that they can be recorded.
+            Prompts and responses that fit are then written in place. torch's operations attend to full response
+            buffers, masked where they are not filled; with a kernel the buffers have room for full responses at once.
+        kernel: the op `decode_attention`; None: torch's operations.
     """
 
-    def __init__(self, fixed: bool = False) -> None:
+    def __init__(self, fixed: bool = False, kernel: Callable[..., torch.Tensor] | None = None) -> None:
         self._fixed = fixed
+        self._kernel = kernel
         self._moved = False
         self._regrid = False
         """Prompts were added since rows were assigned to the grid: their places, width and mask may be others."""
@@ -88,6 +95,8 @@ class SharedPromptCache:
         self._filled = self._limit = self._last_of_prompt = self._before_first = torch.empty(0)
         """[B] int64 each, on the device: length, `_most`, position of the prompt's last token, and the place before the
         row's first token among the B * C of the buffers."""
+        self._place = self._prompt_tokens = torch.empty(0)
+        """[B] int64 each, on the device, with a kernel: `_prompt_of`, and the prompt's length."""
         self._columns = torch.empty(0)
         """[C] int64, 0 to C - 1."""
         self._shown = self._hidden = torch.empty(0)
@@ -158,7 +167,9 @@ class SharedPromptCache:
         return np.union1d(self._prompt_of, np.fromiter(self._place_of.values(), np.int64, len(self._place_of)))
 
     def _update_prompt_bias(self) -> None:
-        """Mask the padding of prompts; without any, attention is faster without a mask."""
+        """Mask the padding of prompts; without any, attention is faster without a mask, and a kernel needs none."""
+        if self._kernel is not None:
+            return
         width, shared = self._prompt[0].shape[3], self._prompt_lengths
         if not self._fixed:
             shared = shared[self._used_places()]
@@ -224,7 +235,7 @@ class SharedPromptCache:
     def _move_buffers(self, old_of: np.ndarray, rows: int) -> None:
         """Make the buffers those of the rows [B] among the old ones, of which there were `rows`."""
         if not rows:
-            capacity = min(FIRST_CAPACITY, int(self._most.max()))
+            capacity = self._room() if self._at_once else min(FIRST_CAPACITY, int(self._most.max()))
             self._response = [_buffer(prompt, len(old_of), capacity) for prompt in self._prompt]
             return
         index = torch.from_numpy(old_of).to(self._prompt[0].device)
@@ -252,6 +263,15 @@ class SharedPromptCache:
             keep_shape: leave the grid's shape as it is, where the rows fit.
         """
         device, prompts, prompt_of = self._prompt[0].device, len(self._prompt_lengths), self._prompt_of
+        self._regrid = False
+        if self._kernel is not None:
+            self._set_rows(
+                _filled=self._length,
+                _limit=self._most,
+                _place=prompt_of,
+                _prompt_tokens=self._prompt_lengths[prompt_of],
+            )
+            return
         count = np.bincount(prompt_of, minlength=prompts)
         per_prompt = max(int(count.max()), self._per_prompt if keep_shape else 1)
         self._moved |= per_prompt != self._per_prompt
@@ -266,13 +286,15 @@ class SharedPromptCache:
         self._set("_slot", None if in_order else torch.from_numpy(slot).to(device))
         if self._bias_of_prompt is not None:
             self._set("_bias", self._bias_of_prompt[torch.from_numpy(prompt_of).to(device)][:, None])
-        rows = np.stack([self._length, self._most, self._prompt_lengths[prompt_of] - 1])
-        for name, values in zip(
-            ("_filled", "_limit", "_last_of_prompt"), torch.from_numpy(rows).to(device), strict=True
-        ):
-            self._set(name, values)
+        last = self._prompt_lengths[prompt_of] - 1
+        self._set_rows(_filled=self._length, _limit=self._most, _last_of_prompt=last)
         self._set_places()
-        self._regrid = False
+
+    def _set_rows(self, **values: np.ndarray) -> None:
+        """Set tensors [B] of the rows, in one copy to the device."""
+        rows = torch.from_numpy(np.stack([*values.values()])).to(self._prompt[0].device)
+        for name, each in zip(values, rows, strict=True):
+            self._set(name, each)
 
     def _set_places(self) -> None:
         device = self._prompt[0].device
@@ -305,15 +327,25 @@ class SharedPromptCache:
         """Double the buffers' capacity until a response of so many tokens fits."""
         if longest <= self.capacity:
             return
-        capacity = self.capacity
+        capacity = self._room() if self._at_once else self.capacity
         while capacity < longest:
             capacity = min(2 * capacity, int(self._most.max()))
         for layer, buffer in enumerate(self._response):
             wider = _buffer(buffer, buffer.shape[2], capacity)
             wider[:, :, :, : buffer.shape[3]] = buffer
             self._response[layer] = wider
-        self._set_places()
+        if self._kernel is None:
+            self._set_places()
         self._moved = True
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether buffers have room for full responses from the start; their capacity costs a kernel nothing."""
+        return self._fixed and self._kernel is not None
+
+    def _room(self) -> int:
+        """Return the capacity for full responses, and a token: `arrange` lets one that has ended go one further."""
+        return int(self._most.max()) + 1
 
     def places(self) -> StepPlaces:
         """Return where the newest tokens stand, after `advance`; the same for every layer."""
@@ -388,6 +420,36 @@ class SharedPromptCache:
         output = output.reshape(heads * rows, group, size)
         output.baddbmm_(weights.view(heads * rows, group, columns)[..., width : width + length], own_value)
         return output.view(heads, rows, group * size).transpose(0, 1).reshape(rows, -1)
+
+    def attend_in_kernel(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Rotate, then do as `attend`, in one kernel, which reads where the newest tokens stand.
+
+        Args:
+            layer: index of the decoder layer.
+            query: [B, H * G, D], not rotated; may be a slice, as key and value.
+            key: [B, H, D], not rotated.
+            value: [B, H, D].
+            cos: [positions, D].
+            sin: [positions, D].
+            scaling: factor of the scores.
+
+        Returns:
+            [B, H * G * D].
+        """
+        assert self._kernel is not None
+        prompts, responses = self._prompt[layer], self._response[layer]
+        return self._kernel(
+            query, key, value, cos, sin, prompts, self._place, self._prompt_tokens, responses, self._filled, scaling
+        )
 
     def _to_grid(self, of_rows: torch.Tensor) -> torch.Tensor:
         """Scatter [H, B, G, X] to [H, P * rows per prompt, G, X], zero in empty slots."""
