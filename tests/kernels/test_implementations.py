@@ -11,7 +11,11 @@ from tests.support.numbers.op_agreement import DTYPES, assert_agrees, runnable
 @pytest.mark.parametrize("op,implementation,dtype,case,shape", list(runnable("cpu")))
 def test_implementation_equals_the_definition(op, implementation, dtype, case, shape):
     inputs = op.inputs(shape, dtype, "cpu", case)
-    kept = {name: value.clone() for name, value in inputs.items() if isinstance(value, Tensor) and name not in ("out", *op.written)}
+    kept = {
+        name: value.clone()
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and name not in ("out", *op.written)
+    }
     assert_agrees(op, implementation.function(), inputs, dtype)
     for name, value in kept.items():
         torch.testing.assert_close(inputs[name], value, rtol=0, atol=0, equal_nan=True, msg=f"{name} was overwritten")
