@@ -66,14 +66,14 @@ def _padded(size: int) -> int:
 
 
 def _work_of_decode_attention(launch: Arguments) -> KernelWork:
-    """It depends on lengths in memory; here prompts of full width, and responses half of whose buffers are filled.
+    """It depends on lengths in memory; here prompts of full width, and responses that fill half of their buffers.
 
-    That is the mean over the steps of responses that fill their buffers. Rows read a shared prompt together: it counts
-    once.
+    That is the mean over the steps of responses that fill them, but for a last token. Rows read a shared prompt
+    together: it counts once.
     """
     query, key, prompts, responses = (launch[name] for name in ("query", "key", "prompts", "responses"))
     (rows, queries, size), capacity = query.shape, responses.shape[3]
-    filled = (capacity + 1) / 2
+    filled = max(capacity / 2, 1)
     read = tensor_bytes(prompts) + int(tensor_bytes(responses) * (filled - 1) / capacity)
     beside = sum(
         tensor_bytes(launch[name]) for name in ("query", "key", "value", "prompt_of", "prompt_length", "length")

@@ -27,9 +27,9 @@ from hwgrpo.models.meta_device import META
 from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache
 
 PINNED = {
-    "decode step: a layer": 24,
-    "decode step: beside layers": 9,
-    "decode step: a layer with LoRA": 35,
+    "decode step: a layer": 8,
+    "decode step: beside layers": 3,
+    "decode step: a layer with LoRA": 19,
     "sampler": 2,
     "reference: a layer": 30,
     "update forward: a layer": 40,
@@ -38,8 +38,6 @@ PINNED = {
 }
 """Kernels of the project's step today. A change that lowers a figure edits its line."""
 
-MASK = 3
-"""Kernels of the mask of a recorded step: places, a comparison, a selection. Others have none for equal lengths."""
 UPDATE = ("update forward", "LM head and loss", "update backward", "update, rest", "gradient clipping", "optimizer")
 SIZES = {
     "vocab_size": 400,
@@ -281,27 +279,30 @@ def test_a_decode_layer_launches_what_its_code_says(steps):
     assert per_layer(one, two, ledger_step.GRAPH) == {
         "_fused_rms_norm": 2,
         "addmm": 1,  # queries, keys and values, with their biases
-        "mul": 1 + 1,  # and the scaling of the scores to the prompt
-        "roll": 1,
-        "addcmul": 1,
-        "index_copy_": 2,  # into the cache
-        "clone": 2,  # queries by head, and the output by row
-        "scalar_tensor": 1,  # of no columns
-        "bmm": 3,
-        "add": 1,
-        "_softmax": 1,
-        "_to_copy": 1,
-        "baddbmm_": 1,
+        "decode_attention_kernel": 1,
         "addmm_": 2,  # the output and down projections, with the residual
         "mm": 1,  # gate and up
-        "silu": 1,
-        "mul_": 1,
+        "swiglu_kernel": 1,
     }
 
 
+def test_attention_of_a_decode_step_reads_what_is_filled_and_a_prompt_once(steps):
+    one, two = steps
+    rows, prompts, width, capacity = 32, 4, 90, 16
+    heads, kv_heads, size, itemsize = 4, 2, 16, 2
+    filled = capacity // 2
+    cached = 2 * kv_heads * size * itemsize * (prompts * width + rows * (filled - 1))
+    # queries and outputs; keys and values, read and stored; angles; three numbers per row
+    beside = rows * size * itemsize * (2 * heads + 4 * kv_heads + 2) + 3 * rows * 8
+    work = [step[ledger_step.GRAPH].classes["decode_attention_kernel"] for step in steps]
+    assert work[1].kernels - work[0].kernels == two[ledger_step.GRAPH].runs == one[ledger_step.GRAPH].runs
+    assert (work[1].bytes - work[0].bytes) // two[ledger_step.GRAPH].runs == cached + beside
+    assert (work[1].flops - work[0].flops) // two[ledger_step.GRAPH].runs == 4 * rows * heads * size * (width + filled)
+
+
 def test_one_more_kernel_in_a_decode_layer_changes_the_count(steps, tmp_path, monkeypatch):
-    attend = SharedPromptCache.attend
-    monkeypatch.setattr(SharedPromptCache, "attend", lambda *args: attend(*args).clone())
+    attend = SharedPromptCache.attend_in_kernel
+    monkeypatch.setattr(SharedPromptCache, "attend_in_kernel", lambda *args: attend(*args).clone())
     ledger = KernelLedger(RATES)
     with ledger.counting(BACKEND) as device:
         LedgerStep(settings(tmp_path, 2), ledger, device, BACKEND).generate()
@@ -323,7 +324,7 @@ def test_the_kernels_of_a_step_are_the_pinned_ones(steps, split, adapted):
     assert {
         "decode step: a layer": layer,
         "decode step: beside layers": beside,
-        "decode step: a layer with LoRA": eager.total.kernels // eager.runs - (beside - MASK),
+        "decode step: a layer with LoRA": eager.total.kernels // eager.runs - beside,
         "sampler": drawn.total.kernels // drawn.runs,
         "reference: a layer": per_layer(one, two, ledger_step.REFERENCE).total(),
         "update forward: a layer": per_layer(one, two, ledger_step.FORWARD).total(),
