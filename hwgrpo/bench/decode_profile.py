@@ -30,7 +30,7 @@ class DecodeTimes:
 
     rows: int
     capacity: int
-    """Tokens per response that the buffers hold; with device graphs, attention reads all of them."""
+    """Tokens per response, which the buffers hold; with device graphs and no kernel, attention reads all they hold."""
     prefill_ms: float
     launched_ms: float
     """A step whose kernels Python launches one by one, from an idle device to an idle device."""

@@ -55,6 +55,19 @@ and sm_100 in bf16 keep to 128 registers with some bytes in memory. Added to thi
 |---|---|---|---|---|---|---|---|---|
 """
 
+_DECODING = """\
+
+## Attention of a decode step
+
+A row per program and key-value head: 7 query heads per key-value head of size 64 (0.5B) and 128 (7B), 8 of size 256
+(Gemma). bf16 is multiplied in the matrix units of every chip, fp32 in those of CDNA alone; on gfx1100 fp32 at a head
+size of 256 has registers in memory. Keys and values come 16 bytes at a time; NVIDIA's copies to shared memory are not
+among the loads.
+
+| chip | dtype | model | registers | spilled bytes | scalar spills | shared | loads in loops | stores in loops |
+|---|---|---|---|---|---|---|---|---|
+"""
+
 _OTHER_VERSION = """\
 
 ## Another version of Triton
@@ -76,8 +89,8 @@ def table_of(known: dict[str, Any]) -> str:
     lines += ["", "## The most over all cases of a chip", "", *_extremes(figures)]
     for chip in ("sm_90", "gfx942"):
         lines += ["", f"## {chip}", "", *_table("case", figures[chip].items())]
-    sampling = "".join(f"{line}\n" for line in _sampling(known["sampling"]))
-    return "\n".join(lines) + "\n" + _PREFETCH + _SAMPLING + sampling + _OTHER_VERSION
+    sampling, decoding = ("".join(f"{line}\n" for line in _by_dtype(known[name])) for name in ("sampling", "decoding"))
+    return "\n".join(lines) + "\n" + _PREFETCH + _SAMPLING + sampling + _DECODING + decoding + _OTHER_VERSION
 
 
 def _table(first: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
@@ -90,7 +103,7 @@ def _table(first: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[s
             yield f"| {' | '.join(map(str, [name, op, *numbers, *accesses]))} |"
 
 
-def _sampling(figures: dict[str, Any]) -> Iterator[str]:
+def _by_dtype(figures: dict[str, Any]) -> Iterator[str]:
     for chip, dtypes in figures.items():
         for dtype, names in dtypes.items():
             for name, each in names.items():

@@ -1,7 +1,7 @@
 """The lean step as a device graph: on a fast device, launching a step takes longer than computing it.
 
-A recording costs several steps. It is made only after tensors moved, because rows were dropped, buffers were doubled or
-prompts do not fit, and only if enough steps remain. A slot that is refilled changes none.
+A recording costs several steps. It is made only after tensors moved, because rows were dropped, buffers were doubled
+(where no kernel attends) or prompts do not fit, and only if enough steps remain. A slot that is refilled changes none.
 """
 
 from __future__ import annotations
