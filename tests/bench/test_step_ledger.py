@@ -133,6 +133,14 @@ def test_large_kernels_take_the_time_of_their_bytes_or_their_flops(ledger):
     assert total.total.seconds == pytest.approx(3 * 2 * 8192**2 / 2.94e12)
 
 
+@pytest.mark.parametrize("add", [torch.addmm, torch.Tensor.addmm_])
+def test_a_product_added_to_a_sum_has_its_flops_in_place_and_not(ledger, add):
+    total, x, weight = empty(16, 32), empty(16, 64), empty(64, 32)
+    with ledger.stage("sum") as stage:
+        add(total, x, weight)
+    assert (stage.total.kernels, stage.total.flops) == (1, 2 * 16 * 64 * 32)
+
+
 def test_a_linear_layer_with_fp32_masters_casts_its_operands_and_gradients(ledger):
     x, weight = empty(256, 64, dtype=torch.float32, trained=True), empty(128, 64, dtype=torch.float32, trained=True)
     with ledger.stage("forward") as forward, torch.autocast("cuda", torch.bfloat16):

@@ -225,7 +225,9 @@ def _is_written(argument: Any) -> bool:
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Return the FLOPs of a matrix product or of attention, 0 of others; causal attention has half of them."""
-    formula = flop_registry.get(func.overloadpacket)
+    # a product added in place has the FLOPs of one that is not
+    packet = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"), func.overloadpacket)
+    formula = flop_registry.get(packet)
     if formula is None:
         return 0
     operands = [each for each in args if not isinstance(each, torch.dtype)]

@@ -64,11 +64,7 @@ class DecodeKernels:
         if step_kernels(model, device) is None:
             self.active = False
             return
-        try:
-            reason = self._check(model, device)
-        except Exception as error:  # of a compiler or driver: torch's operations do without
-            line = (str(error).splitlines() or [""])[0]
-            reason = f"they fail ({type(error).__name__}: {line})"
+        reason = self._check(model, device)
         if reason is not None:
             self.stop(reason)
 

@@ -103,6 +103,21 @@ def test_one_recording_lasts_until_rows_are_dropped_whatever_the_capacity():
     assert len(doubling) > 2
 
 
+def test_buffers_have_room_for_full_responses_at_once_and_no_more_than_the_plan_counts(monkeypatch):
+    capacities, advance = set(), LeanRows.advance
+
+    def watched(rows: LeanRows) -> bool:
+        moved = advance(rows)
+        capacities.add(rows._cache.capacity)
+        return moved
+
+    with selected():
+        engine = engine_of(model_of("Qwen2"), max_sequences=4, recorder=Recorder())
+        monkeypatch.setattr(LeanRows, "advance", watched)
+        tokens_of(engine)
+    assert capacities == {SAMPLING.max_response_tokens}
+
+
 def failing(*_: Any) -> Any:
     raise MemoryError("out of resources: shared memory")
 
