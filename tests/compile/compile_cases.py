@@ -57,7 +57,8 @@ class Case(NamedTuple):
 
 
 PLAIN = Case()
-_FIRST_CHIPS = ("sm_90", "gfx942")
+FIRST_CHIPS = ("sm_90", "gfx942")
+"""One of each vendor: in every run all of a kernel's cases are compiled for them, and few for the others."""
 _MATRIX = [
     Case(dtype, vocab, entropy, softcap)
     for dtype in ("bf16", "fp32")
@@ -102,7 +103,7 @@ def cases_of(chip: str) -> list[Case]:
 
     On every chip any two settings meet; one chip of each vendor has more, among them all combinations of `_MATRIX`.
     """
-    more = [*_MATRIX, *_QUICK, *_OTHERS] if chip in _FIRST_CHIPS else []
+    more = [*_MATRIX, *_QUICK, *_OTHERS] if chip in FIRST_CHIPS else []
     large = [_LARGE] if CHIPS[chip].target.backend == "hip" else []
     return list(dict.fromkeys([*more, *_PAIRS, *large]))
 
@@ -119,7 +120,7 @@ def settings_of(case: Case) -> dict[str, Any]:
 
 def is_quick(chip: str, case: Case) -> bool:
     """Whether a case is compiled in every run: many on one chip of each vendor, one on the others."""
-    return case == PLAIN or (chip in _FIRST_CHIPS and case in (*_QUICK, _LARGE))
+    return case == PLAIN or (chip in FIRST_CHIPS and case in (*_QUICK, _LARGE))
 
 
 def triton_ops() -> dict[str, Any]:

@@ -49,7 +49,7 @@ _SAMPLING = """\
 
 A vocabulary of 151936, at a temperature, but for the greedy draw and min_p alone. `kept_sums` is with top-k, top-p and
 min-p, whose search has eight thresholds at a time; the others have no loop over a row, or one. sm_90 and sm_120 in fp32
-and sm_100 in bf16 keep to 128 registers with some bytes in memory. Added to this page later, by the same script.
+and sm_100 in bf16 keep to 128 registers with some bytes in memory.
 
 | chip | dtype | kernel | registers | spilled bytes | scalar spills | shared | loads in loops | stores in loops |
 |---|---|---|---|---|---|---|---|---|
@@ -65,6 +65,18 @@ size of 256 has registers in memory. Keys and values come 16 bytes at a time; NV
 among the loads.
 
 | chip | dtype | model | registers | spilled bytes | scalar spills | shared | loads in loops | stores in loops |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+_MODULES = """\
+
+## The fused modules
+
+In bf16, norms at two numbers of hidden units. `rms_norm_for_linears` writes bf16 from an fp32 residual stream and has
+six readers, whose gradients its backward adds; `add_rms_norm` adds an update in bf16 first, and has two readers.
+Only the backward of a norm has a loop.
+
+| chip | module | pass | registers | spilled bytes | scalar spills | shared | loads in loops | stores in loops |
 |---|---|---|---|---|---|---|---|---|
 """
 
@@ -89,8 +101,11 @@ def table_of(known: dict[str, Any]) -> str:
     lines += ["", "## The most over all cases of a chip", "", *_extremes(figures)]
     for chip in ("sm_90", "gfx942"):
         lines += ["", f"## {chip}", "", *_table("case", figures[chip].items())]
-    sampling, decoding = ("".join(f"{line}\n" for line in _by_dtype(known[name])) for name in ("sampling", "decoding"))
-    return "\n".join(lines) + "\n" + _PREFETCH + _SAMPLING + sampling + _DECODING + decoding + _OTHER_VERSION
+    sampling, decoding, modules = (
+        "".join(f"{line}\n" for line in _three_levels(known[name])) for name in ("sampling", "decoding", "modules")
+    )
+    beside = _SAMPLING + sampling + _DECODING + decoding + _MODULES + modules
+    return "\n".join(lines) + "\n" + _PREFETCH + beside + _OTHER_VERSION
 
 
 def _table(first: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
@@ -103,13 +118,13 @@ def _table(first: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[s
             yield f"| {' | '.join(map(str, [name, op, *numbers, *accesses]))} |"
 
 
-def _by_dtype(figures: dict[str, Any]) -> Iterator[str]:
-    for chip, dtypes in figures.items():
-        for dtype, names in dtypes.items():
-            for name, each in names.items():
+def _three_levels(figures: dict[str, Any]) -> Iterator[str]:
+    for chip, outer in figures.items():
+        for first, inner in outer.items():
+            for second, each in inner.items():
                 numbers = [each["registers"], each["spilled"], each.get("scalar_spills", "-"), each["shared"]]
                 accesses = [_accesses(each["loads"]), _accesses(each["stores"])]
-                yield f"| {' | '.join(map(str, [chip, dtype, name, *numbers, *accesses]))} |"
+                yield f"| {' | '.join(map(str, [chip, first, second, *numbers, *accesses]))} |"
 
 
 def _extremes(figures: dict[str, Any]) -> Iterator[str]:

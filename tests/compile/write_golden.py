@@ -20,6 +20,7 @@ def main() -> None:
         from tests.compile.compile_cases import GOLDEN, binaries_of, cases_of
         from tests.compile.compile_table import TABLE, table_of
         from tests.compile.decode_compile_cases import decode_figures
+        from tests.compile.module_compile_cases import module_figures
         from tests.compile.sampling_compile_cases import sampling_figures
         from tests.compile.triton_stub import CHIPS
 
@@ -30,8 +31,14 @@ def main() -> None:
             }
             for chip in CHIPS
         }
-        beside = {"sampling": sampling_figures(), "decoding": decode_figures()}
-    known = {"triton": triton.__version__, "commit": short_head(), "figures": figures, **beside}
+        known = {
+            "triton": triton.__version__,
+            "commit": short_head(),
+            "figures": figures,
+            "sampling": sampling_figures(),
+            "decoding": decode_figures(),
+            "modules": module_figures(),
+        }
     GOLDEN.write_text(_as_json(known), encoding="utf-8")
     TABLE.write_text(table_of(known), encoding="utf-8")
 

@@ -55,6 +55,22 @@ def test_rms_norm_of_rows_that_lie_apart_with_a_frozen_weight_in_16_bits():
     assert_equal(lambda x, w: module_triton.rms_norm(x, w, 1e-6), rms_norm, x, weight)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_and_its_norm_with_their_gradients(dtype):
+    x, update = random(7, 100, dtype=torch.float32).requires_grad_(), random(7, 100, dtype=dtype, seed=1)
+    weight = random(100, dtype=torch.float32).requires_grad_()
+
+    def both(add):
+        return lambda *tensors: torch.stack([each.to(tensors[0].dtype) for each in add(*tensors)])
+
+    assert_equal(
+        both(lambda x, u, w: module_triton.add_rms_norm(x, u, w, 1e-6)),
+        both(lambda x, u, w: (x + u, rms_norm(x + u, w))),
+        *(x, update.requires_grad_(), weight),
+        terms=100,
+    )
+
+
 def test_the_gradient_of_the_weight_is_the_same_each_time():
     x, weight = random(300, 64, dtype=torch.float32), random(64, dtype=torch.float32).requires_grad_()
     once, again = (

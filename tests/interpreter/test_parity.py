@@ -8,11 +8,19 @@ import pytest
 from hwgrpo_kernels import rows_triton
 
 from hwgrpo.cli.main import main
+from hwgrpo.parity import fixed_step
 from hwgrpo.parity.families import FAMILIES, save_family
 from tests.support.numbers.row_cases import NARROW, ROW_OPS
 
 PINS = ", ".join(f"{op.name}: interpreted" for op in ROW_OPS)
 ARGUMENTS = ("parity", "backend.name=cpu", "trainer.threads=1", f"kernels.pins={{{PINS}}}", "--json")
+
+
+@pytest.fixture
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row takes milliseconds here. All prompts have more tokens of which a model is sure."""
+    for name in ("PROMPTS", "RESPONSES"):
+        monkeypatch.setattr(fixed_step, name, getattr(fixed_step, name)[:3])
 
 
 def parity(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
@@ -24,9 +32,9 @@ def parity(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     return report
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rounding_explains_every_difference(dtype: str, interpreted, capsys):
-    report = parity(capsys, f"model.dtype={dtype}")
+@pytest.mark.usefixtures("few_prompts")
+def test_rounding_explains_every_difference_in_16_bits(interpreted, capsys):
+    report = parity(capsys, "model.dtype=bfloat16")
     assert report["passed"], report
 
 
@@ -50,6 +58,7 @@ def scaled(index: int, factor: float) -> Callable[[Any], Any]:
     return change
 
 
+@pytest.mark.usefixtures("few_prompts")
 @pytest.mark.parametrize(
     ("kernel", "change", "stage"),
     [

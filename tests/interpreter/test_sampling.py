@@ -13,24 +13,35 @@ from tests.support.numbers.row_cases import DEVICE
 
 NAMES = ("block_sums", "kept_sums", "pick")
 OPS = {op.name: op for op in default_registry.ops() if op.name in NAMES}
-CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in OPS.values() for case in op.cases]
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-VOCABULARIES = (1, 152, 255, 256, 257, 5003)
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+IN_16_BITS = ("plain", "scaled", "all_filters")
+CASES = [
+    pytest.param(op, case, dtype, id=f"{op.name}-{case}-{str(dtype)[6:]}")
+    for op in OPS.values()
+    for case in op.cases
+    for dtype in ((FP32, BF16, FP16) if case in IN_16_BITS else (FP32,))
+]
+VOCABULARIES = [(vocabulary, FP32) for vocabulary in (1, 152, 255, 256, 257, 5003)] + [(257, BF16), (257, FP16)]
+"""Sides of a block's end and several programs; a dtype changes a conversion alone."""
 ROUNDING = 64 * 2.0**-24
 """More than fp32 sums of exponentials err, of a total of 1: 18 halvings to 2^18 terms, and some units of exp."""
 EDGE = 2.0**-24
 """The engine's least uniform; the largest is 1 less this."""
-FILTERS = (
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_k": 300},
-    {"top_p": 0.8},
-    {"top_p": 0.99},
-    {"top_p": 1e-6},
-    {"min_p": 0.1},
-    {"min_p": 1.0},
-    {"top_k": 20, "top_p": 0.9, "min_p": 0.02},
-)
+_OF_DTYPE = {FP32: 0.6, BF16: 1.0, FP16: 0.6}
+FILTERS = [
+    *(
+        (filters, dtype, temperature)
+        for filters in ({"top_k": 5}, {"top_p": 0.8}, {"top_k": 20, "top_p": 0.9, "min_p": 0.02})
+        for dtype, temperature in _OF_DTYPE.items()
+    ),
+    ({"top_k": 1}, BF16, 1.0),
+    ({"top_k": 300}, BF16, 1.0),
+    ({"top_p": 0.99}, FP16, 0.6),
+    ({"top_p": 1e-6}, FP32, 0.6),
+    ({"min_p": 0.1}, BF16, 1.0),
+    ({"min_p": 1.0}, FP32, 0.6),
+]
+"""Filters, dtype, temperature: searches in every dtype, whose thresholds have other bits; edges in one."""
 
 
 @pytest.fixture(autouse=True)
@@ -118,23 +129,21 @@ def repeated(logits: torch.Tensor, uniforms: tuple[float, ...]) -> tuple[torch.T
     return logits[order], torch.cat([u.repeat_interleave(alive), u.repeat_interleave(DEAD)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op,case", CASES)
+@pytest.mark.parametrize("op,case,dtype", CASES)
 def test_kernel_equals_the_definition(op, case, dtype):
     function = getattr(sampling_triton, op.name)
     assert_agrees(op, function, op.inputs(Shape(3, 0, 517), dtype, DEVICE, case), dtype)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize(
+    "vocabulary,dtype,temperature", [*((*each, 0.6) for each in VOCABULARIES), (257, FP32, 1.0)], ids=str
+)
 def test_tokens_and_log_probs_are_those_of_draw(vocabulary, dtype, temperature):
     logits, uniform = repeated(rows(vocabulary, dtype), (EDGE, 0.25, 0.5, 0.737, 1 - EDGE))
     assert_draws(logits, uniform, temperature)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("vocabulary,dtype", VOCABULARIES, ids=str)
 def test_greedy_takes_the_first_maximum_at_any_temperature(vocabulary, dtype):
     logits = rows(vocabulary, dtype)
     found = on_device(logits, None, temperature=0.3, top_k=1)
@@ -146,10 +155,7 @@ def test_greedy_takes_the_first_maximum_at_any_temperature(vocabulary, dtype):
     assert found.floors is None
 
 
-@pytest.mark.parametrize(
-    "dtype,temperature", [(torch.float32, 0.6), (torch.bfloat16, 1.0), (torch.float16, 0.6)], ids=str
-)
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("filters,dtype,temperature", FILTERS, ids=str)
 def test_filters_keep_what_draw_keeps(filters, dtype, temperature):
     # the floor lies between the least token kept and the likeliest dropped: it says which are kept
     assert_draws(*repeated(rows(1301, dtype), (0.6,)), temperature, **filters)
@@ -157,7 +163,7 @@ def test_filters_keep_what_draw_keeps(filters, dtype, temperature):
 
 @pytest.mark.parametrize(
     "dtype,filters",
-    [(torch.bfloat16, {}), (torch.bfloat16, {"top_k": 50, "top_p": 0.95}), (torch.float32, {"top_p": 0.9})],
+    [(BF16, {}), (BF16, {"top_k": 50, "top_p": 0.95}), (FP32, {"top_p": 0.9})],
     ids=str,
 )
 def test_a_large_vocabulary_is_drawn_from(filters, dtype):
@@ -166,7 +172,7 @@ def test_a_large_vocabulary_is_drawn_from(filters, dtype):
 
 
 def test_a_row_s_results_do_not_depend_on_the_rows_beside_it():
-    logits, uniform = repeated(rows(1301, torch.bfloat16), (0.3, 0.7))
+    logits, uniform = repeated(rows(1301, BF16), (0.3, 0.7))
     options = {"temperature": 0.9, "top_k": 300, "top_p": 0.9}
     together = on_device(logits, uniform, **options)
     for row in (0, 7, 20):

@@ -1,8 +1,8 @@
-"""What triton-ascend lowers the row kernels to, executed on the CPU: MLIR 19 makes machine code of the linalg text.
+"""What triton-ascend lowers kernels to, executed on the CPU: MLIR 19 makes machine code of the linalg text.
 
-Started by triton-ascend's environment: `python -m tests.lowering.ascend_execution FILE` runs the ops' declared
-cases through the host code that would launch them on an NPU, and writes a JSON object: case -> what is wrong with it,
-or nothing.
+Started by triton-ascend's environment: `python -m tests.lowering.ascend_execution FILE` runs the row ops' declared
+cases, and tests of the fused modules, through the host code that would launch them on an NPU, and writes a JSON
+object: case -> what is wrong with it, or nothing.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import torch
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import Tile
 
-from tests.lowering.ascend_execution_cases import LLVM, PLANTED, TOOLS, cases
+from tests.interpreter import test_module_kernels
+from tests.lowering.ascend_execution_cases import LLVM, MODULES, PLANTED, PLANTED_IN_MODULES, TOOLS, cases
 from tests.lowering.ascend_lowering import AscendStub
 from tests.support.numbers.op_agreement import assert_agrees
 from tests.support.numbers.row_cases import STATS, with_tile
@@ -55,9 +57,9 @@ class ExecutingStub(AscendStub):
             text = self.linalg[metadata.hash].replace(*self.change)
             kernel = _compiled(text, metadata.name.split()[0], self.folder)
             words = [_memory(None), _memory(None), *map(_word, given)]
-            for program in range(x):
-                flat = [each for word in words for each in word]
-                kernel(*flat, *map(ctypes.c_int32, (x, y, z, program, 0, 0)))
+            flat = [each for word in words for each in word]
+            for program in product(range(x), range(y), range(z)):
+                kernel(*flat, *map(ctypes.c_int32, (x, y, z, *program)))
             self.executed += 1
 
         return launch
@@ -104,18 +106,34 @@ def _what_is_wrong(op: Any, dtype: torch.dtype, case: str) -> str:
     return ""
 
 
+def _what_a_test_finds(check: str, parameters: dict[str, Any]) -> str:
+    try:
+        getattr(test_module_kernels, check)(**parameters)
+    except AssertionError as error:
+        return str(error) or "it does not agree"
+    return ""
+
+
 def run_all(folder: Path) -> dict[str, str]:
     """Execute every case, and the planted one."""
     stub = ExecutingStub(folder)
     stub.install()
+    test_module_kernels.DEVICE = "cpu"  # hw: a stub's
     found = {}
     for name, (op, dtype, case) in cases().items():
         before = stub.executed
         found[name] = _what_is_wrong(op, dtype, case)
         if stub.executed == before:
             found[name] = "nothing was executed"
+    for name, (check, parameters) in MODULES.items():
+        before = stub.executed
+        found[name] = _what_a_test_finds(check, parameters)
+        if stub.executed == before:
+            found[name] = "nothing was executed"
     stub.change = ("math.exp2", "math.exp")
     found[PLANTED] = _what_is_wrong(STATS, torch.float32, "plain")
+    stub.change = ("math.rsqrt", "math.sqrt")
+    found[PLANTED_IN_MODULES] = _what_a_test_finds(*MODULES["rms_norm-bfloat16"])
     return found
 
 

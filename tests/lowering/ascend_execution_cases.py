@@ -1,7 +1,8 @@
-"""Which cases of the row ops are executed as they are lowered for Ascend, and what that takes; imports no triton."""
+"""Which cases of kernels are executed as they are lowered for Ascend, and what that takes; imports no triton."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from hwgrpo_kernels import Op, default_registry
@@ -11,6 +12,22 @@ TOOLS = {name: str(LLVM / "bin" / name) for name in ("mlir-opt", "mlir-translate
 RUNNER = LLVM / "lib" / "libmlir_c_runner_utils.so.19.1"
 """What lowered kernels are linked with."""
 PLANTED = "a planted exponential to another base"
+PLANTED_IN_MODULES = "a planted root that is not inverted"
+_FP32 = torch.float32
+MODULES: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (f"test_{check}", parameters)
+    for dtype in (torch.float32, torch.bfloat16)
+    for name, (check, parameters) in {
+        f"rms_norm-{str(dtype)[6:]}": ("rms_norm_and_its_gradients", {"shape": (67, 48), "dtype": dtype}),
+        f"add_rms_norm-{str(dtype)[6:]}": ("a_sum_and_its_norm_with_their_gradients", {"dtype": dtype}),
+        f"swiglu-{str(dtype)[6:]}": ("swiglu_and_its_gradients", {"shape": (2, 4099), "dtype": dtype}),
+        f"rotary-{str(dtype)[6:]}": (
+            "rotation_and_its_gradient",
+            {"heads": 9, "size": 20, "rows": 2, "heads_first": False, "dtype": dtype, "angles": _FP32},
+        ),
+    }.items()
+}
+"""Name -> test of tests/interpreter/test_module_kernels.py and its parameters."""
 
 
 def missing() -> str | None:
@@ -36,4 +53,4 @@ def cases() -> dict[str, tuple[Op, torch.dtype, str]]:
 
 def names() -> list[str]:
     """Return the names of the cases."""
-    return list(cases())
+    return [*cases(), *MODULES]

@@ -1,8 +1,8 @@
-"""The row kernels as triton-ascend lowers them for an NPU that is not there, by the host code that would launch them.
+"""Kernels as triton-ascend lowers them for an NPU that is not there, by the host code that would launch them.
 
-Started by triton-ascend's environment: `python -m tests.lowering.ascend_lowering FILE` lowers every case and
-every planted violation, and writes a JSON object of `Lowered`. The compiler that would follow is part of CANN,
-and the launch does nothing.
+Started by triton-ascend's environment: `python -m tests.lowering.ascend_lowering FILE` lowers every case of the row
+kernels, the calls of other kernels and every planted violation, and writes a JSON object of `Lowered`. The compiler
+that would follow is part of CANN, and the launch does nothing.
 """
 
 import json
@@ -47,6 +47,25 @@ CASES = [Case(*each) for each in product(("row_stats", "row_grad"), DTYPES, _SWI
 CASES += [Case("row_stats_kl", dtype, True, softcap, True) for dtype in DTYPES for softcap in _SWITCH]
 CASES += [Case("row_grad_kl", *each, True) for each in product(DTYPES, _SWITCH, _SWITCH)]
 CASES.append(Case("row_grad", "bfloat16", entropy=True, softcap=True, row_scale=True, wide_out=True))
+
+NORMS = ("rms_norm", "rms_norm_for_linears", "add_rms_norm")
+HIDDEN = (3584, 8192)
+MODULES = [
+    f"{module}-{dtype}-{kind}"
+    for module in (*(f"{norm} {hidden}" for norm in NORMS for hidden in HIDDEN), "swiglu", "rotary")
+    for dtype in ("bfloat16", "float32")
+    for kind in ("forward", "backward")
+]
+"""Kernels of the fused modules."""
+SAMPLING = {
+    "block_sums": {"compare of integer vectors"},
+    "pick": {"compare of integer vectors", "unresolved function"},
+    "pick greedy": {"compare of integer vectors", "unresolved function"},
+    "kept_sums top_k": {"compare of integer vectors", "vector of 64-bit integers"},
+    "kept_sums top_p": {"compare of integer vectors", "vector of 64-bit integers"},
+    "kept_sums min_p": {"compare of integer vectors"},
+}
+"""Sampling kernels -> what in them has no place on a vector core."""
 
 
 def arguments(case: Case) -> dict[str, Any]:
@@ -141,11 +160,43 @@ def lower_all() -> dict[str, Lowered]:
         found[case.name] = Lowered(
             *stub.launched[-1], rows_triton._tile(case.op, given["logits"], out, given["squash"]).block
         )
+    found |= _lower_modules(stub) | _lower_sampling(stub)
     size = 64
     for kind, kernel in PLANTED.items():
         x, index = torch.randn(size * size), torch.zeros(size, dtype=torch.int32)
         kernel[(1,)](x, index, torch.empty(size * size), 7, size)
         found[kind] = Lowered(*stub.launched[-1], size)
+    return found
+
+
+def _lower_modules(stub: AscendStub) -> dict[str, Lowered]:
+    import torch
+    from hwgrpo_kernels import module_triton
+
+    from tests.support.numbers.kernel_calls import norm_calls, other_module_calls
+
+    found = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        norms = {f"{name} {hidden}": call for hidden in HIDDEN for name, call in norm_calls(hidden, dtype).items()}
+        for name, call in {**norms, **other_module_calls(dtype)}.items():
+            call()
+            hidden = int(name.split()[1]) if name in norms else 0
+            block = max(module_triton.TILE, hidden) if name != "rotary" else module_triton.HEADS * 64
+            for kind, launched in zip(("forward", "backward"), stub.launched[-2:], strict=True):
+                found[f"{name}-{str(dtype)[6:]}-{kind}"] = Lowered(*launched, block)
+    return found
+
+
+def _lower_sampling(stub: AscendStub) -> dict[str, Lowered]:
+    import torch
+
+    from tests.support.numbers.kernel_calls import sampling_calls
+
+    calls = sampling_calls(torch.bfloat16)
+    found = {}
+    for name in SAMPLING:
+        calls[name]()
+        found[name] = Lowered(*stub.launched[-1], 0)
     return found
 
 

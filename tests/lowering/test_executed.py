@@ -1,11 +1,11 @@
-"""What the row kernels are lowered to for Ascend, executed on the CPU, computes the definitions."""
+"""What row kernels and fused modules are lowered to for Ascend, executed on the CPU, computes the definitions."""
 
 import json
 
 import pytest
 
 from tests.lowering.ascend_environment import run_there
-from tests.lowering.ascend_execution_cases import PLANTED, missing, names
+from tests.lowering.ascend_execution_cases import PLANTED, PLANTED_IN_MODULES, missing, names
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +26,7 @@ def test_the_lowered_kernel_computes_the_definition(found, case):
     assert found[case] == ""
 
 
-def test_nothing_else_was_executed_but_a_planted_fault_and_that_is_seen(found):
-    assert found.keys() == {*names(), PLANTED}
+def test_nothing_else_was_executed_but_planted_faults_and_those_are_seen(found):
+    assert found.keys() == {*names(), PLANTED, PLANTED_IN_MODULES}
     assert found[PLANTED].startswith("logprob: ")
+    assert found[PLANTED_IN_MODULES]

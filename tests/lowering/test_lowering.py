@@ -1,11 +1,11 @@
-"""The row kernels lower for Ascend to vector programs that fit the unified buffer. Nothing here runs on an NPU."""
+"""Kernels lower for Ascend to vector programs; those of rows fit the unified buffer. Nothing here runs on an NPU."""
 
 import pytest
 from hwgrpo_kernels import ascend_tiles
 from hwgrpo_kernels.ascend_tiles import RowKernel
 
 from tests.lowering.ascend_ir import block_loops, peak_bytes, single_reads_kept_inside, violations
-from tests.lowering.ascend_lowering import CASES, CHIP, VECTOR_CORES
+from tests.lowering.ascend_lowering import CASES, CHIP, MODULES, SAMPLING, VECTOR_CORES
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 LOGITS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -22,6 +22,25 @@ KINDS = (
 @EVERY_CASE
 def test_a_kernel_lowers_to_nothing_but_vector_work(lowered, case):
     assert violations(lowered[case.name].linalg) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_fused_module_lowers_to_nothing_but_vector_work(lowered, name):
+    assert violations(lowered[name].linalg) == []
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_sampling_kernel_stays_on_gpus_for_what_a_vector_core_lacks(lowered, name):
+    assert {found.split(":")[0] for found in violations(lowered[name].linalg)} == SAMPLING[name]
+
+
+def test_the_tiles_of_a_norm_s_gradient_are_too_large_for_the_unified_buffer(lowered):
+    of_hidden = {}
+    for name in (name for name in MODULES if "norm" in name and name.endswith("backward")):
+        hidden = int(name.split("-")[0].split()[1])
+        of_hidden.setdefault(hidden, set()).add(peak_bytes(lowered[name].linalg, lowered[name].block) // 1024)
+    assert of_hidden == {3584: {128}, 8192: {256}}  # KiB of vectors, without copies in flight
+    assert ascend_tiles.chip_of(CHIP).unified_buffer == 192 * 1024
 
 
 @pytest.mark.parametrize("kind", KINDS)
