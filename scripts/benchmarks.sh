@@ -27,6 +27,7 @@ dynamic_sampling_sparse dynamic_sampling_cpu.md python benchmarks/dynamic_sampli
 families - python benchmarks/families.py --output benchmarks/results/families
 graders real_model.md python benchmarks/graders.py --model SMOLLM2 --source GSM8K --dtype bfloat16 --threads 2 --verl VERL --trl-python TRL_PYTHON --output benchmarks/results/graders.json
 grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --output benchmarks/results/grouped_update_cpu.json
+layout_times layout_times.md python benchmarks/layout_times.py --output benchmarks/results/layout_times.json
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
 local_engine local_engine.md python benchmarks/local_engine.py
 local_engine_vllm local_engine.md VLLM_PYTHON benchmarks/local_engine.py --peer vllm --size 36m

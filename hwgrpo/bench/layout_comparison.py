@@ -57,8 +57,7 @@ def possible_layout(update: PolicyUpdate, device: Device, name: str) -> tuple[La
         return None, str(error).split("; use model.layout=")[0]
     if layout.name != name:
         return None, reason or f"with attention {attention!r} it is {layout.name}"
-    attend_by_lengths(config, update.policy, layout, device.torch_device)
-    return layout, ""
+    return attend_by_lengths(config, update.policy, layout, device.torch_device)[0], ""
 
 
 def first_update(update: PolicyUpdate, batch: TrainBatch, layout: Layout) -> FirstUpdate:

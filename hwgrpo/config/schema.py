@@ -76,7 +76,8 @@ class ModelConfig:
     names (`rms_norm`, `rotary`, `swiglu`), `none`, or `auto`: all on Ascend and NVIDIA GPUs, none on AMD's."""
     layout: str = choice("auto", lambda: ("auto", *catalog.LAYOUTS.names()))
     """Layout of a micro-batch: `grouped` (a prompt once, followed by its responses), `padded` (one response per row,
-    sorted by length) or `packed` (sequences concatenated); auto: grouped where the model's attention allows it.
+    sorted by length) or `packed` (sequences concatenated); auto: where the model's attention allows it grouped, or on
+    GPUs packed, whichever has less work for the longest prompts and responses; else padded (docs/layouts.md).
     `grouped_masked` is grouped with a dense mask; grouped uses that too where attention cannot be replaced. Under such
     a mask, which grouped has in rows of up to 160 tokens, those with which responses begin alike are computed once."""
     gradient_checkpointing: bool = False

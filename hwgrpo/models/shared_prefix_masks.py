@@ -1,10 +1,11 @@
-"""Attention in rows that hold a prompt once and then several responses to it: the branches.
+"""Attention in rows of several sequences: a prompt and the responses to it (branches), or sequences side by side.
 
 A dense mask over such a row computes every score between two responses, and throws it away. Here the prompt attends to
 itself, and each response, as a separate sequence, to the prompt's keys followed by its own. Both are computed by the
 attention that the model has, which takes masks as transformers' `sdpa` does: that one, or a device's fused one. A layer
-with a sliding window gets its own masks. All this is registered with transformers under `NAME`, or a name that begins
-with it; a forward without `branches` gets the model's own attention.
+with a sliding window gets its own masks. Where a device has torch's flash kernels, they read lengths: then there is no
+mask, and sequences side by side in one row are not copied. All this is registered with transformers under `NAME`, or
+a name that begins with it; a forward without `branches` gets the model's own attention.
 """
 
 from __future__ import annotations
@@ -48,16 +49,21 @@ sdpa's kernel for 16 bits takes two to five times as long there at 60 keys, most
 
 @dataclass(frozen=True)
 class Packed:
-    """The T tokens of B rows without their padding: all prompts, then all responses, row by row."""
+    """The T tokens of B rows without their padding: all prompts, then all responses, row by row.
 
-    tokens: torch.Tensor
-    """[T] int64: index of each among the B * L."""
-    place: torch.Tensor
-    """[B * L] int64: where each token stands among the T; any for padding."""
+    A sequence that sees itself alone counts as a prompt.
+    """
+
+    total: int
+    """T."""
+    tokens: torch.Tensor | None
+    """[T] int64: index of each among the B * L; None: the rows are one row without padding, in this order."""
+    place: torch.Tensor | None
+    """[B * L] int64: where each token stands among the T; any for padding. None as `tokens`."""
     offsets: torch.Tensor
     """[B + S + 1] int32: bounds of prompts and responses."""
     responses_of_rows: torch.Tensor
-    """[B + 1] int32: bounds of the rows' responses among all response tokens."""
+    """[B + 1] int32: bounds of the rows' responses among all response tokens; read where there are any."""
     prompts: int
     """Tokens of prompts."""
     longest_prompt: int
@@ -68,8 +74,18 @@ class Packed:
 
     def to(self, device: torch.device) -> Packed:
         """Return the same on `device`."""
-        names = ("tokens", "place", "offsets", "responses_of_rows")
-        return replace(self, **{name: send(getattr(self, name), device) for name in names})
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{name: send(tensor, device) for name, tensor in tensors.items()})
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return [T, heads, D] of [B, heads, L, D]; a view where the tokens are one row."""
+        flat = tensor.transpose(1, 2).flatten(0, 1)
+        return flat if self.tokens is None else flat.index_select(0, self.tokens)
+
+    def unpack(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return [B, L, heads, D] of [T, heads, D], any values at padding; a view where the tokens are one row."""
+        flat = tensor if self.place is None else tensor.index_select(0, self.place)
+        return flat.unflatten(0, (rows, -1))
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -78,14 +94,56 @@ class Packed:
         No part is without queries, for which kernels cannot be launched, nor has a longest sequence of one query, for
         which they take the number of sequences for that of tokens: a larger bound is as right.
         """
-        everything, longest = slice(0, len(self.tokens)), max(2, self.longest)
+        everything, longest = slice(0, self.total), max(2, self.longest)
         own = Part(everything, everything, self.offsets, self.offsets, longest, longest, causal=True)
-        if self.prompts == len(self.tokens):
+        if self.prompts == self.total:
             return (own,)
-        responses, prompts = slice(self.prompts, len(self.tokens)), slice(0, self.prompts)
+        responses, prompts = slice(self.prompts, self.total), slice(0, self.prompts)
         of_prompts = self.offsets[: len(self.responses_of_rows)]
         most = max(2, self.most_in_row), self.longest_prompt
         return own, Part(responses, prompts, self.responses_of_rows, of_prompts, *most, causal=False)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences side by side in B rows of L tokens, each of which sees itself alone."""
+
+    packed: Packed
+    """Each counts as a prompt."""
+    _masks: dict[Any, torch.Tensor] = field(default_factory=dict, compare=False)
+
+    def to(self, device: torch.device) -> Sequences:
+        """Return the same on `device`."""
+        return Sequences(self.packed.to(device))
+
+    def parts(self, window: int | None) -> tuple[Part, ...]:
+        """Return what a layer with this sliding window attends to; None: without a window."""
+        within = window if window is not None and window < self.packed.longest else None
+        return tuple(replace(part, window=within) for part in self.packed.parts)
+
+    def mask(self, window: int | None, dtype: torch.dtype, rows: int, width: int) -> torch.Tensor:
+        """Return the mask added to the scores, [B, 1, L, L], for a layer that the flash kernels do not serve.
+
+        Made once for all layers.
+
+        Args:
+            window: a token sees itself and the window - 1 tokens before it; None: everything before it.
+            dtype: of the mask.
+            rows: B.
+            width: L.
+        """
+        key = (window, dtype)
+        if key not in self._masks:
+            packed, device = self.packed, self.packed.offsets.device
+            token = torch.arange(packed.total, device=device)
+            tokens = token if packed.tokens is None else packed.tokens
+            sequence = torch.full((rows * width,), -1, device=device)  # of padding
+            sequence[tokens] = torch.searchsorted(packed.offsets[1:], token.int(), right=True)
+            sequence, column = sequence.view(rows, 1, width), torch.arange(width, device=device)
+            behind = column[:, None] - column
+            near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+            self._masks[key] = additive((sequence.mT == sequence) & near, dtype)[:, None]
+        return self._masks[key]
 
 
 @dataclass(frozen=True)
@@ -161,9 +219,9 @@ def enable(model: PreTrainedModel) -> None:
         replace_attention(model, _over(own))
 
 
-def use_lengths(model: PreTrainedModel, on: bool) -> None:
-    """Compute branches with torch's flash kernels over packed tokens, or by masks again; after `enable` over `sdpa`."""
-    replace_attention(model, BY_LENGTHS if on else NAME)
+def use_lengths(model: PreTrainedModel) -> None:
+    """Compute rows with torch's flash kernels over packed tokens, where the model's own attention is `sdpa`."""
+    replace_attention(model, BY_LENGTHS)
 
 
 def replace_attention(model: PreTrainedModel, name: str) -> None:
@@ -199,7 +257,7 @@ def branched_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    branches: Branches | None = None,
+    branches: Branches | Sequences | None = None,
     attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward,
     by_lengths: bool = False,
     **options: Any,
@@ -223,8 +281,9 @@ def branched_attention(
     Raises:
         ValueError: the layer has a sliding window and does not pass it.
     """
-    keys = key.shape[2] if branches is None else branches.prompt_width + branches.responses.shape[2]
-    if attend is sdpa_attention_forward and _is_faster_in_fp32(query, keys):
+    shares = isinstance(branches, Branches)
+    keys = branches.prompt_width + branches.responses.shape[2] if shares else key.shape[2]
+    if attend is sdpa_attention_forward and not by_lengths and _is_faster_in_fp32(query, keys):
         mask = attention_mask
         if mask is not None and mask.is_floating_point():
             mask = mask.float()
@@ -238,16 +297,19 @@ def branched_attention(
     if torch.is_autocast_enabled(query.device.type):  # each product would cast them, the masks once per layer
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if by_lengths and (packed := _packed(module, query, value, branches, options)) is not None:
-        packed_query, packed_key, packed_value = (
-            each.transpose(1, 2).flatten(0, 1).index_select(0, packed.tokens) for each in (query, key, value)
-        )
-        output = varlen_attention.attend(packed_query, packed_key, packed_value, packed.parts, options.get("scaling"))
-        return output.index_select(0, packed.place).unflatten(0, (len(query), -1)), None
+    window = window_of(module, options.get("sliding_window"))
+    if by_lengths and (parts := _parts(query, value, branches, window, options)):
+        packed = branches.packed
+        query_T, key_T, value_T = packed.pack(query), packed.pack(key), packed.pack(value)
+        output = varlen_attention.attend(query_T, key_T, value_T, parts, options.get("scaling"))
+        return packed.unpack(output, len(query)), None
+    if isinstance(branches, Sequences):
+        options["is_causal"] = False
+        mask = branches.mask(window, query.dtype, len(query), query.shape[2])
+        return attend(module, query, key, value, mask, **options)
     # For sdpa, query heads that share a key-value head become further queries of it, so that no key and no value is
     # repeated for them. A fused attention shares them by itself; its mask stays that much smaller.
     group = query.shape[1] // key.shape[1] if attend is sdpa_attention_forward else 1
-    window = window_of(module, options.get("sliding_window"))
     prompt_mask, response_mask = branches.masks(window, query.dtype, group)
     options["is_causal"] = prompt_mask is None
     prompt = slice(branches.prompt_width)
@@ -264,16 +326,37 @@ def branched_attention(
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
 
 
-def _packed(
-    module: torch.nn.Module, query: torch.Tensor, value: torch.Tensor, branches: Branches, options: dict[str, Any]
-) -> Packed | None:
-    """Return the packed tokens if torch's flash kernels compute this layer: 16 bits, no dropout, no window in reach."""
-    packed, size = branches.packed, query.shape[-1]
-    window = window_of(module, options.get("sliding_window"))
-    served = query.dtype.itemsize == 2 and not options.get("dropout") and value.shape[-1] == size
-    served = served and size % 8 == 0 and size <= MOST_CHANNELS
+def reason_against_heads(size: int) -> str | None:
+    """Return why torch's flash kernels do not serve heads of `size` channels; None if they do."""
+    if size % 8 == 0 and size <= MOST_CHANNELS:
+        return None
+    return f"heads have {size} channels, and flash kernels take multiples of 8 up to {MOST_CHANNELS}"
+
+
+def _parts(
+    query: torch.Tensor,
+    value: torch.Tensor,
+    branches: Branches | Sequences,
+    window: int | None,
+    options: dict[str, Any],
+) -> tuple[Part, ...]:
+    """Return what a layer attends to by torch's flash kernels; none if they do not serve it.
+
+    A window cannot span a prompt and the responses that share it: the kernel would need a copy of the prompt for each.
+    """
+    if not _is_served(query, value, options):
+        return ()
+    if isinstance(branches, Sequences):
+        return branches.parts(window)
+    packed = branches.packed
     in_reach = window is not None and window < packed.longest_prompt + packed.longest
-    return packed if served and not in_reach else None
+    return () if in_reach else packed.parts
+
+
+def _is_served(query: torch.Tensor, value: torch.Tensor, options: dict[str, Any]) -> bool:
+    """Return whether torch's flash kernels compute such heads: in 16 bits, and here without dropout."""
+    plain = query.dtype.itemsize == 2 and not options.get("dropout") and value.shape[-1] == query.shape[-1]
+    return plain and reason_against_heads(query.shape[-1]) is None
 
 
 def _is_faster_in_fp32(query: torch.Tensor, keys: int) -> bool:

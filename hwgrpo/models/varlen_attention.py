@@ -1,5 +1,7 @@
 """Attention over packed tokens by torch's flash kernels, as a list of parts: no mask, no padding, no repeated key.
 
+Sequences that see themselves alone are one part, whose output is the kernel's own.
+
 A query's keys may lie in several places, as those of a response do: its prompt, which other responses share, and its
 own tokens. Each place is a part, which the kernel computes with its log-sum-exp; outputs are averaged with the weights
 that these give (Milakov and Gimelshein 2018, arXiv 1805.02867, merge partial softmaxes in this way). With the merged
@@ -33,6 +35,8 @@ class Part:
     """Longest sequence of keys."""
     causal: bool
     """A query sees the keys up to its own place, else all of its sequence."""
+    window: int | None = None
+    """A query of a causal part sees itself and the window - 1 keys before it; None: all keys before it."""
 
 
 def attend(
@@ -67,6 +71,7 @@ class _Attention(torch.autograd.Function):
                 *_lengths(part),
                 *(0.0, part.causal, False),
                 scale=scaling,
+                **_window(part),
             )
             seeds += rest
             padded.append(sums.dim() == 3)
@@ -100,6 +105,7 @@ class _Attention(torch.autograd.Function):
                 *(0.0, part.causal),
                 *seeds[2 * number : 2 * number + 2],
                 scale=ctx.scaling,
+                **_window(part),
             )
             if number == 0:
                 sums = list(of_part)
@@ -111,6 +117,11 @@ class _Attention(torch.autograd.Function):
 
 def _lengths(part: Part) -> tuple[torch.Tensor, torch.Tensor, int, int]:
     return part.query_offsets, part.key_offsets, part.most_queries, part.most_keys
+
+
+def _window(part: Part) -> dict[str, int]:
+    """Return the operators' window: keys before and after a query's own place."""
+    return {} if part.window is None else {"window_size_left": part.window - 1, "window_size_right": 0}
 
 
 def _by_query(sums: torch.Tensor, part: Part) -> torch.Tensor:
@@ -139,25 +150,29 @@ def _places(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     return sequence, query - part.query_offsets[sequence]
 
 
-def self_test(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+def self_test(device: torch.device, dtype: torch.dtype, size: int, window: int | None = None) -> str | None:
     """Return how attention by parts differs on a device from one softmax in fp32, forward or backward; None if not.
 
     Args:
         device: where the kernels are.
         dtype: of 16 bits.
         size: D, channels of a head.
+        window: sequences see themselves alone within it; None: prompts, and responses to them.
     """
     own = torch.tensor([0, 3, 20, 25, 26, 46], dtype=torch.int32, device=device)  # 2 prompts, responses of 5, 1, 20
     everything = slice(0, 46)
     rows = torch.tensor([0, 6, 26], dtype=torch.int32, device=device)
-    parts = (
-        Part(everything, everything, own, own, 20, 20, causal=True),
-        Part(slice(20, 46), slice(0, 20), rows, own[:3], 20, 17, causal=False),
-    )
+    parts = [Part(everything, everything, own, own, 20, 20, causal=True, window=window)]
+    if window is None:
+        parts.append(Part(slice(20, 46), slice(0, 20), rows, own[:3], 20, 17, causal=False))
     node = torch.repeat_interleave(torch.arange(5, device=device), own.diff().long(), output_size=46)
     prompt = torch.tensor([0, 1, 0, 0, 1], device=device)[node]
     place = torch.arange(46, device=device)
-    visible = (node[:, None] == node) & (place[:, None] >= place) | (node == prompt[:, None]) & (node[:, None] > 1)
+    visible = (node[:, None] == node) & (place[:, None] >= place)
+    if window is None:
+        visible |= (node == prompt[:, None]) & (node[:, None] > 1)
+    else:
+        visible &= place[:, None] - place < window
     draw = torch.Generator().manual_seed(0)
     heads = [torch.randn(46, count, size, generator=draw).to(device, dtype).requires_grad_() for count in (4, 2, 2)]
     along = torch.randn(46, 4, size, generator=draw).to(device, dtype)

@@ -13,13 +13,12 @@ from hwgrpo_backends.device import Device
 from torch.distributed.tensor import DTensor
 
 from hwgrpo.config import Config
-from hwgrpo.models.loading import load_model_config
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.golden import SECOND, outputs_of
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.policy_weights import ShardedWeights
 from hwgrpo.training.model_setup import Models, build_models
-from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
+from hwgrpo.training.policy.auto_settings import attention_of, layout_of
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.setup import make_update, start_strategy
 from hwgrpo.training.shared_setup import build_engine
@@ -77,8 +76,7 @@ def build_measured(
     """
     strategy = start_strategy(config, device)
     attention = attention_of(config, device)
-    layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
-    models = build_models(config, device, strategy, tokenizer, attention, layout, samples=samples)
+    models = build_models(config, device, strategy, tokenizer, attention, layout_of(config, device), samples=samples)
     update = make_update(config, device, strategy, models, folder, total_steps=1)
     update.layout = replace(models.layout, dense_up_to=0)
     return Measured(config, device, tokenizer, models, layers, update, strategy)

@@ -276,7 +276,7 @@ def planned_work(
         # every device that is not the host has the same budget
         micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
         shares_prompt=layout.shares_prompt,
-        branched=layout.attention == "branched",
+        branched=layout.attention == "branched" and layout.shares_prompt,
         samples=not supervised and engine_kind(rollout).samples_with_policy,
         beside=not supervised and shares_device(rollout),
         sleeps=not supervised and sleeps(rollout, on_host=backend.is_host),

@@ -19,7 +19,7 @@ from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_setting
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, sharding_of
 from hwgrpo.planning.step_time import forward_work
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
-from hwgrpo.training.policy.auto_settings import choose_layout
+from hwgrpo.training.policy.auto_settings import choose_layout, may_use_lengths
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.startup_checks import assumed_selections
@@ -56,8 +56,9 @@ class Planner:
 
     def layout(self, backend: Backend) -> Layout:
         """Return the layout of micro-batches."""
-        _, attention = assumed_selections(self.config.model, backend, self.settings)
-        return choose_layout(self.config, self.settings, attention.loaded_as)
+        dtype, attention = assumed_selections(self.config.model, backend, self.settings)
+        by_lengths = may_use_lengths(self.config, self.settings, dtype, backend.device_type)
+        return choose_layout(self.config, self.settings, attention.loaded_as, by_lengths=by_lengths)
 
     def work(self, backend: Backend, devices: int, *, separate: bool) -> Work:
         """Return the work of one device."""

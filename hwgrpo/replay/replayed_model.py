@@ -17,7 +17,7 @@ from hwgrpo.training.captured_step import CapturedStep, entries_of, entry_places
 from hwgrpo.training.checkpoint import checkpoint_files, restore, shard_files
 from hwgrpo.training.model_setup import build_models
 from hwgrpo.training.moving_reference import restore_reference
-from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
+from hwgrpo.training.policy.auto_settings import attention_of, layout_of
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.setup import make_update
 from hwgrpo.training.stages.capture import REFERENCE, number_parameters
@@ -77,8 +77,7 @@ def build_replay(
     _check_architecture(captured, settings)
     strategy = Single(device.torch_device, device.comm_backend)
     attention = attention_of(config, device)
-    layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
-    models = build_models(config, device, strategy, tokenizer, attention, layout, samples=False)
+    models = build_models(config, device, strategy, tokenizer, attention, layout_of(config, device), samples=False)
     _check_shapes(captured, models.policy.model, config.model.path)
     update = make_update(config, device, strategy, models, folder, captured.facts["total_steps"])
     restore_update(captured, update)

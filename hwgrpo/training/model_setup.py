@@ -124,7 +124,7 @@ class _Checked:
     layout_reason: str | None
     attention_note: str | None
     by_lengths: bool
-    """Branches are computed by `shared_prefix_masks.use_lengths`."""
+    """Rows are computed by `shared_prefix_masks.use_lengths`."""
     expected: ExpectedStates | None
     """For tensor parallelism: no rank has unsharded layers later."""
 
@@ -134,7 +134,7 @@ def _check_model(
 ) -> _Checked:
     fused = fuse(config, device.backend, policy, attention)
     layout, layout_reason = select_supported_layout(config, policy, layout)
-    note = attend_by_lengths(config, policy, layout, device.torch_device)
+    layout, note = attend_by_lengths(config, policy, layout, device.torch_device)
     by_lengths = policy.base.config._attn_implementation == shared_prefix_masks.BY_LENGTHS
     with shorten_windows(policy.base, windows_in_reach(config.data, config.rollout, policy.base.config)):
         expected = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
@@ -180,7 +180,7 @@ def _load_on_rank_0(
         if checked.layout.attention == "branched":
             shared_prefix_masks.enable(policy.base)  # as the check did on rank 0
             if checked.by_lengths:
-                shared_prefix_masks.use_lengths(policy.base, on=True)
+                shared_prefix_masks.use_lengths(policy.base)
     return policy, checked, weights
 
 

@@ -44,6 +44,7 @@ from hwgrpo.training.policy.auto_settings import (
     choose_layout,
     choose_strategy,
     layout_note,
+    may_use_lengths,
 )
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.reward_setup import build_rewards
@@ -77,7 +78,7 @@ class ResolvedSettings:
     attention: AttentionSelection
     layout: Layout
     layout_note: str | None
-    """Why rows are padded, if that is a fallback."""
+    """Why `auto` is not grouped rows."""
     notes: tuple[str, ...]
     """Further notes for the user."""
 
@@ -144,12 +145,14 @@ def check_start(
     check_sequence_parallel(config, settings, attention)
     check_head_size(config.rollout, config.model.path, settings, on_host=backend.is_host)
     check_sleep(config.rollout, config.model.path, settings, backend)
-    layout = choose_layout(config, settings, attention.loaded_as)
+    by_lengths = may_use_lengths(config, settings, dtype, backend.device_type)
+    layout = choose_layout(config, settings, attention.loaded_as, by_lengths=by_lengths)
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)
         check_embeddings(getattr(settings.get_text_config(), "vocab_size", None), data.tokenizer)
     notes = tuple(filter(None, (dequantization_note(settings), conversion_note(config.model.path))))
-    return ResolvedSettings(dtype, attention, layout, layout_note(config, settings, attention.loaded_as), notes)
+    note = layout_note(config, settings, attention.loaded_as, by_lengths=by_lengths)
+    return ResolvedSettings(dtype, attention, layout, note, notes)
 
 
 def missing_requirements(config: Config, device: Device) -> list[str]:

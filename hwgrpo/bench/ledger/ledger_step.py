@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import torch
 from hwgrpo_backends import Backend
-from hwgrpo_backends.device import has_flash_operator
 from transformers import AutoModelForCausalLM
 
 from hwgrpo.bench.ledger.kernel_ledger import KernelLedger, Stage
@@ -34,7 +33,8 @@ from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.training.module_fusion import fuse
-from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype, choose_layout
+from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype, choose_layout, may_use_lengths
+from hwgrpo.training.policy.layouts import PACKED_BY_LENGTHS
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference, build_reference
 from hwgrpo.training.shared_setup import make_trainable, policy_of
@@ -126,11 +126,11 @@ class LedgerStep:
         model = make_trainable(config, model, compute_dtype=dtype, on_meta_device=True)
         policy = policy_of(config, self._device, model)
         fuse(config, backend, policy, attention)
-        layout = choose_layout(config, policy.base.config, attention.loaded_as)
-        on_device = has_flash_operator(self._device.torch_device.type)
-        if layout.attention == "branched" and dtype.itemsize == 2 and on_device:
-            shared_prefix_masks.enable(policy.base)
-            shared_prefix_masks.use_lengths(policy.base, on=True)  # as the start does after its test
+        by_lengths = may_use_lengths(config, settings, dtype, self._device.torch_device.type)
+        layout = choose_layout(config, policy.base.config, attention.loaded_as, by_lengths=by_lengths)
+        if by_lengths and layout.name in ("grouped", "packed") and attention.loaded_as == "sdpa":
+            shared_prefix_masks.use_lengths(policy.base)  # as the start does after its test
+            layout = layout if layout.shares_prompt else PACKED_BY_LENGTHS
         return policy, layout
 
     def _make_engine(self) -> LocalEngine:
@@ -158,10 +158,14 @@ class LedgerStep:
         update = self.update()
         if self._reference is not None:
             batch = self._score(update, self._reference, batch)
-        with _hooked(self.ledger, self._policy, FORWARD, HEAD), self.ledger.stage(UPDATE_REST):
-            update(batch)
+        self.count_update(update, batch)
         with self.ledger.stage(SYNC):
             self.engine.update_weights(1)
+
+    def count_update(self, update: PolicyUpdate, batch: TrainBatch) -> None:
+        """Count an update from `update()`."""
+        with _hooked(self.ledger, self._policy, FORWARD, HEAD), self.ledger.stage(UPDATE_REST):
+            update(batch)
 
     def prompts(self) -> PromptBatch:
         """Return the step's prompts, all different."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from hwgrpo_backends import Backend
-from hwgrpo_backends.device import Device
+from hwgrpo_backends.device import Device, has_flash_operator
 
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
@@ -18,9 +18,10 @@ from hwgrpo.config.schema import DataConfig, RolloutConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import ACCEPT_MASKS, is_fused, reason_against, reason_model_cannot_use
 from hwgrpo.models.loading import load_model_config
+from hwgrpo.models.shared_prefix_masks import reason_against_heads
 from hwgrpo.models.windows import describe_windows, windows_below
 from hwgrpo.support.launched_ranks import launched_rank
-from hwgrpo.training.policy.layouts import BRANCHED, Layout
+from hwgrpo.training.policy.layouts import BRANCHED, PACKED_BRANCHED, Layout, cheaper_layout, saved_share
 
 CPU_MICRO_BATCH, CPU_LONGEST_ROW, ACCELERATOR_MICRO_BATCH = 1024, 4096, 16384
 """Tokens per micro-batch; a CPU is as fast with 1024 as with 4096, which a prompt with its responses may fill."""
@@ -152,8 +153,40 @@ def attention_of(config: Config, device: Device) -> AttentionSelection:
     )
 
 
-def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
-    """Return the layout of micro-batches: for `auto` `grouped` if the model supports it, else `padded`.
+def reason_against_lengths(config: Config, model_config: Any, dtype: torch.dtype) -> str | None:
+    """Return why torch's flash kernels do not compute rows by lengths, as far as settings show; None if they may.
+
+    Args:
+        config: the run's settings.
+        model_config: the transformers configuration of the model.
+        dtype: compute dtype.
+    """
+    if dtype.itemsize != 2:
+        return f"flash kernels compute in 16 bits, not in {dtype}"
+    if config.trainer.deterministic:
+        return "trainer.deterministic=true, and their backward adds in any order"
+    if ranks_per_sequence(config) > 1:
+        return "ranks share sequences"
+    if getattr(model_config.get_text_config(), "v_head_dim", None):
+        return "keys and values have heads of different sizes"
+    return reason_against_heads(head_size(model_config))
+
+
+def may_use_lengths(config: Config, model_config: Any, dtype: torch.dtype, device_type: str) -> bool:
+    """Return whether rows may be computed by lengths on such devices, before a model and a device are there to test."""
+    return has_flash_operator(device_type) and reason_against_lengths(config, model_config, dtype) is None
+
+
+def head_size(model_config: Any) -> int:
+    """Return the channels of a head of queries."""
+    text = model_config.get_text_config()
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def choose_layout(config: Config, model_config: Any, attention: str, *, by_lengths: bool = False) -> Layout:
+    """Return the layout of micro-batches: for `auto` `grouped` or `packed` if the model supports them, else `padded`.
+
+    Which of the two: see `cheaper_layout`. Without kernels that read lengths it is `grouped`: `packed` needs a mask.
 
     Sequence and tensor parallelism serve long sequences: then `padded`, which needs no mask, is best. Branched
     attention is built on `sdpa`; with any other attention, grouped means `grouped_masked`.
@@ -163,6 +196,7 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
         model_config: the transformers configuration of the model.
         attention: transformers' name of the attention that the model is loaded with; a device's fused attention, which
             accepts the same arguments as sdpa, is inserted later.
+        by_lengths: `may_use_lengths`.
 
     Raises:
         ConfigError: the configured layout has several sequences per row, and the model's layers see beyond its mask: a
@@ -173,12 +207,16 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     window = windows_in_reach(config.data, config.rollout, model_config)
     wanted = config.model.layout
     if wanted == "auto":
-        wanted = "grouped" if why_padded(config, model_config, attention) is None else "padded"
+        if why_padded(config, model_config, attention) is not None:
+            wanted = "padded"
+        else:
+            wanted = _by_tokens(config, model_config) if by_lengths and attention == "sdpa" else "grouped"
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"
+    one_mask = wanted == "grouped_masked" or (wanted == "packed" and attention != "sdpa")
     conflicts = (
         (", ".join(states), wanted != "padded"),
-        (_shorter(window), bool(window) and wanted in ("packed", "grouped_masked")),
+        (_shorter(window), bool(window) and one_mask),
     )
     for reason, applies in conflicts:
         if reason and applies:
@@ -186,7 +224,23 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
                 f"model.layout={config.model.layout!r} with a {text.model_type} model ({reason}): sequences in one row "
                 "would see each other; use model.layout=padded"
             )
-    return BRANCHED if window and wanted == "grouped" else LAYOUTS.load(wanted)
+    if window and wanted in ("grouped", "packed"):
+        return BRANCHED if wanted == "grouped" else PACKED_BRANCHED
+    return LAYOUTS.load(wanted)
+
+
+def _by_tokens(config: Config, model_config: Any) -> str:
+    hidden_size = model_config.get_text_config().hidden_size
+    return cheaper_layout(
+        config.data.max_prompt_tokens, config.rollout.max_response_tokens, config.rollout.n, hidden_size
+    )
+
+
+def layout_of(config: Config, device: Device) -> Layout:
+    """Return the layout of micro-batches for the run's model and compute dtype on this device."""
+    settings, dtype = load_model_config(config.model), choose_dtype(config.model.dtype, device)
+    by_lengths = may_use_lengths(config, settings, dtype, device.backend.device_type)
+    return choose_layout(config, settings, attention_of(config, device).loaded_as, by_lengths=by_lengths)
 
 
 def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
@@ -213,10 +267,16 @@ def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
     return None
 
 
-def layout_note(config: Config, model_config: Any, attention: str) -> str | None:
-    """Return a log line with the reason for a fallback to padded rows; None if there is no fallback."""
+def layout_note(config: Config, model_config: Any, attention: str, *, by_lengths: bool = False) -> str | None:
+    """Return a log line with the reason where `auto` is not grouped rows; None elsewhere."""
     reason = why_padded(config, model_config, attention)
-    return None if reason is None else f"layout padded (one sequence per row): {reason}"
+    if reason is not None:
+        return f"layout padded (one sequence per row): {reason}"
+    layout = choose_layout(config, model_config, attention, by_lengths=by_lengths)
+    if config.model.layout != "auto" or layout.name != "packed":
+        return None
+    saved = saved_share(config.data.max_prompt_tokens, config.rollout.max_response_tokens, config.rollout.n)
+    return f"layout packed (rows without padding): one prompt per group would save {saved:.0%} of the tokens"
 
 
 def micro_batch_tokens(config: Config, device: torch.device) -> int:

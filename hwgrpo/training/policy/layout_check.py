@@ -11,14 +11,14 @@ import torch
 from hwgrpo_backends.device import has_flash_operator
 
 from hwgrpo.config import Config
-from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import shared_prefix_masks, varlen_attention
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_rounding
-from hwgrpo.models.windows import describe_windows, shorten_windows
-from hwgrpo.training.policy.auto_settings import windows_in_reach
-from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
+from hwgrpo.models.shared_prefix_masks import replace_attention
+from hwgrpo.models.windows import SHORT, describe_windows, shorten_windows
+from hwgrpo.training.policy.auto_settings import choose_layout, head_size, reason_against_lengths, windows_in_reach
+from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PACKED_BY_LENGTHS, PADDED, Layout, Rows
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup, shard_micro_batch
@@ -95,7 +95,7 @@ def _fall_back(
     attention = policy.base.config._attn_implementation
     reasons = []
     candidates = [layout]
-    if layout.attention == "branched":
+    if layout.attention == "branched" and layout.shares_prompt:
         mask_suffices = not exceeds_windows and reason_against_layout(policy, GROUPED_MASKED, expected) is None
         candidates = [layout if mask_suffices else BRANCHED, *([GROUPED_MASKED] if mask_suffices else [])]
     for candidate in candidates:
@@ -110,8 +110,12 @@ def _fall_back(
     return PADDED, f"layout padded: {'; '.join(reasons)}"
 
 
-def attend_by_lengths(config: Config, policy: PolicyModel, layout: Layout, device: torch.device) -> str | None:
-    """Compute branches with torch's flash kernels, where the device has them and a test finds them right.
+def attend_by_lengths(
+    config: Config, policy: PolicyModel, layout: Layout, device: torch.device
+) -> tuple[Layout, str | None]:
+    """Compute grouped and packed rows with torch's flash kernels, where a device has them and a test finds them right.
+
+    Padded rows need no mask: they keep the causal kernel of the model's own attention.
 
     Args:
         config: the run's settings.
@@ -120,36 +124,42 @@ def attend_by_lengths(config: Config, policy: PolicyModel, layout: Layout, devic
         device: device that computes.
 
     Returns:
-        A note for the user; None where there is nothing to choose.
+        The layout to use, and a note for the user; None where there is nothing to choose. Packed rows by lengths fill a
+        micro-batch. Where `auto` chose packed for the kernels, and they are wrong, it chooses again without them.
     """
-    branched = policy.base.config._attn_implementation == shared_prefix_masks.NAME
-    if layout.attention != "branched" or not branched or not has_flash_operator(device.type):
-        return None
-    reason = _reason_against_lengths(config, policy, device)
+    own = policy.base.config._attn_implementation
+    over_sdpa = own in ("sdpa", shared_prefix_masks.NAME, shared_prefix_masks.BY_LENGTHS)
+    if layout.name not in ("grouped", "packed") or not over_sdpa or not has_flash_operator(device.type):
+        return layout, None
+    windows = windows_in_reach(config.data, config.rollout, policy.base.config)
+    by_lengths = layout if layout.shares_prompt else PACKED_BY_LENGTHS
+    reason = _reason_against_lengths(config, policy, by_lengths, device, windowed=bool(windows))
     if reason is None:
-        expected = compute_unsharded_states(policy)
-        shared_prefix_masks.use_lengths(policy.base, on=True)
-        reason = reason_against_layout(policy, replace(layout, dense_up_to=0), expected)
+        with shorten_windows(policy.base, windows):
+            expected = compute_unsharded_states(policy)
+            shared_prefix_masks.use_lengths(policy.base)
+            reason = reason_against_layout(policy, replace(by_lengths, dense_up_to=0), expected)
         if reason is None:
-            windows = windows_in_reach(config.data, config.rollout, policy.base.config)
-            but = "; layers with a sliding window in reach keep their masks" if windows else ""
-            return f"grouped rows: flash attention by lengths, without masks and padding{but}"
-        shared_prefix_masks.use_lengths(policy.base, on=False)
-    return f"grouped rows: attention by masks, not by lengths: {reason}"
+            but = "; layers with a sliding window in reach keep their masks" if windows and layout.shares_prompt else ""
+            return by_lengths, f"{layout.name} rows: flash attention by lengths, without masks and padding{but}"
+        replace_attention(policy.base, own)
+    note = f"{layout.name} rows: attention by masks, not by lengths: {reason}"
+    if layout.name == "packed" and config.model.layout == "auto":
+        layout, _ = select_supported_layout(config, policy, choose_layout(config, policy.base.config, "sdpa"))
+        note = f"layout {layout.name}, not packed rows by lengths: {reason}"
+    return layout, note
 
 
-def _reason_against_lengths(config: Config, policy: PolicyModel, device: torch.device) -> str | None:
-    if policy.compute_dtype.itemsize != 2:
-        return f"flash kernels compute in 16 bits, not in {policy.compute_dtype}"
-    if config.trainer.deterministic:
-        return "trainer.deterministic=true, and their backward adds in any order"
-    if ranks_per_sequence(config) > 1:
-        return "ranks share sequences"
-    settings = policy.base.config.get_text_config()
-    if getattr(settings, "v_head_dim", None):
-        return "keys and values have heads of different sizes"
-    size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
-    return varlen_attention.self_test(device, policy.compute_dtype, size)
+def _reason_against_lengths(
+    config: Config, policy: PolicyModel, layout: Layout, device: torch.device, *, windowed: bool
+) -> str | None:
+    settings, dtype = policy.base.config, policy.compute_dtype
+    reason = reason_against_lengths(config, settings, dtype)
+    reason = reason or varlen_attention.self_test(device, dtype, head_size(settings))
+    if reason is None and windowed and not layout.shares_prompt:
+        reason = varlen_attention.self_test(device, dtype, head_size(settings), window=SHORT)
+        return None if reason is None else f"with a sliding window {reason}"
+    return reason
 
 
 def reason_against_layout(

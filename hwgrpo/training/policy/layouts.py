@@ -24,7 +24,8 @@ class Layout:
     shares_prompt: bool
     """A row has the prompt once, followed by its responses; otherwise each response follows its own copy."""
     attention: Literal["masked", "branched"] = "masked"
-    """How attention separates the sequences of a row: by a mask, or by shared-prefix attention over branches."""
+    """How attention separates the sequences of a row: by a mask, or by attention that knows where they are, which
+    replaces the model's (`hwgrpo.models.shared_prefix_masks`)."""
     dense_up_to: int = 0
     """Rows of at most this many tokens use a dense mask in any case."""
 
@@ -38,9 +39,12 @@ def _padded_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidde
 
 
 def _packed_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
-    lengths = input_lengths(batch).tolist()
     # Under a dense mask a token's attention costs 2 T H, its matrix products 12 H^2: no row needs to be longer.
-    longest = min(budget, 6 * hidden_size)
+    return _filled_rows(batch, sequences, min(budget, 6 * hidden_size), hidden_size)
+
+
+def _filled_rows(batch: TrainBatch, sequences: Sequence[int], longest: int, hidden_size: int) -> Rows:
+    lengths = input_lengths(batch).tolist()
     rows: Rows = []
     filled = 0
     for s in sorted(sequences, key=lambda s: (-lengths[s], s)):
@@ -114,11 +118,47 @@ def responses_per_row(prompt_length: float, response_length: float, hidden_size:
     return max(1, round(best))
 
 
+MERGE_COST = 100.0
+"""What a token of a grouped row costs more than one of a packed row, by lengths: this divided by H, as a share.
+
+A response's second attention, to its prompt, the merge of the two outputs, and the gathering of tokens from padded rows
+move bytes in proportion to H, while a token's matrix products take FLOPs in proportion to H^2. The number is from
+modelled updates (benchmarks/results/layout_times.md). Near the break-even both layouts take about the same time.
+"""
+
+
+def cheaper_layout(prompt_tokens: int, response_tokens: int, n: int, hidden_size: int) -> Literal["grouped", "packed"]:
+    """Return the layout that takes less time for n sequences of P + R tokens, where kernels read lengths.
+
+    Grouped rows have fewer tokens, each of which costs more (`MERGE_COST`). Padded rows are no candidate: packed rows
+    have the same tokens without padding, and the same causal attention.
+
+    Args:
+        prompt_tokens: P, tokens of a prompt.
+        response_tokens: R, tokens of a response.
+        n: responses to a prompt.
+        hidden_size: H.
+    """
+    cost = (1 - saved_share(prompt_tokens, response_tokens, n)) * (1 + MERGE_COST / hidden_size)
+    return "grouped" if cost < 1 else "packed"
+
+
+def saved_share(prompt_tokens: int, response_tokens: int, n: int) -> float:
+    """Return the share of the tokens of n sequences that a prompt held once saves: P (n - 1) / n of P + R."""
+    return prompt_tokens * (n - 1) / (n * (prompt_tokens + response_tokens))
+
+
 PADDED = Layout("padded", _padded_rows, shares_prompt=False)
 """One sequence per row, padded on the right to the longest: causal attention never looks right, so there is no mask."""
 
 PACKED = Layout("packed", _packed_rows, shares_prompt=False)
 """Concatenated sequences in a row, each attending to itself alone."""
+
+PACKED_BRANCHED = replace(PACKED, attention="branched")
+"""Packed for models with sliding windows: each layer has its own mask."""
+
+PACKED_BY_LENGTHS = replace(PACKED_BRANCHED, rows=_filled_rows)
+"""Packed for kernels that read lengths: a micro-batch is one row without padding, whose length costs no attention."""
 
 GROUPED = Layout("grouped", _branched_group_rows, shares_prompt=True, attention="branched", dense_up_to=160)
 """A prompt once, then its responses, each attending to the prompt and itself, all starting at the same position.

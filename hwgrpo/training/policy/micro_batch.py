@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from hwgrpo_backends.device import send
 
-from hwgrpo.models.shared_prefix_masks import Branches, Packed
+from hwgrpo.models.shared_prefix_masks import Branches, Packed, Sequences
 from hwgrpo.models.ulysses_attention import all_to_all
 from hwgrpo.ragged import offsets_of
 from hwgrpo.training.policy.layouts import Layout, Rows, input_lengths
@@ -101,8 +101,8 @@ class MicroBatch:
     mask_spans: torch.Tensor | None
     """[3, B, L] int64: position, and first and last sequence of each token, of which the device makes the mask; None
     for plain causal attention or with `branches`."""
-    branches: Branches | None
-    """Positions of prompts and responses, for shared-prefix attention without a mask over the row."""
+    branches: Branches | Sequences | None
+    """Positions of prompts and responses, or of whole sequences, for attention without a mask over the row."""
     hidden_rows: torch.Tensor
     """[N] int64: index in the flattened [B * L] hidden states of the one that predicts each response token."""
     targets: torch.Tensor
@@ -204,6 +204,12 @@ def build_micro_batch(
         return values[token_index] if per_token else values[sequence_S][of]
 
     masked = len(sequence_S) > len(rows)
+    branches = None
+    if masked and not dense:
+        if layout.shares_prompt:
+            branches = _row_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
+        else:
+            branches = _row_sequences(row_S * width + column_S, prompt_length_S + input_S, input_ids.numel())
     if not masked:
         # Positions that fall back to 0 at padding would make transformers build a mask for packed sequences.
         positions = torch.arange(width).expand(input_ids.shape)
@@ -212,9 +218,7 @@ def build_micro_batch(
         position_ids=positions,
         is_token=owner >= 0,
         mask_spans=torch.stack([positions, owner, last]) if masked and dense else None,
-        branches=_row_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
-        if masked and not dense
-        else None,
+        branches=branches,
         hidden_rows=torch.where(within > 0, place, row_S[of] * width + prompt_end_S[of] - 1),
         targets=batch.tokens[token_index],
         cu_seqlens=offsets_of(batch.loss_lengths[sequence_S]),
@@ -340,11 +344,10 @@ def _packed(
     """
     B = len(prompts_B)
     of_prompts = _spread(torch.arange(B) * width, prompts_B)[0]
-    tokens = torch.cat([of_prompts, responses])
-    place = torch.zeros(B * width, dtype=torch.int64)
-    place[tokens] = torch.arange(len(tokens))
+    tokens, place = _places(torch.cat([of_prompts, responses]), B * width)
     in_rows = torch.zeros(B, dtype=torch.int64).index_add(0, row_S, input_S)
     return Packed(
+        total=len(of_prompts) + len(responses),
         tokens=tokens,
         place=place,
         offsets=offsets_of(torch.cat([prompts_B, input_S])).int(),
@@ -354,3 +357,33 @@ def _packed(
         longest=max(int(prompts_B.max()), int(input_S.max())),
         most_in_row=int(in_rows.max()),
     )
+
+
+def _row_sequences(begin_S: torch.Tensor, length_S: torch.Tensor, columns: int) -> Sequences:
+    """Return the sequences side by side in rows of `columns` tokens in all, from their first tokens and lengths."""
+    tokens = _spread(begin_S, length_S)[0]
+    longest, total = int(length_S.max()), len(tokens)
+    tokens, place = _places(tokens, columns)
+    none = torch.zeros(1, dtype=torch.int32)
+    packed = Packed(
+        total=total,
+        tokens=tokens,
+        place=place,
+        offsets=offsets_of(length_S).int(),
+        responses_of_rows=none,
+        prompts=total,
+        longest_prompt=longest,
+        longest=longest,
+        most_in_row=0,
+    )
+    return Sequences(packed)
+
+
+def _places(tokens: torch.Tensor, columns: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return `tokens` and `place` of a `Packed` whose rows have `columns` tokens in all."""
+    order = torch.arange(len(tokens))
+    if len(tokens) == columns and torch.equal(tokens, order):
+        return None, None
+    place = torch.zeros(columns, dtype=torch.int64)
+    place[tokens] = order
+    return tokens, place

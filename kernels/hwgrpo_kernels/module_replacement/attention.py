@@ -17,7 +17,8 @@ the op's result for a row without keys, which later layers would multiply by 0, 
 
 Layouts: `padded` rows have no mask and run causal, the op's best case. `packed` and `grouped_masked` rows have a dense
 mask. A `grouped` row makes two calls: prompts, causal, and responses, over their prompt's keys and their own, with a
-mask. The op's form for variable lengths (TND) is unused: no layout passes lengths instead of a mask.
+mask. The op's form for variable lengths (TND) is unused: by lengths rows are computed by torch's own operators alone,
+which an NPU lacks (`hwgrpo.models.varlen_attention`).
 
 Source: torch-npu's document of torch_npu.npu_fusion_attention, CANN's aclnnFlashAttentionScore. Never run on hardware.
 """

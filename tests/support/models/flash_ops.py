@@ -14,12 +14,23 @@ def _sequences(q_offsets: torch.Tensor, k_offsets: torch.Tensor) -> Iterator[tup
     return ((slice(*of_queries), slice(*of_keys)) for of_queries, of_keys in bounds)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
-    """Return [heads, Q, K]; causal ones end at the same place."""
+def _scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> torch.Tensor:
+    """Return [heads, Q, K]; causal ones end at the same place, and windows lie around that of the query."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(scores.shape[2] - scores.shape[1])
-    return scores.masked_fill(~seen, -torch.inf) if causal else scores
+    shift = scores.shape[2] - scores.shape[1]
+    before, after = window_size_left, 0 if causal else window_size_right
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool)
+    seen = seen if after is None else seen.tril(shift + after)
+    seen = seen if before is None else seen.triu(shift - before)
+    return scores.masked_fill(~seen, -torch.inf)
 
 
 @contextmanager
@@ -32,7 +43,7 @@ def flash_ops(*, padded: bool = False) -> Iterator[list[str]]:
     called: list[str] = []
     drawn: dict[int, tuple[int, int]] = {}
 
-    def forward(q, k, v, q_offsets, k_offsets, max_q, max_k, dropout, causal, debug, *, scale=None, **_):
+    def forward(q, k, v, q_offsets, k_offsets, max_q, max_k, dropout, causal, debug, *, scale=None, **window):
         called.append("forward")
         assert (dropout, debug) == (0.0, False)
         assert q_offsets.dtype == k_offsets.dtype == torch.int32
@@ -47,7 +58,7 @@ def flash_ops(*, padded: bool = False) -> Iterator[list[str]]:
         )
         boxes = q.new_full((len(q_offsets) - 1, q.shape[1], max_q), torch.nan, dtype=sums.dtype)
         for number, (rows, columns) in enumerate(_sequences(q_offsets, k_offsets)):
-            scores = _scores(q[rows].to(sums.dtype), k[columns].to(sums.dtype), causal, scale)
+            scores = _scores(q[rows].to(sums.dtype), k[columns].to(sums.dtype), causal, scale, **window)
             sums[:, rows] = scores.logsumexp(-1)
             values = v[columns].to(sums.dtype).repeat_interleave(q.shape[1] // v.shape[1], dim=1)
             output[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
@@ -73,7 +84,7 @@ def flash_ops(*, padded: bool = False) -> Iterator[list[str]]:
         unused,
         *,
         scale=None,
-        **_,
+        **window,
     ):
         called.append("backward")
         assert drawn[int(seed[0])] == (len(q), len(k)), "the random state of another part"
@@ -88,7 +99,8 @@ def flash_ops(*, padded: bool = False) -> Iterator[list[str]]:
             count = rows.stop - rows.start
             of_rows = sums[number, :, :count] if padded else sums[:, rows]
             keys, values = (each[columns].to(wide).repeat_interleave(group, dim=1) for each in (k, v))
-            weights = (_scores(q[rows].to(wide), k[columns].to(wide), causal, scale) - of_rows[..., None]).exp()
+            scores = _scores(q[rows].to(wide), keys, causal, scale, **window)
+            weights = (scores - of_rows[..., None]).exp()
             of_output = grad[rows].to(wide)
             inner = (of_output * output[rows].to(wide)).sum(-1).t()[..., None]
             of_scores = weights * (torch.einsum("qhd,khd->hqk", of_output, values) - inner)

@@ -8,14 +8,16 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen3NextConfig
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.policy.auto_settings import choose_layout, micro_batch_tokens
+from hwgrpo.training.policy.auto_settings import choose_layout, layout_note, may_use_lengths, micro_batch_tokens
 from hwgrpo.training.policy.layout_check import select_supported_layout
 from hwgrpo.training.policy.layouts import (
     BRANCHED,
     GROUPED,
     GROUPED_MASKED,
     PACKED,
+    PACKED_BRANCHED,
     PADDED,
+    cheaper_layout,
     responses_per_row,
 )
 from hwgrpo.training.policy.micro_batch import build_micro_batch, split_micro_batches
@@ -203,14 +205,59 @@ def test_rows_of_several_sequences_are_refused_where_a_mask_is_not_all_that_a_la
             choose_layout(wanted, state, "sdpa")
         with pytest.raises(ConfigError, match=r"sliding_window=\d+ is shorter.*layout=padded"):
             choose_layout(wanted, window, "eager")
-    with pytest.raises(ConfigError, match=r"sliding_window=\d+ is shorter.*layout=padded"):
-        choose_layout(settings("model.layout=packed"), window, "sdpa")
+    assert choose_layout(settings("model.layout=packed"), window, "sdpa") is PACKED_BRANCHED
     assert choose_layout(settings(), window, "sdpa") is BRANCHED
     assert choose_layout(settings(), window, "eager") is PADDED
     assert choose_layout(settings(), state, "sdpa") is PADDED
     assert choose_layout(settings(), plain, "flash_attention_2") is PADDED
     assert choose_layout(settings(), plain, "eager") is GROUPED_MASKED
     assert choose_layout(settings("model.layout=grouped"), plain, "eager") is GROUPED_MASKED
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "n", "hidden_size", "layout"),
+    [
+        (9, 512, 8, 896, "packed"),  # saves 2% of the tokens
+        (64, 512, 8, 896, "packed"),  # 10%
+        (128, 512, 8, 896, "grouped"),  # 18%
+        (9, 512, 8, 3584, "packed"),
+        (64, 512, 8, 3584, "grouped"),
+        (1024, 512, 1, 3584, "packed"),  # one response: nothing to share
+        (1024, 512, 2, 3584, "grouped"),
+        (512, 32768, 8, 3584, "packed"),  # 1%, beside long responses
+        (512, 4096, 8, 3584, "grouped"),  # 10%
+        (512, 512, 8, 896, "grouped"),
+    ],
+)
+def test_auto_shares_prompts_where_that_saves_more_than_merging_costs(prompt, response, n, hidden_size, layout):
+    assert cheaper_layout(prompt, response, n, hidden_size) == layout
+    limits = f"data.max_prompt_tokens={prompt}", f"rollout.max_response_tokens={response}", f"rollout.n={n}"
+    config, model = settings(*limits, "algorithm.advantage.singleton=raw"), Qwen2Config(hidden_size=hidden_size)
+    assert choose_layout(config, model, "sdpa", by_lengths=True).name == layout
+    assert choose_layout(config, model, "sdpa") is GROUPED, "without kernels that read lengths"
+    assert choose_layout(config, model, "eager", by_lengths=True) is GROUPED_MASKED
+    note = layout_note(config, model, "sdpa", by_lengths=True)
+    assert (note is None) == (layout == "grouped")
+    assert note is None or re.fullmatch(
+        r"layout packed .*: one prompt per group would save [0-3]?\d% of the tokens", note
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "dtype", "device", "may"),
+    [
+        ((), {}, torch.bfloat16, "cuda", True),
+        ((), {}, torch.bfloat16, "cpu", False),
+        ((), {}, torch.bfloat16, "npu", False),
+        ((), {}, torch.float32, "cuda", False),
+        (("trainer.deterministic=true",), {}, torch.bfloat16, "cuda", False),
+        (("trainer.sequence_parallel_size=2",), {}, torch.bfloat16, "cuda", False),
+        ((), {"hidden_size": 80, "num_attention_heads": 4}, torch.bfloat16, "cuda", False),
+        ((), {"head_dim": 512}, torch.bfloat16, "cuda", False),
+    ],
+)
+def test_lengths_are_for_16_bits_on_gpus_and_whole_sequences(words, model, dtype, device: str, may: bool):
+    assert may_use_lengths(settings(*words), Qwen2Config(**model), dtype, device) == may
 
 
 @pytest.mark.parametrize(("window", "grouped"), [(63, False), (64, True)])
