@@ -96,10 +96,13 @@ def resolve_sequences(config: Config, backend: Backend, world_size: int, device:
     if saved is not None:
         r.max_sequences = saved
         return []
+    total = device.memory().total if device is not None else None
+    if total is None:
+        r.max_sequences = sequences_at_once(r)
+        return []
     from hwgrpo.planning.planner import Planner
 
-    total = device.memory().total if device is not None else None
-    room = None if total is None else int(usable_share(device) * total)
+    room = int(usable_share(device) * total)
     try:
         planner = Planner(config).with_sequences(config.trainer, backend, world_size, room, separate=False)
     except Exception as error:  # a model of unknown sizes may still train
@@ -107,8 +110,6 @@ def resolve_sequences(config: Config, backend: Backend, world_size: int, device:
         note = "whose memory cannot be estimated"
         return [f"warning: rollout.max_sequences={r.max_sequences} (null), {note}: {type(error).__name__}: {error}"]
     r.max_sequences = planner.config.rollout.max_sequences
-    if room is None:
-        return []
     memory = planner.memory(backend, world_size, config.trainer, separate=False)
     return [
         f"rollout.max_sequences={r.max_sequences} (null): generation takes about {format_bytes(memory.rollout_peak)} "

@@ -78,8 +78,8 @@ class Family:
     """Those the model supports."""
 
 
-WINDOWED = ("grouped", "padded")
-"""Layouts where a mask over a row of several sequences would not say all."""
+WINDOWED = ("grouped", "packed", "padded")
+"""Layouts of models with sliding windows: one mask over a row of several responses would not say all."""
 
 FAMILIES: dict[str, Family] = {
     "Llama": Family("grouped", "lean"),
