@@ -244,7 +244,8 @@ class RolloutConfig:
     gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
     merge_adapters: bool = setting(False, used_by=[when.ADAPTERS, one_of("rollout.engine", "auto", "local")])
     """Sample with a copy of the weights in which LoRA's adapters are merged: faster decoding, for the memory of the
-    adapted matrices. They are rounded to the sampler's dtype once more, which rollout_corr/* shows."""
+    adapted matrices. In bfloat16 a change below 1/512 of its weight is then rounded away: at first the sampler hardly
+    differs from the base model, which rollout_corr/* shows."""
     group_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
     """Seconds for all responses to a prompt, time in the engine's queue included. A group that takes longer is
     requested again once, with the same seed, then dropped: the step goes on without it (docs/faults.md). null: none."""

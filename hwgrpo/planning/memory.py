@@ -180,7 +180,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
         shared = count_elements(castable) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
-    if work.samples and config.rollout.merge_adapters:
+    copied_whole = (
+        sharding.keeps_full_parameters and rollout_dtype != frozen
+    )  # the copy that samples is all of the model
+    if work.samples and config.rollout.merge_adapters and not copied_whole:
         always["copy with merged adapters"] = rollout_dtype.itemsize * count_elements(
             [u for u in castable if u.is_layer]
         )

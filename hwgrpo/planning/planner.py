@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
 from hwgrpo_backends import Backend
 
+from hwgrpo.catalog import TASK_SCHEMES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import MOST_SEQUENCES, sequences_at_once
 from hwgrpo.config.schema import TrainerConfig
@@ -97,6 +98,8 @@ class Planner:
     ) -> Planner:
         """Return a planner with a number for `rollout.max_sequences=null`: the largest with which generation fits.
 
+        Validations count, too: their prompts differ, and are held each for few responses.
+
         Args:
             trainer: the settings, without `auto`.
             backend: the device family.
@@ -115,8 +118,13 @@ class Planner:
             return changed_settings(self.config, {"rollout.max_sequences": sequences})
 
         def fits(sequences: int) -> bool:
-            memory = estimate(with_number(sequences), self.shape, work, sharding)
-            return room is None or memory.rollout_peak <= room
+            if room is None:
+                return True
+            config = with_number(sequences)
+            return all(
+                estimate(changed_settings(config, {"rollout.n": n}), self.shape, batch, sharding).rollout_peak <= room
+                for batch, n in ((work, r.n), *_validations(config, work, devices))
+            )
 
         most = sequences_at_once(r) if room is None else min(work.prompts * r.n, MOST_SEQUENCES)
         fewer = [each for each in SEQUENCES if each < most]
@@ -202,6 +210,15 @@ class Planner:
         planner = copy(self._by_quantize[quantize])
         planner.config = config
         return planner
+
+
+def _validations(config: Config, work: Work, devices: int) -> Iterator[tuple[Work, int]]:
+    """Yield a device's work of the batches that validations generate, each with its samples per prompt."""
+    if config.data.validation is None and not str(config.data.train).startswith(TASK_SCHEMES):
+        return
+    prompts = -(-config.data.validation_max_rows // devices) or work.prompts
+    for n in {1, config.trainer.validation_n} - {0}:
+        yield replace(work, prompts=prompts), n
 
 
 def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:

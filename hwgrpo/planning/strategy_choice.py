@@ -110,11 +110,8 @@ def resolve_sequences(config: Config, backend: Backend, world_size: int, device:
         note = "whose memory cannot be estimated"
         return [f"warning: rollout.max_sequences={r.max_sequences} (null), {note}: {type(error).__name__}: {error}"]
     r.max_sequences = planner.config.rollout.max_sequences
-    memory = planner.memory(backend, world_size, config.trainer, separate=False)
-    return [
-        f"rollout.max_sequences={r.max_sequences} (null): generation takes about {format_bytes(memory.rollout_peak)} "
-        f"of the {format_bytes(room)} usable on a device"
-    ]
+    usable = f"the {format_bytes(room)} usable on a device"
+    return [f"rollout.max_sequences={r.max_sequences} (null): as many as the plan has room for in {usable}"]
 
 
 def _as_saved(trainer: TrainerConfig, world_size: int) -> TrainerConfig:

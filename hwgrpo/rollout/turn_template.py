@@ -6,7 +6,7 @@ stands behind the marker is the end of the turn, the messages, and the beginning
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hwgrpo.errors import ConfigError, DataError
@@ -35,10 +35,11 @@ class TurnTemplate:
     Args:
         render: the chat template.
         tokenizer: the model's, of transformers.
+        end_ids: tokens that end a turn.
     """
 
-    def __init__(self, render: Render, tokenizer: Any) -> None:
-        self._render, self._tokenizer = render, tokenizer
+    def __init__(self, render: Render, tokenizer: Any, end_ids: Collection[int]) -> None:
+        self._render, self._tokenizer, self._end_ids = render, tokenizer, end_ids
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
 
@@ -55,7 +56,7 @@ class TurnTemplate:
             ConfigError: the template refuses these messages, or shows a turn differently when they follow.
         """
         tokens = self._tokenizer.encode(self._text(messages), add_special_tokens=False)
-        ended = finished and len(sampled) > 0 and sampled[-1] in self._special
+        ended = finished and len(sampled) > 0 and sampled[-1] in self._end_ids
         return tokens[1:] if ended and tokens and tokens[0] in self._special else tokens
 
     def _text(self, messages: Sequence[Message]) -> str:

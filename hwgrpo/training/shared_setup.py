@@ -32,6 +32,7 @@ from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.frozen_copy import copy_frozen
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
+from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
 from hwgrpo.rollout.workflow import with_workflow
@@ -203,15 +204,17 @@ def build_engine(
     )
     engine = engine_kind(config.rollout).make(parts)
     limit = config.trainer.process_group_timeout
-    return with_workflow(engine, config.rollout.workflow, tokenizer, limit, _turn_template(config, tokenizer))
+    return with_workflow(engine, config.rollout.workflow, tokenizer, limit, _turn_template(config, policy, tokenizer))
 
 
-def _turn_template(config: Config, tokenizer: Any) -> TurnTemplate | None:
+def _turn_template(config: Config, policy: PolicyModel, tokenizer: Any) -> TurnTemplate | None:
     """Return the chat template between the turns of a workflow, with the options that prompts get."""
     if tokenizer.chat_template is None:
         return None
     place = f"rollout.workflow={config.rollout.workflow}"
-    return TurnTemplate(partial(apply_template, config=config.data, tokenizer=tokenizer, place=place), tokenizer)
+    render = partial(apply_template, config=config.data, tokenizer=tokenizer, place=place)
+    ends = end_token_ids(tokenizer, policy.model.generation_config, config.rollout.stop_token_ids)
+    return TurnTemplate(render, tokenizer, ends)
 
 
 def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:

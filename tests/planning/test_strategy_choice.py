@@ -164,7 +164,7 @@ def test_other_processes_than_the_checkpoints_strategy_needs_are_an_error(tmp_pa
 
 
 def many(*words: str) -> Config:
-    words = ("trainer.prompts_per_step=256", "rollout.n=8", "trainer.strategy=single", *words)
+    words = ("trainer.prompts_per_step=256", "rollout.n=8", "trainer.strategy=single", "data.validation=null", *words)
     return recipe("rollout.engine=local", "rollout.max_sequences=null", *words)
 
 
@@ -173,8 +173,8 @@ def sequences(config: Config, memory: float | None) -> tuple[int | None, list[st
     return config.rollout.max_sequences, notes
 
 
-def generation(number: int) -> int:
-    config = many(f"rollout.max_sequences={number}")
+def generation(number: int, *words: str) -> int:
+    config = many(f"rollout.max_sequences={number}", *words)
     return Planner(config).memory(ACCELERATOR, 1, config.trainer, separate=False).rollout_peak
 
 
@@ -182,14 +182,26 @@ def test_as_many_sequences_are_decoded_at_once_as_there_is_memory_for():
     assert generation(384) < generation(512) < generation(1024)
     number, [note] = sequences(many(), 1.01 * generation(512))
     assert number == 512
-    needed, usable = (f"{size / GIB:.2f} GiB" for size in (generation(512), int(1.01 * generation(512))))
-    assert (
-        note == f"rollout.max_sequences=512 (null): generation takes about {needed} of the {usable} usable on a device"
-    )
+    usable = f"the {int(1.01 * generation(512)) / GIB:.2f} GiB usable on a device"
+    assert note == f"rollout.max_sequences=512 (null): as many as the plan has room for in {usable}"
+
     assert sequences(many(), 0.99 * generation(512))[0] == 384
     assert sequences(many(), 1000 * GIB)[0] == 1024
     assert sequences(many("trainer.prompts_per_step=4"), 1000 * GIB)[0] == 32, "there are no more responses"
     assert sequences(many(), GIB)[0] == 8, "the start warns that nothing fits"
+
+
+def test_validations_whose_prompts_all_differ_need_room_too():
+    validated = ("data.validation=rows.jsonl", "data.validation_max_rows=256")
+    room = 1.01 * generation(512)
+    alone, with_it = (sequences(many(*words), room)[0] for words in ((), validated))
+    assert alone == 512
+    assert with_it is not None
+    kinds = (("rollout.n=1", "algorithm.advantage.singleton=raw"), ("rollout.n=4",))  # greedy, and validation_n
+    validation = {each: max(generation(each, *kind) for kind in kinds) for each in (with_it, 512)}
+    assert validation[with_it] <= room < validation[512]
+    few = sequences(many("data.validation=rows.jsonl", "data.validation_max_rows=8"), room)[0]
+    assert few == 512, "there are not more responses than that"
 
 
 def test_a_number_of_sequences_that_is_given_is_kept_and_others_engines_choose_theirs():

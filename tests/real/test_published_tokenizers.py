@@ -66,13 +66,14 @@ def between_turns(name: str) -> tuple[Any, Render]:
 @pytest.mark.parametrize("name", [*WITH_TEMPLATE, "smollm2"])
 def test_turns_are_the_tokens_of_the_whole_conversation(name):
     read, render = between_turns(name)
-    between, conversation = TurnTemplate(render, read), [{"role": "user", "content": QUESTION}]
+    conversation = [{"role": "user", "content": QUESTION}]
 
     def whole() -> list[int]:
         return read.encode(render(conversation, add_generation_prompt=True), add_special_tokens=False)
 
+    # gemma3's end of a turn is not its end of sequence, but its generation config has it
     [end] = read.encode("<end_of_turn>" if name == "gemma3" else read.eos_token, add_special_tokens=False)
-    tokens = whole()
+    between, tokens = TurnTemplate(render, read, [end]), whole()
     for turn in range(6):
         answer, question = f"Zwölf. 十二 🙂 {turn}", {"role": "user", "content": f"Und {turn} + 1?"}
         sampled = [*read.encode(answer, add_special_tokens=False), end]
@@ -84,7 +85,10 @@ def test_turns_are_the_tokens_of_the_whole_conversation(name):
 @pytest.mark.parametrize("name", WITH_TEMPLATE)
 def test_the_result_of_a_tool_is_shown_as_the_template_shows_it(name):
     read, render = between_turns(name)
-    between, result = TurnTemplate(render, read), [{"role": "tool", "name": "add", "content": "12"}]
+    between, result = (
+        TurnTemplate(render, read, [read.eos_token_id]),
+        [{"role": "tool", "name": "add", "content": "12"}],
+    )
     if name == "gemma3":  # it has no role for tools
         with pytest.raises(ConfigError, match="give results as messages of the user"):
             between.between([read.eos_token_id], True, result)

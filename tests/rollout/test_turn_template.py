@@ -57,7 +57,8 @@ def turns_of(tokenizer: Any) -> TurnTemplate:
     def render(messages: Any, *, add_generation_prompt: bool) -> str:
         return apply_template(messages, DataConfig(), tokenizer, "here", add_generation_prompt=add_generation_prompt)
 
-    return TurnTemplate(render, tokenizer)
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|close|>", "<|stop|>")]
+    return TurnTemplate(render, tokenizer, ends)
 
 
 def ids(tokenizer: Any, text: str) -> list[int]:
@@ -117,6 +118,7 @@ def test_results_of_tools_are_shown_as_the_template_shows_them(name, expected):
         ("<|close|>", True, "\n<|open|>"),
         ("<|stop|>", True, "\n<|open|>"),  # another stop token stands for the end of the turn
         ("x", True, "<|close|>\n"),  # a stop string
+        ("<|end|>", True, "<|close|>\n"),  # one that is a special token
         ("x", False, "<|close|>\n"),  # the limit of tokens
         ("<|stop|>", False, "<|close|>\n"),
     ],

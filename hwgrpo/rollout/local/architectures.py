@@ -193,9 +193,9 @@ def read_norm(module: Any, architecture: Architecture) -> Norm:
     return Norm(module.weight + architecture.norm_offset if architecture.norm_offset else module.weight, eps)
 
 
-def read_block(layer: Any, architecture: Architecture) -> Block:
-    """Return the block of a supported model's decoder layer."""
-    attention, mlp = layer.self_attn, layer.mlp
+def read_norms(layer: Any, architecture: Architecture) -> dict[str, Norm | None]:
+    """Return the norms of a decoder layer under the names that `Block` has for them; the weights of some are copies."""
+    attention = layer.self_attn
     after, normed = architecture.norms_after, architecture.query_key_norm
     head_norm = None
     if normed == "head":
@@ -207,6 +207,21 @@ def read_block(layer: Any, architecture: Architecture) -> Block:
             ]
         )
         head_norm = Norm(weight, query.variance_epsilon)
+    return {
+        "attention_norm": read_norm(layer.post_attention_layernorm if after else layer.input_layernorm, architecture),
+        "mlp_norm": read_norm(
+            layer.post_feedforward_layernorm if after else layer.post_attention_layernorm, architecture
+        ),
+        "query_norm": read_norm(attention.q_norm, architecture) if normed == "all" else None,
+        "key_norm": read_norm(attention.k_norm, architecture) if normed == "all" else None,
+        "head_norm": head_norm,
+    }
+
+
+def read_block(layer: Any, architecture: Architecture) -> Block:
+    """Return the block of a supported model's decoder layer."""
+    attention, mlp = layer.self_attn, layer.mlp
+    norms: dict[str, Any] = read_norms(layer, architecture)
     return Block(
         query_key_value=read_joined(attention.q_proj, attention.k_proj, attention.v_proj),
         key_size=attention.k_proj.out_features,
@@ -215,9 +230,5 @@ def read_block(layer: Any, architecture: Architecture) -> Block:
         down=read_projection(mlp.down_proj),
         activation=mlp.act_fn,
         scaling=attention.scaling,
-        attention_norm=read_norm(layer.post_attention_layernorm if after else layer.input_layernorm, architecture),
-        mlp_norm=read_norm(layer.post_feedforward_layernorm if after else layer.post_attention_layernorm, architecture),
-        query_norm=read_norm(attention.q_norm, architecture) if normed == "all" else None,
-        key_norm=read_norm(attention.k_norm, architecture) if normed == "all" else None,
-        head_norm=head_norm,
+        **norms,
     )

@@ -70,6 +70,9 @@ class RecordedRows:
         self._rows.arrange(source, left)
         self._count, self._left = len(source), int(left.max())
 
+    def weights_changed(self) -> None:
+        self._rows.weights_changed()
+
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         if self._rows.advance():
             self.release()

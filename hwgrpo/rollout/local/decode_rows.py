@@ -62,6 +62,10 @@ class Rows(Protocol):
         """
         ...
 
+    def weights_changed(self) -> None:
+        """Read the model's weights again where they are held as copies: they were updated in place."""
+        ...
+
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         """Append a token to each response; return the logits [B, V] after it, valid until the next step."""
         ...
@@ -139,6 +143,8 @@ class ModelRows:
         kept = ~source - self._first if begins else source
         if not np.array_equal(kept, np.arange(len(self._ids))):
             self._select(kept)
+
+    def weights_changed(self) -> None: ...
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         # One token at a time: layers of Mamba 1 and MiniMax ignore their state where several tokens follow it.
@@ -298,6 +304,9 @@ class DistinctRows:
         self._row_of = np.where(kept, self._row_of[source.clip(0)], source) if kept.any() else source
         self._left = left
         self._all_distinct = self._all_distinct and bool(kept.all())
+
+    def weights_changed(self) -> None:
+        self._rows.weights_changed()
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         first, row_of = np.arange(len(token_B)), np.arange(len(token_B))

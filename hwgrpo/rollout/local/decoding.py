@@ -227,7 +227,7 @@ class Decoder:
             self._admitted(request)
         if not missing():
             return
-        self._version = self._apply_new_weights()
+        self._update_version()
         prompts = missing()
         if self._rows.refills:
             ahead = self._scheduler.next_prompts(self._prefill_ahead)
@@ -261,9 +261,15 @@ class Decoder:
         self._records = {name: values[kept] for name, values in self._records.items()}
         self._groups = self._uniforms = None
 
+    def _update_version(self) -> None:
+        version = self._apply_new_weights()
+        if version != self._version:
+            self._rows.weights_changed()
+        self._version = version
+
     def _step(self) -> None:
         """Append the newest tokens to all rows and draw the next ones."""
-        self._version = self._apply_new_weights()
+        self._update_version()
         self._arrange()
         # Rows that have ended but are still in the batch decode on; their tokens are discarded.
         logits = self._rows.step(self._token.clamp_min(0))

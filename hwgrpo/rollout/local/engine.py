@@ -31,7 +31,7 @@ from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
-from hwgrpo.rollout.local.merged_adapters import merge, unshared_parameters
+from hwgrpo.rollout.local.merged_adapters import MERGED_IN_16_BITS, merge, unshared_parameters
 from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, Request, most_prompts
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
@@ -134,7 +134,10 @@ class LocalEngine:
             if self._supports_padding
             else ("rollout decodes prompts of one length at a time: the model does not mask padding in its states")
         )
-        return tuple(note for note in (path, self._kernels.note, self._graphs.note, alone, self._drift, slow) if note)
+        merged = MERGED_IN_16_BITS if self._merges and self._dtype.itemsize == 2 else ""
+        return tuple(
+            note for note in (path, merged, self._kernels.note, self._graphs.note, alone, self._drift, slow) if note
+        )
 
     def _describe_drift(self, sampler: PreTrainedModel, longest: int | None) -> str | None:
         lean = self._unsupported is None and unsupported_reason(sampler, longest or LENGTH) is None

@@ -1,7 +1,8 @@
 """Weights side by side in memory: layers of the same input are then one product, and parameters stay what they are.
 
-Each weight becomes a view of its part of one tensor. Whoever updates it in place, such as an optimizer, updates the
-joined tensor, which takes no further memory.
+Each weight becomes a view of its part of one tensor. Whoever updates it in place, as `frozen_copy.refresh`, updates the
+joined tensor, which takes no further memory. What is trained stays as it is: transformers' `save_pretrained` clones
+each of several parameters in one memory, and strategies may keep trained ones in buffers of their own.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from torch import nn
 def join(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return the concatenation along the first dimension that the weights are views of, or None.
 
-    Weights that are not side by side are moved. That needs parameters whose memory is theirs alone: what others view,
-    as some strategies do, stays where it is.
+    Weights that are not side by side are moved. That needs frozen parameters whose memory is theirs alone.
     """
     if not weights or not all(_is_plain(weight) for weight in weights) or not _are_alike(weights):
         return None
     if not _are_side_by_side(weights):
-        if not all(_owns_memory(weight) for weight in weights):
+        if not all(_may_move(weight) for weight in weights):
             return None
         joined = torch.cat(list(weights))
         for weight, part in zip(weights, joined.split([len(weight) for weight in weights]), strict=True):
@@ -47,8 +47,8 @@ def _are_side_by_side(weights: Sequence[torch.Tensor]) -> bool:
     return all(one.storage_offset() + one.numel() == other.storage_offset() for one, other in pairwise(weights))
 
 
-def _owns_memory(weight: torch.Tensor) -> bool:
-    """Return whether no other tensor can view a weight's memory, but such as view it whole."""
+def _may_move(weight: torch.Tensor) -> bool:
+    """Return whether a weight is frozen, and no other tensor can view its memory, but such as view it whole."""
     storage = weight.untyped_storage()
     shared = weight.device.type == "cpu" and weight.is_shared()
-    return not shared and storage.nbytes() == weight.numel() * weight.element_size()
+    return not weight.requires_grad and not shared and storage.nbytes() == weight.numel() * weight.element_size()

@@ -15,7 +15,7 @@ from torch import nn
 
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
-from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm
+from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm, read_norms
 from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows
 from hwgrpo.rollout.local.kernel_fallback import step_kernels
 from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache, StepPlaces
@@ -72,6 +72,15 @@ class LeanRows:
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         self.advance()
         return self.compute(token_B)
+
+    def weights_changed(self) -> None:
+        pairs = [(self._norm, read_norm(self._base.model.norm, self._architecture))]
+        for layer, block in zip(self._base.model.layers, self._blocks, strict=True):
+            norms = read_norms(layer, self._architecture)
+            pairs += [(getattr(block, name), norm) for name, norm in norms.items() if norm is not None]
+        for held, current in pairs:
+            if held.weight is not current.weight:  # in place: a recording may read it
+                held.weight.copy_(current.weight)
 
     def advance(self) -> bool:
         """Advance each response by a token; return whether `compute` uses other tensors than before."""

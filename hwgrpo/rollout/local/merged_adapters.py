@@ -10,6 +10,12 @@ from torch import nn
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.local.adapted_linear import active_adapters, is_adapted, unsupported_reason
 
+MERGED_IN_16_BITS = (
+    "rollout.merge_adapters=true: the sampler's weights have 16 bits, and in bfloat16 a change below 1/512 of its "
+    "weight is rounded away: early in training that is most of what adapters add"
+)
+"""Note about sampling with adapters merged into weights of 16 bits."""
+
 
 def merged_layers(model: nn.Module) -> dict[str, Any]:
     """Return the layers whose adapters can be merged, by name; the others add theirs as in training.

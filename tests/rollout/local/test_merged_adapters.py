@@ -9,7 +9,7 @@ import torch
 from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.local.adapted_linear import is_adapted
-from hwgrpo.rollout.local.merged_adapters import merge
+from hwgrpo.rollout.local.merged_adapters import MERGED_IN_16_BITS, merge
 from hwgrpo.values import Sampling
 from tests.rollout.decoders import PROMPTS, batch_of, engine_of, model_of
 from tests.rollout.local.test_adapted_linear import adapted, fill
@@ -102,6 +102,22 @@ def test_a_merged_weight_is_rounded_once(model):
     merged = copied.base_layer.weight
     error = (merged.double() - exact).abs()
     assert bool((error <= exact.abs() * torch.finfo(torch.bfloat16).eps / 2 * 1.001 + 1e-7).all())
+
+
+def test_small_changes_are_rounded_away_in_16_bits_and_the_engine_says_so(model):
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if "lora_" in name else torch.bfloat16)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(1e-5)
+    merged, separate = (engine_of(model, compute_dtype=torch.bfloat16, merge_adapters=on) for on in (True, False))
+    base: Any = model.get_submodule(LAYER)
+    copied: Any = merged._sampler.get_submodule(LAYER)
+    assert float((copied.base_layer.weight == base.base_layer.weight).float().mean()) > 0.9
+    assert MERGED_IN_16_BITS in merged.notes
+    assert MERGED_IN_16_BITS not in separate.notes
+    assert MERGED_IN_16_BITS not in engine_of(adapted("Llama"), merge_adapters=True).notes
 
 
 @pytest.mark.parametrize("make", [lambda: model_of("Llama"), lambda: adapted("Llama", use_dora=True)])

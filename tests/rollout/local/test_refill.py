@@ -286,7 +286,7 @@ class Versions:
             self.version += 1
             with torch.no_grad():
                 self.model.model.norm.weight.mul_(0.9)
-                self.model.model.layers[0].self_attn.k_proj.weight.mul_(1.2)
+                self.model.model.layers[0].self_attn.q_norm.weight.mul_(1.2)
         return self.version
 
 
