@@ -180,13 +180,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
         shared = count_elements(castable) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
-    copied_whole = (
-        sharding.keeps_full_parameters and rollout_dtype != frozen
-    )  # the copy that samples is all of the model
-    if work.samples and config.rollout.merge_adapters and not copied_whole:
-        always["copy with merged adapters"] = rollout_dtype.itemsize * count_elements(
-            [u for u in castable if u.is_layer]
-        )
+    # where the engine copies all of the model, the merged weights are among these
+    copies_all = sharding.keeps_full_parameters and rollout_dtype != frozen
+    if work.samples and config.rollout.merge_adapters and not copies_all:
+        in_layers = count_elements([unit for unit in castable if unit.is_layer])
+        always["copy with merged adapters"] = rollout_dtype.itemsize * in_layers
     held = host if sharding.offloads_gradients else always if sharding.keeps_gradients else update
     held.update(gradients)
     largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
