@@ -58,7 +58,8 @@ class Rows(Protocol):
         Args:
             source: [B] int64: each row's number among the rows so far, in any order and some of them several times; or,
                 for a response that begins, ~p of its prompt's number p. Other rows are dropped.
-            left: [B] int64: most tokens, at least 1, that will be appended to each row.
+            left: [B] int64: most tokens, at least 1, that will be appended to each row; 0 for a row that stays where it
+                is and whose response has ended: it overwrites its last token.
         """
         ...
 

@@ -285,6 +285,7 @@ class Decoder:
             self._source[unborn] = np.where(own < self._arranged, own, other)[unborn]
         if len(slots) != self._arranged or not np.array_equal(self._source, own):
             left = np.maximum(slots["limit"] - slots["drawn"], 1)
+            left[~slots["growing"] & (self._source == own)] = 0
             self._rows.arrange(self._source, left)
             self._source, self._arranged = own, len(slots)
 

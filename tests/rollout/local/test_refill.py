@@ -365,6 +365,28 @@ def test_a_slot_grows_no_further_than_its_own_limit(model, monkeypatch):
     assert sorted(set(capacities)) == [4, 8], "the longest response appends 8 tokens"
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_slot_that_stays_free_does_not_grow_while_others_are_refilled(model, fixed):
+    seen: list[list[int]] = []
+
+    class Rows(LeanRows):
+        compact_below = 0.0  # as for few recorded rows
+
+        def step(self, token_B: torch.Tensor) -> torch.Tensor:
+            logits = super().step(token_B)
+            seen.append(self._cache._length.tolist())
+            return logits
+
+    rows = Rows(model, CPU, fixed)
+    limits = [60] * 4 + [3] * 12  # no more than two prompts are held: after the first six, one slot stays free
+    decoder = Decoder(rows, 6, CPU, settings(()), prompts=2)
+    for i, limit in enumerate(limits):
+        decoder.submit(Request((5,) if i < 5 else (6, i), 70 + i, limit, 0, i))
+    found = run(decoder)
+    assert sorted(len(each.per_token["tokens"]) for each in found) == sorted(limits)
+    assert max(max(lengths[4:], default=0) for lengths in seen) <= 3
+
+
 def test_rows_of_equal_lengths_are_read_without_a_mask_and_others_with_one(model, monkeypatch):
     rows = LeanRows(model, CPU)
     masked, plain = [], rows._cache.places
