@@ -85,7 +85,7 @@ def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monke
         with pytest.raises(RunError, match="out of memory while generating, on cpu") as caught:
             run(tmp_path / "cut", *SHORT)
     told = str(caught.value)
-    assert "lower rollout.max_sequences (now 1024)" in told
+    assert "lower rollout.max_sequences (now 256)" in told
     assert "tokens_per_micro_batch" not in told, "rollout does not depend on it"
     assert told.endswith("Started again, the run resumes after step 2.")
     assert run(tmp_path / "cut", *SHORT) == "completed"
