@@ -92,14 +92,12 @@ class TurnTemplate:
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
     """Yield turns that the messages may follow, with these: tools reply to calls, which templates show in many ways."""
-    results = [message for message in messages if message.get("role") == "tool"]
-    if results:
-        numbers = {id(message): f"call{number:05}" for number, message in enumerate(results)}
-        named = [
-            {"name": "tool", "tool_call_id": numbers[id(message)], **message} if id(message) in numbers else message
-            for message in messages
-        ]
-        replies = [message for message in named if message.get("role") == "tool"]
+    named = [
+        {"name": "tool", "tool_call_id": f"call{number:05}", **message} if message.get("role") == "tool" else message
+        for number, message in enumerate(messages)
+    ]
+    replies = [message for message in named if message.get("role") == "tool"]
+    if replies:
         for content, arguments in ((MARK, {}), ("", {"value": MARK})):
             calls = [
                 {"type": "function", "id": reply["tool_call_id"], "function": {"name": reply["name"], "arguments": {}}}

@@ -36,9 +36,9 @@ def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_pat
     (tmp_path / "empty.yaml").write_text("{}\n")
     words = [*SMALL, *SHORT, f"trainer.output_dir={tmp_path / 'run'}", "backend.name=cpu"]
     assert main(["train", str(tmp_path / "empty.yaml"), *words]) == 1
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    first, lower, after = told[told.index("hwgrpo: error:") :].splitlines()
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    first, lower, after = printed[printed.index("hwgrpo: error:") :].splitlines()
     assert first.startswith("hwgrpo: error: out of memory while updating the policy, on cpu (")
     assert "GiB of host memory): [enforce fail" in first or "MiB of host memory): [enforce fail" in first
     assert "DefaultCPUAllocator: can't allocate memory" in first
@@ -64,8 +64,8 @@ def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_pat
     ],
 )
 def test_the_remedies_are_those_of_the_settings(words, remedy):
-    told = _remedies(settings(*words), Device(BACKEND), "update_actor")
-    assert [each for each in told if "sync_every" in each or "quantize" in each] == ([remedy] if remedy else [])
+    remedies = _remedies(settings(*words), Device(BACKEND), "update_actor")
+    assert [each for each in remedies if "sync_every" in each or "quantize" in each] == ([remedy] if remedy else [])
 
 
 def test_states_that_are_small_or_on_the_host_already_are_no_remedy():
@@ -84,10 +84,10 @@ def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monke
         patch.setattr(LocalEngine, "generate", in_call(3, LocalEngine.generate))
         with pytest.raises(RunError, match="out of memory while generating, on cpu") as caught:
             run(tmp_path / "cut", *SHORT)
-    told = str(caught.value)
-    assert "lower rollout.max_sequences (now 256)" in told
-    assert "tokens_per_micro_batch" not in told, "rollout does not depend on it"
-    assert told.endswith("Started again, the run resumes after step 2.")
+    message = str(caught.value)
+    assert "lower rollout.max_sequences (now 256)" in message
+    assert "tokens_per_micro_batch" not in message, "rollout does not depend on it"
+    assert message.endswith("Started again, the run resumes after step 2.")
     assert run(tmp_path / "cut", *SHORT) == "completed"
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 
