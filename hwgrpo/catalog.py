@@ -206,6 +206,12 @@ RESPONSE_SOURCES = Registry(
 """Functions `(SourceParts) -> ResponseSource`."""
 WORKFLOWS = Registry("rollout.workflow", {"single_turn": "hwgrpo.rollout.workflow:single_turn"})
 """Coroutines `(Prompt, Sampler) -> trajectories`."""
+CALL_FORMATS = Registry("rollout.agent.call_format", {"hermes": "hwgrpo.agents.call_formats:hermes"})
+"""`CallFormat`s: how families of models write tool calls."""
+TOOLS = Registry("tool", {})
+"""Functions that a policy may call, by `rollout.agent.tools`."""
+ENVIRONMENTS = Registry("environment", {})
+"""Classes of environments, for `rollout.agent.environments`."""
 LAYOUTS = Registry(
     "model.layout",
     {

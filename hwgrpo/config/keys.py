@@ -105,12 +105,19 @@ def leaf_keys(value: Any, key: str) -> Iterator[str]:
         yield key
 
 
+NAMED = (("reward", "functions"), ("rollout", "agent", "tools"), ("rollout", "agent", "environments"))
+"""Lists of sections whose entries may be just a name."""
+
+
 def expand_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Turn each entry of reward.functions that is just a name into {name: ...}."""
-    reward = raw.get("reward")
-    functions = reward.get("functions") if isinstance(reward, dict) else None
-    if isinstance(functions, list):
-        functions[:] = [{"name": entry} if isinstance(entry, str) else entry for entry in functions]
+    """Turn each entry that is just a name into {name: ...}, in the lists of `NAMED`."""
+    for *sections, name in NAMED:
+        section: Any = raw
+        for each in sections:
+            section = section.get(each) if isinstance(section, dict) else None
+        entries = section.get(name) if isinstance(section, dict) else None
+        if isinstance(entries, list):
+            entries[:] = [{"name": entry} if isinstance(entry, str) else entry for entry in entries]
     return raw
 
 

@@ -33,6 +33,10 @@ def function_settings(config: Any) -> Iterator[FunctionSetting]:
         if (verifier := verifier_of(function)) is not None:
             key = f"reward.functions.{i}.kwargs.verifier"
             yield FunctionSetting(key, verifier, partial(function.kwargs.__setitem__, "verifier"))
+    agent = {"tools": rollout.agent.tools, "environments": rollout.agent.environments}
+    for place, entries in agent.items():
+        for i, entry in enumerate(entries):
+            yield FunctionSetting(f"rollout.agent.{place}.{i}.name", entry.name, partial(setattr, entry, "name"))
     for place, section, name in (
         ("algorithm.advantage", algorithm.advantage, "name"),
         ("algorithm.loss", algorithm.loss, "name"),

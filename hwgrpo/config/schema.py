@@ -198,6 +198,60 @@ class RolloutServerConfig:
 
 
 @dataclass
+class ToolConfig:
+    name: str = setting(MISSING, path=True)
+    """A registered tool (`python`, `search`), or `path/to/file.py:function` with type hints and a docstring, from which
+    the model gets its JSON schema."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of yours, which the model neither sees nor sets."""
+    timeout: float = limited(30.0, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds per call. A call that takes longer is an error that the model reads; its process is killed."""
+    workers: int = limited(4, at_least=1)
+    """Processes that call it, per rank: so many calls run at once, or eight times as many of an async function."""
+    max_chars: int = limited(4096, at_least=16)
+    """Longest result, in characters; a longer one is truncated."""
+    truncate: str = choice("middle", ("left", "middle", "right"))
+    """Side of a long result that is left out."""
+
+
+@dataclass
+class EnvironmentConfig:
+    name: str = setting(MISSING, path=True)
+    """`path/to/file.py:Class` with `reset` and `step` (docs/agents.md), or a registered environment."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the class."""
+    weight: float = limited(1.0, above=0)
+    """Share of the rows without a column `environment` that get this environment, relative to the others'."""
+
+
+@dataclass
+class AgentConfig:
+    tools: list[ToolConfig] = field(default_factory=list)
+    """Functions that the policy may call. An entry may be just a name."""
+    environments: list[EnvironmentConfig] = field(default_factory=list)
+    """Environments that the policy acts in. Of several each row gets the one that its column `environment` names, else
+    one by weight. An entry may be just a name."""
+    max_turns: int | None = limited(None, at_least=1)
+    """Most turns of the policy in a trajectory; null: as many as there are tokens for."""
+    max_turn_tokens: int | None = limited(None, at_least=1)
+    """Most tokens of a turn; null: as many as the trajectory has left. `rollout.max_response_tokens` bounds the
+    trajectory, observed tokens included."""
+    call_format: str = choice("auto", lambda: ("auto", *catalog.CALL_FORMATS.names()))
+    """How the model writes tool calls; auto: found in the chat template."""
+    turn_timeout: float = limited(60.0, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds that an environment may take for `reset` or `step`, and all calls of a turn together."""
+    trajectory_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds that the environment or the tools of a trajectory may take, all its turns together; null: any."""
+    on_failure: str = choice("mask_sample", FAILURE_POLICIES)
+    """When an environment raises, is late or returns an invalid observation: drop the trajectory, drop its group, stop
+    the run, or give it the reward 0 (`value`). A tool's failure is text that the model reads."""
+    asynchronous: bool = False
+    """Let each trajectory go on as soon as its tools have answered, so that a slow tool keeps no other one waiting. Which
+    responses are decoded together then depends on the tools' speed, and numbers may differ in their last bits from run
+    to run. false: in rounds, whose numbers can be repeated and resumed bit for bit."""
+
+
+@dataclass
 class RolloutConfig:
     engine: str = choice("local", lambda: catalog.ENGINES.names())
     """Rollout engine: `local` samples with the training model, `vllm` is vLLM in the training process, `vllm_server` is
@@ -211,6 +265,7 @@ class RolloutConfig:
     workflow: str = choice("single_turn", lambda: catalog.WORKFLOWS.names(), files=True)
     """How the responses to a prompt come about: `single_turn`, or `path/to/file.py:function` of the prompt and a
     sampler (docs/extend.md), for several turns with tokens that the policy did not sample, as a tool's reply."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
     n: int = limited(8, at_least=1)
     """Samples per prompt: the group size."""
     max_response_tokens: int = limited(512, at_least=1)

@@ -247,7 +247,7 @@ def _as_float(value: int, key: str) -> float:
 def _wrong_type(kinds: tuple[Any, ...], value: Any, key: str) -> ConfigError:
     allowed = " or ".join("null" if k is types.NoneType else k.__name__ if type(k) is type else str(k) for k in kinds)
     if str not in kinds and any(typing.get_origin(kind) is list for kind in kinds):
-        element = "exact_match" if key == "reward.functions" else "..."
+        element = {"reward.functions": "exact_match", "rollout.agent.tools": "python"}.get(key, "...")
         return ConfigError(f"{key}={shown(value)} must be a list, e.g. {key}=[{element}]")
     remedy = ""
     if bool in kinds:

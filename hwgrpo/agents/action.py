@@ -1,0 +1,150 @@
+"""The values between the policy and its environment.
+
+A turn of the policy becomes an `Action`; the environment answers with a `Step`. Tools are an environment, whose steps
+are the results of the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Message = Mapping[str, Any]
+"""A chat message, `{"role": ..., "content": ...}`."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the policy wrote."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    """Parameter -> value, as JSON has it."""
+
+
+@dataclass(frozen=True)
+class ParsedTurn:
+    """A turn of the policy, without its markup."""
+
+    content: str
+    """The text beside calls and reasoning."""
+    calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+    """What is wrong with each call that cannot be read, as text for the model."""
+    reasoning: str = ""
+    """The text of the reasoning, as between `<think>` and `</think>`."""
+
+
+class CallFormat(Protocol):
+    """How a family of models writes calls: a function of a turn's text."""
+
+    def __call__(self, text: str) -> ParsedTurn:
+        """Return the parts of a turn; never raise.
+
+        Args:
+            text: all tokens of the turn but the one that ends it, decoded with special tokens.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Action:
+    """A turn of the policy, as an environment gets it."""
+
+    text: str
+    """The decoded turn, without the end of the turn."""
+    token_ids: tuple[int, ...]
+    """The tokens that were sampled."""
+    finished: bool
+    """Whether the policy ended its turn; False: no tokens were left."""
+    turn: int
+    """Number of the turn in its trajectory, from 0."""
+    parsed: ParsedTurn
+
+    @property
+    def content(self) -> str:
+        """The text beside calls and reasoning."""
+        return self.parsed.content
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls."""
+        return self.parsed.calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The turn as a chat message."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.parsed.reasoning:
+            message["reasoning_content"] = self.parsed.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                for call in self.calls
+            ]
+        return message
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call returned."""
+
+    text: str
+    """The result as the model reads it; of a failed call what went wrong."""
+    failure: str = ""
+    """Kind of the failure: `error`, `timeout`, `died`, `unknown` or `malformed`; "": the call succeeded."""
+    seconds: float = 0.0
+    """How long it took."""
+    reward: float = 0.0
+    """Reward of the call, from tools that give one."""
+
+
+class Tool(Protocol):
+    """A function that the policy may call."""
+
+    @property
+    def name(self) -> str:
+        """The name by which the policy calls it."""
+        ...
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Its JSON schema, `{"type": "function", "function": {"name": ..., "parameters": ...}}`."""
+        ...
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Return the result for arguments of the policy's; failures are results, too."""
+        ...
+
+    def close(self) -> None:
+        """Free its resources; nothing is called afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """The environment's answer to an action.
+
+    Example:
+        >>> Step("The number is larger.", reward=0.0, done=False).messages
+        [{'role': 'user', 'content': 'The number is larger.'}]
+    """
+
+    observation: str | Sequence[Message]
+    """Text of a user's message, or messages; ignored when `done`."""
+    reward: float = 0.0
+    """Reward of the turn; those of all turns are summed."""
+    done: bool = False
+    """Whether the episode is over."""
+    results: tuple[ToolResult, ...] = ()
+    """Results of the tool calls, for metrics."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """Further values of the turn, for the log."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The observation as chat messages."""
+        if isinstance(self.observation, str):
+            return [{"role": "user", "content": self.observation}]
+        return list(self.observation)
