@@ -246,7 +246,7 @@ class AgentConfig:
     """When an environment raises, is late or returns an invalid observation: drop the trajectory, drop its group, stop
     the run, or give it the reward 0 (`value`). A tool's failure is text that the model reads."""
     asynchronous: bool = False
-    """Let each trajectory go on as soon as its tools have answered: a slow tool keeps no other trajectory waiting. Which
+    """Let each trajectory go on as soon as its tools have answered, so that no other one waits for a slow tool. Which
     responses are decoded together then depends on the tools' speed, and numbers may differ in their last bits from run
     to run. false: in rounds, whose numbers can be repeated and resumed bit for bit."""
 
