@@ -204,8 +204,15 @@ RESPONSE_SOURCES = Registry(
     },
 )
 """Functions `(SourceParts) -> ResponseSource`."""
-WORKFLOWS = Registry("rollout.workflow", {"single_turn": "hwgrpo.rollout.workflow:single_turn"})
-"""Coroutines `(Prompt, Sampler) -> trajectories`."""
+WORKFLOWS = Registry(
+    "rollout.workflow",
+    {
+        "single_turn": "hwgrpo.rollout.workflow:single_turn",
+        "environment": "hwgrpo.agents.episode:EnvironmentWorkflow",
+        "tools": "hwgrpo.agents.episode:EnvironmentWorkflow",
+    },
+)
+"""Coroutines `(Prompt, Sampler) -> trajectories`, or classes of those, made with `WorkflowParts`."""
 CALL_FORMATS = Registry("rollout.agent.call_format", {"hermes": "hwgrpo.agents.call_formats:hermes"})
 """`CallFormat`s: how families of models write tool calls."""
 TOOLS = Registry("tool", {})

@@ -92,6 +92,8 @@ class Prompt:
     """File and row, for error messages."""
     messages: tuple[Mapping[str, str], ...] | None = None
     """The chat messages when the prompt is a conversation, else None."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the tools that the chat template shows."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ class Completions(Responses):
         default=None, metadata=per_token(missing=lambda part: part.weight_version, dtype="int64")
     )
     """[R] int64: policy version that sampled each token, if weights changed in between; None: all `weight_version`."""
+    outcomes: tuple[Mapping[str, Any], ...] = field(default=(), metadata=per_sequence(missing={}))
+    """S outcomes of trajectories in environments (`hwgrpo.agents.episode`), as JSON has it; may be empty."""
     late: int | None = None
     """Groups that missed `Sampling.group_timeout`; None: there is none."""
     dropped: Mapping[int, str] = field(default_factory=dict)

@@ -137,8 +137,8 @@ class Step:
     """Reward of the turn; those of all turns are summed."""
     done: bool = False
     """Whether the episode is over."""
-    results: tuple[ToolResult, ...] = ()
-    """Results of the tool calls, for metrics."""
+    results: tuple[tuple[str, ToolResult], ...] = ()
+    """Name and result of each tool call, for metrics."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Further values of the turn, for the log."""
 

@@ -18,6 +18,9 @@ DIFFICULTY = tuple(
     for key in ("easy_threshold", "hard_threshold")
 )
 
+AGENT = one_of("rollout.workflow", "environment", "tools")
+TOOLS = on("rollout.agent.tools")
+ENVIRONMENTS = on("rollout.agent.environments")
 OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
 OWN_SERVER = off("rollout.server.url")

@@ -36,7 +36,8 @@ def check_rollout(config: Settings) -> None:
         raise ConfigError(
             f"data.difficulty.hard_threshold={hard:g} must be below data.difficulty.easy_threshold={easy:g}"
         )
-    if names_a_file(r.workflow) and r.engine == "vllm" and (r.tensor_parallel_size or 1) > 1:
+    _check_agent(config)
+    if r.workflow != "single_turn" and r.engine == "vllm" and (r.tensor_parallel_size or 1) > 1:
         raise ConfigError(
             f"rollout.workflow={r.workflow!r} with rollout.engine=vllm and rollout.tensor_parallel_size="
             f"{r.tensor_parallel_size}: ranks that share an engine would have to ask for tokens equally often; use "
@@ -72,6 +73,23 @@ def check_rollout(config: Settings) -> None:
         raise ConfigError(
             f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
             "an adapter goes to the server through a folder; leave rollout.server.transfer out"
+        )
+
+
+def _check_agent(config: Settings) -> None:
+    """Check the workflows of `rollout.agent`."""
+    r, agent = config.rollout, config.rollout.agent
+    for workflow, name in (("tools", "tools"), ("environment", "environments")):
+        if r.workflow == workflow and not getattr(agent, name):
+            raise ConfigError(
+                f"rollout.workflow={workflow} with rollout.agent.{name}=[]: name at least one, e.g. "
+                f"rollout.agent.{name}=[path/to/file.py:name]"
+            )
+    hung = config.trainer.process_group_timeout
+    if r.workflow in ("tools", "environment") and agent.turn_timeout >= hung:
+        raise ConfigError(
+            f"rollout.agent.turn_timeout={agent.turn_timeout:g} must be below trainer.process_group_timeout={hung:g}, "
+            "after which a workflow that waits counts as hung"
         )
 
 

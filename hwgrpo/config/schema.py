@@ -226,26 +226,26 @@ class EnvironmentConfig:
 
 @dataclass
 class AgentConfig:
-    tools: list[ToolConfig] = field(default_factory=list)
+    tools: list[ToolConfig] = setting(list, used_by=[when.AGENT])
     """Functions that the policy may call. An entry may be just a name."""
-    environments: list[EnvironmentConfig] = field(default_factory=list)
+    environments: list[EnvironmentConfig] = setting(list, used_by=[one_of("rollout.workflow", "environment")])
     """Environments that the policy acts in. Of several each row gets the one that its column `environment` names, else
     one by weight. An entry may be just a name."""
-    max_turns: int | None = limited(None, at_least=1)
+    max_turns: int | None = limited(None, at_least=1, used_by=[when.AGENT])
     """Most turns of the policy in a trajectory; null: as many as there are tokens for."""
-    max_turn_tokens: int | None = limited(None, at_least=1)
+    max_turn_tokens: int | None = limited(None, at_least=1, used_by=[when.AGENT])
     """Most tokens of a turn; null: as many as the trajectory has left. `rollout.max_response_tokens` bounds the
     trajectory, observed tokens included."""
-    call_format: str = choice("auto", lambda: ("auto", *catalog.CALL_FORMATS.names()))
+    call_format: str = choice("auto", lambda: ("auto", *catalog.CALL_FORMATS.names()), used_by=[when.AGENT])
     """How the model writes tool calls; auto: found in the chat template."""
-    turn_timeout: float = limited(60.0, above=0, at_most=LONGEST_TIMEOUT)
+    turn_timeout: float = limited(60.0, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
     """Seconds that an environment may take for `reset` or `step`, and all calls of a turn together."""
-    trajectory_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
+    trajectory_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
     """Seconds that the environment or the tools of a trajectory may take, all its turns together; null: any."""
-    on_failure: str = choice("mask_sample", FAILURE_POLICIES)
+    on_failure: str = choice("mask_sample", FAILURE_POLICIES, used_by=[when.ENVIRONMENTS])
     """When an environment raises, is late or returns an invalid observation: drop the trajectory, drop its group, stop
     the run, or give it the reward 0 (`value`). A tool's failure is text that the model reads."""
-    asynchronous: bool = False
+    asynchronous: bool = setting(False, used_by=[none_of("rollout.workflow", "single_turn")])
     """Let each trajectory go on as soon as its tools have answered, so that no other one waits for a slow tool. Which
     responses are decoded together then depends on the tools' speed, and numbers may differ in their last bits from run
     to run. false: in rounds, whose numbers can be repeated and resumed bit for bit."""
@@ -263,8 +263,9 @@ class RolloutConfig:
     `prefetch` while earlier steps are trained (`max_staleness` above 0), or `path/to/file.py:function` of
     `SourceParts`."""
     workflow: str = choice("single_turn", lambda: catalog.WORKFLOWS.names(), files=True)
-    """How the responses to a prompt come about: `single_turn`, or `path/to/file.py:function` of the prompt and a
-    sampler (docs/extend.md), for several turns with tokens that the policy did not sample, as a tool's reply."""
+    """How the responses to a prompt come about: `single_turn`, `tools` (the policy calls `agent.tools`), `environment`
+    (it acts in `agent.environments`, docs/agents.md), or `path/to/file.py:function` of the prompt and a sampler
+    (docs/extend.md), for turns of your own."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     n: int = limited(8, at_least=1)
     """Samples per prompt: the group size."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -69,19 +70,20 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
     continued = messages[-1]["role"] == "assistant"
     if continued and not _plain(messages[-1]).strip() and len(messages) > 1:
         continued, messages = False, messages[:-1]
-    text = apply_template(messages, config, tokenizer, place, add_generation_prompt=not continued, continued=continued)
+    apply = partial(apply_template, config=config, tokenizer=tokenizer, place=place, tools=rows.tools(index))
+    text = apply(messages, add_generation_prompt=not continued, continued=continued)
     findings = (*findings, *template_findings(messages, text, tokenizer))
     if continued:
         findings = (*findings, *open_end_findings(text, tokenizer))
-        if _is_rewritten(messages, text, config, tokenizer, place):
+        if _is_rewritten(messages, text, apply):
             findings = (*findings, REWRITTEN)
     return Rendered(text, True, answered, row, findings)
 
 
-def _is_rewritten(messages: Sequence[Message], text: str, config: Any, tokenizer: Any, place: str) -> bool:
+def _is_rewritten(messages: Sequence[Message], text: str, apply: Callable[..., str]) -> bool:
     """Return whether a message to be continued does not begin, but for white space, as a response does."""
     try:
-        opened = apply_template(messages[:-1], config, tokenizer, place, add_generation_prompt=True)
+        opened = apply(messages[:-1], add_generation_prompt=True)
     except DataError:  # a conversation of this message alone
         return False
     return text.split() != (opened + _plain(messages[-1])).split()
@@ -95,6 +97,7 @@ def apply_template(
     *,
     add_generation_prompt: bool,
     continued: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return a conversation as text.
 
@@ -105,18 +108,26 @@ def apply_template(
         place: file and line, for messages.
         add_generation_prompt: whether the beginning of an assistant's message is appended.
         continued: whether the last message is left open.
+        tools: JSON schemas of tools that the model is shown.
 
     Raises:
-        ConfigError: `data.chat_template_kwargs` has an option that the trainer sets.
+        ConfigError: `data.chat_template_kwargs` has an option that the trainer sets, or the template shows no tools.
         DataError: the template refuses the conversation, or takes too long.
     """
     options = config.chat_template_kwargs
     options = OmegaConf.to_container(options) if OmegaConf.is_config(options) else options
     assert isinstance(options, Mapping)
-    reserved = {"tokenize", "add_generation_prompt", "continue_final_message"} & {str(name) for name in options}
+    reserved = {"tokenize", "add_generation_prompt", "continue_final_message", "tools"} & {
+        str(each) for each in options
+    }
     if reserved:
         raise ConfigError(f"data.chat_template_kwargs: {', '.join(sorted(reserved))} is set by the trainer; remove it")
     _check_options(options, tokenizer.chat_template)
+    if tools and unread_options({"tools": tools}, tokenizer.chat_template):
+        raise ConfigError(
+            f"{place}: the chat template shows the model no tools, for it does not read the variable `tools`; set "
+            "model.chat_template to a file with a template that does"
+        )
     try:
         with template_limit(place):
             text = tokenizer.apply_chat_template(
@@ -124,6 +135,7 @@ def apply_template(
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continued,
+                tools=list(tools) or None,
                 **clock_options(config.template_date) | {str(name): value for name, value in options.items()},
             )
     except DataError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,7 @@ class PromptDataset:
             source=self.rows.source(index) if source is None else str(source),
             place=place,
             messages=None if isinstance(messages, str) else messages,
+            tools=tuple(self.rows.tools(index)),
         )
 
 
@@ -193,13 +194,16 @@ def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
     yield from finding_notes(name, dataset.findings)
 
 
-def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | None:
+def build_dataset(
+    config: Any, tokenizer: Any, which: str, change_rows: Callable[[Rows, int], Rows] | None = None
+) -> PromptDataset | None:
     """Read, render and tokenize the training or validation prompts.
 
     Args:
         config: the `data` settings (`DataConfig`).
         tokenizer: a transformers tokenizer.
         which: "train" or "validation".
+        change_rows: (rows, number of rows that are read) -> rows with other prompts, or with tools; None: no change.
 
     Returns:
         The dataset; None for "validation" when there is none (no setting, and the training data is not a task).
@@ -218,9 +222,11 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             return None
         split, max_rows = config.validation_split, config.validation_max_rows
     rows, name = open_all(spec, split, which), ", ".join(sources_of(spec))
+    count = min(len(rows), max_rows) if max_rows else len(rows)
+    if change_rows is not None:
+        rows = change_rows(rows, count)
     if config.prompt_key not in rows.columns:
         raise missing_column("data.prompt_key", config.prompt_key, rows.columns, name)
-    count = min(len(rows), max_rows) if max_rows else len(rows)
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None

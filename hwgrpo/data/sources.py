@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ class Rows(Sequence[Row]):
     def source(self, index: int) -> str:
         """Return the name of the file, task or hub dataset that a row is from."""
         return self._find(index)[0].source
+
+    def tools(self, index: int) -> Sequence[Mapping[str, Any]]:
+        """Return the JSON schemas of the tools that the chat template shows for a row."""
+        return ()
 
     def _find(self, index: int) -> tuple[Part, int]:
         if not 0 <= index < len(self):

@@ -86,7 +86,7 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
 
     `reward` is null for a sample that a failure policy took out, and an entry of `rewards` where the function gave no
     value; `question` is the last user message of a conversation, else null; what reward functions returned beside the
-    score goes to `extras`.
+    score goes to `extras`; `outcome` is that of a trajectory in an environment.
 
     Args:
         sample: its number, 0 <= sample < S.
@@ -110,6 +110,8 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     }
     if rewards.extras:
         record["extras"] = rewards.extras[sample]
+    if completions.outcomes and completions.outcomes[sample]:
+        record["outcome"] = completions.outcomes[sample]
     return record
 
 

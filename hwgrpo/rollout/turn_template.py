@@ -20,7 +20,9 @@ QUESTION: Message = {"role": "user", "content": "question"}
 class Render(Protocol):
     """The chat template: a conversation -> text."""
 
-    def __call__(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def __call__(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Return the text, at whose end the next message of the assistant may be begun.
 
         Raises:
@@ -43,7 +45,13 @@ class TurnTemplate:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
 
-    def between(self, sampled: Sequence[int], finished: bool, messages: Sequence[Message]) -> list[int]:
+    def between(
+        self,
+        sampled: Sequence[int],
+        finished: bool,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Return the tokens from the end of a sampled turn to the beginning of the next one.
 
         Args:
@@ -51,22 +59,23 @@ class TurnTemplate:
             finished: whether a stop token or string ended it. A stop token is the template's end of the turn, or
                 stands for it.
             messages: messages that follow, such as a tool's or the user's.
+            tools: JSON schemas of the tools that the template shows.
 
         Raises:
             ConfigError: the template refuses these messages, or shows a turn differently when they follow.
         """
-        tokens = self._tokenizer.encode(self._text(messages), add_special_tokens=False)
+        tokens = self._tokenizer.encode(self._text(messages, tools), add_special_tokens=False)
         ended = finished and len(sampled) > 0 and sampled[-1] in self._end_ids
         return tokens[1:] if ended and tokens and tokens[0] in self._special else tokens
 
-    def _text(self, messages: Sequence[Message]) -> str:
+    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the text from the end of the policy's words on."""
         refusal: DataError | None = None
         for turn, following in _turns(messages):
             try:
-                end = self._after([QUESTION, {"role": "assistant", "content": MARK}], add_generation_prompt=False)
-                alone = self._after([QUESTION, turn], add_generation_prompt=False)
-                whole = self._after([QUESTION, turn, *following], add_generation_prompt=True)
+                end = self._after([QUESTION, {"role": "assistant", "content": MARK}], tools)
+                alone = self._after([QUESTION, turn], tools)
+                whole = self._after([QUESTION, turn, *following], tools, add_generation_prompt=True)
             except DataError as error:
                 refusal = error
                 continue
@@ -84,9 +93,16 @@ class TurnTemplate:
             "Trajectory.observe with tokens of your own"
         )
 
-    def _after(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> Any:
+    def _after(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> Any:
         """Return the text after the marker; None where the template does not show it once."""
-        _, mark, after = self._render(messages, add_generation_prompt=add_generation_prompt).partition(MARK)
+        text = self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        _, mark, after = text.partition(MARK)
         return after if mark and MARK not in after else None
 
 

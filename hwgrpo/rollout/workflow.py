@@ -65,6 +65,10 @@ class Trajectory:
     prompt: Prompt
     left: int
     segments: list[Segment] = field(default_factory=list)
+    outcome: dict[str, Any] = field(default_factory=dict)
+    """What else there is to know of it, as JSON has it: `Completions.outcomes`."""
+    finished: bool | None = None
+    """Whether it ended by itself; None: as its last sampled segment, unless it is truncated."""
     truncated: bool = False
     """No tokens were left for what was sampled or observed: the workflow ends it here."""
 
@@ -97,6 +101,7 @@ class Trajectory:
         """Return the response as one sequence."""
         sampled = [segment.columns for segment in self.segments if segment.role == "sampled"]
         version = min(each.weight_version for each in sampled)
+        ended = not self.truncated and bool(sampled[-1].finished[0])
         extras = sampled[0].token_extras
         parts = [
             segment.columns
@@ -116,12 +121,25 @@ class Trajectory:
             joined,
             prompt_index=torch.tensor([prompt_index]),
             offsets=torch.tensor([0, len(joined.tokens)]),
-            finished=torch.tensor([not self.truncated and bool(sampled[-1].finished[0])]),
+            finished=torch.tensor([ended if self.finished is None else self.finished]),
             texts=(self.text,),
+            outcomes=(self.outcome,),
         )
 
 
 Workflow = Callable[[Prompt, "Sampler"], Awaitable[Sequence[Trajectory]]]
+
+
+@dataclass(frozen=True)
+class WorkflowParts:
+    """What a workflow that is a class is made with."""
+
+    config: Any
+    """The run's settings (`Config`)."""
+    tokenizer: Any
+    """The model's."""
+    turns: TurnTemplate | None
+    """The chat template between turns; None: the tokenizer has none."""
 
 
 class GroupDropped(Exception):
@@ -216,7 +234,7 @@ class Sampler:
                 "model.chat_template, or use Trajectory.observe with tokens of Sampler.encode"
             )
         last = trajectory.segments[-1]
-        tokens = self._turns.between(last.token_ids, last.finished, messages)
+        tokens = self._turns.between(last.token_ids, last.finished, messages, self._prompt.tools)
         trajectory.observe(tokens, self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def trajectory(self) -> Trajectory:
@@ -359,7 +377,7 @@ class WorkflowEngine:
 
     @property
     def notes(self) -> Sequence[str]:
-        return self._engine.notes
+        return (*self._engine.notes, *getattr(self._workflow, "notes", ()))
 
     def update_weights(self, version: int) -> None:
         self._engine.update_weights(version)
@@ -371,6 +389,7 @@ class WorkflowEngine:
         return self._engine.health()
 
     def close(self) -> None:
+        getattr(self._workflow, "close", int)()
         self._engine.close()
 
     @property
@@ -493,7 +512,7 @@ class WorkflowEngine:
 
 
 def with_workflow(
-    engine: Engine, name: str, tokenizer: Any, timeout: float, turns: TurnTemplate | None = None
+    engine: Engine, name: str, tokenizer: Any, timeout: float, turns: TurnTemplate | None = None, config: Any = None
 ) -> Engine:
     """Return the engine of the run's workflow; single turns need none around the engine itself.
 
@@ -503,14 +522,17 @@ def with_workflow(
         tokenizer: the model's.
         timeout: `trainer.process_group_timeout`, in seconds.
         turns: the chat template between turns; None: the tokenizer has none.
+        config: the run's settings, for a workflow that is a class.
 
     Raises:
-        ConfigError: the workflow is no coroutine.
+        ConfigError: the workflow is no coroutine, nor a class whose instances are.
     """
     if name == DEFAULT:
         return engine
     workflow = WORKFLOWS.load(name)
-    if not inspect.iscoroutinefunction(workflow):
+    if inspect.isclass(workflow):
+        workflow = workflow(WorkflowParts(config, tokenizer, turns))
+    if not inspect.iscoroutinefunction(workflow) and not inspect.iscoroutinefunction(type(workflow).__call__):
         raise ConfigError(f"rollout.workflow={shown(name)} is no coroutine; write `async def`")
     return WorkflowEngine(engine, workflow, name, tokenizer, timeout, turns)
 

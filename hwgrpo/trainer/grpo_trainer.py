@@ -392,12 +392,13 @@ class Trainer:
 
     def _dataset(self, run: Run, data: Any) -> PromptDataset:
         """Return rows as validation prompts; call it in `given` with them as EVALUATION."""
+        from hwgrpo.agents.agent_rows import rows_of_agents
         from hwgrpo.data.prompts import build_dataset
 
         check_prompts(data, EVALUATION, "data", run.config)
         settings = copy.copy(run.config.data)
         settings.validation, settings.validation_max_rows = EVALUATION, 0
-        dataset = build_dataset(settings, run.tokenizer, "validation")
+        dataset = build_dataset(settings, run.tokenizer, "validation", rows_of_agents(run.config))
         assert dataset is not None
         return dataset
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from hwgrpo_backends import Backend
 
+from hwgrpo.agents.agent_rows import rows_of_agents
 from hwgrpo.config import Config
 from hwgrpo.config.derived import validation_sampling_of
 from hwgrpo.config.named_files import with_absolute_paths
@@ -188,7 +189,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     saved = restore.verify(checkpoint.absolute()) if checkpoint is not None else None
     device = prepare_process(config, backend, local_rank, 1)
     tokenizer = load_tokenizer(config.model)
-    dataset = build_dataset(config.data, tokenizer, "validation")
+    dataset = build_dataset(config.data, tokenizer, "validation", rows_of_agents(config))
     if dataset is None:
         raise ConfigError("data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset, tokenizer=tokenizer, device=device)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from hwgrpo_backends.device import Device
 
+from hwgrpo.agents.agent_rows import rows_of_agents
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_tree
@@ -158,7 +159,7 @@ def template_date(config: Config, checkpoint: checkpoints.Checkpoint | None) -> 
 
 def _training_data(config: Config, checkpoint: checkpoints.Checkpoint) -> PromptDataset | None:
     data = dataclasses.replace(config.data, template_date=template_date(config, checkpoint))
-    return build_dataset(data, load_tokenizer(config.model), "train")
+    return build_dataset(data, load_tokenizer(config.model), "train", rows_of_agents(config))
 
 
 def _changed_code(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:

@@ -204,7 +204,8 @@ def build_engine(
     )
     engine = engine_kind(config.rollout).make(parts)
     limit = config.trainer.process_group_timeout
-    return with_workflow(engine, config.rollout.workflow, tokenizer, limit, _turn_template(config, policy, tokenizer))
+    turns = _turn_template(config, policy, tokenizer)
+    return with_workflow(engine, config.rollout.workflow, tokenizer, limit, turns, config)
 
 
 def _turn_template(config: Config, policy: PolicyModel, tokenizer: Any) -> TurnTemplate | None:

@@ -16,6 +16,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hwgrpo.agents.agent_rows import rows_of_agents
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.algorithms.token_advantages import check_arguments, check_token_level
 from hwgrpo.catalog import STRATEGIES
@@ -95,7 +96,8 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0,
     Raises:
         ConfigError, DataError: as `build_dataset` and `build_rewards` do.
     """
-    training, validation = (build_dataset(config.data, tokenizer, split) for split in ("train", "validation"))
+    change = rows_of_agents(config)
+    training, validation = (build_dataset(config.data, tokenizer, each, change) for each in ("train", "validation"))
     assert training is not None
     return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank, tokenizer, device))
 

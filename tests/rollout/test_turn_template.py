@@ -54,8 +54,9 @@ def tokenizer_of(template: str | None) -> Any:
 
 
 def turns_of(tokenizer: Any) -> TurnTemplate:
-    def render(messages: Any, *, add_generation_prompt: bool) -> str:
-        return apply_template(messages, DataConfig(), tokenizer, "here", add_generation_prompt=add_generation_prompt)
+    def render(messages: Any, *, add_generation_prompt: bool, tools: Any = ()) -> str:
+        options = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        return apply_template(messages, DataConfig(), tokenizer, "here", **options)
 
     ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|close|>", "<|stop|>")]
     return TurnTemplate(render, tokenizer, ends)

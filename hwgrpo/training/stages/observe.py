@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hwgrpo.agents.agent_metrics import agent_metrics
 from hwgrpo.observe.completions import dropped_records, pick_sample
 from hwgrpo.observe.custom_metrics import CustomMetrics, over_ranks
 from hwgrpo.observe.observer import Observer
@@ -29,6 +30,18 @@ class SampleMetrics:
     def __call__(self, state: StepState) -> None:
         samples = state.prompts, state.completions, state.rewards, state.advantages
         state.metrics = sample_metrics(*samples, self.strategy.gather_objects, state.token_advantages) | state.metrics
+
+
+@dataclass
+class MeasureAgents:
+    """Measures the turns and calls of trajectories in environments, over ranks."""
+
+    timed = None
+    strategy: Strategy
+
+    def __call__(self, state: StepState) -> None:
+        ranks = self.strategy.gather_objects(state.completions.outcomes)
+        state.metrics |= agent_metrics([outcome for outcomes in ranks for outcome in outcomes])
 
 
 @dataclass

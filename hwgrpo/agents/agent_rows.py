@@ -1,0 +1,142 @@
+"""Data rows as agents see them: the prompts that environments give, and the tools that the chat template shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from hwgrpo.agents.environments import EnvironmentFailure, EnvironmentKind, Instances, environment_of, load_environments
+from hwgrpo.agents.tools import load_tools
+from hwgrpo.data.formats import Row
+from hwgrpo.data.row_schema import message_text, read_prompt
+from hwgrpo.data.sources import Rows
+from hwgrpo.errors import DataError
+
+AT_ONCE = 32
+"""Environments that are reset at the same time when prompts are made."""
+
+
+class OpenedRow(dict[str, Any]):
+    """A data row with the prompt that its environment gave it.
+
+    Args:
+        original: the row as it was read.
+        opening: what `reset` returned for it.
+        changes: columns in place of the row's.
+    """
+
+    def __init__(self, original: Row, opening: Any, changes: Mapping[str, Any]) -> None:
+        super().__init__({**original, **changes})
+        self.original, self.opening = original, opening
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenedRow, (self.original, self.opening, dict(self))
+
+
+class AgentRows(Rows):
+    """The rows of the data with the prompts, tools and environments that agents give them.
+
+    Args:
+        rows: the data's.
+        count: rows that are used; those behind them are left as they are.
+        config: the run's settings.
+
+    Raises:
+        ConfigError: a row names an unknown environment.
+        DataError: an environment gives a row no valid prompt.
+    """
+
+    def __init__(self, rows: Rows, count: int, *, config: Any) -> None:
+        super().__init__(rows.parts)
+        agent = config.rollout.agent
+        self._key, self._seconds = config.data.prompt_key, agent.turn_timeout
+        self._schemas = tool_schemas(agent)
+        self._changed: dict[int, Row] = {}
+        self._tools: dict[int, list[Mapping[str, Any]]] = {}
+        if kinds := load_environments(agent.environments):
+            self.columns = tuple(dict.fromkeys((*self.columns, self._key, "environment")))
+            asyncio.run(self._reset_all(kinds, count))
+
+    def __getitem__(self, index: Any) -> Any:
+        row = self._changed.get(index)
+        row = super().__getitem__(index) if row is None else row
+        prompt = row.get(self._key)
+        # turns follow one another in the chat template
+        return {**row, self._key: [{"role": "user", "content": prompt}]} if isinstance(prompt, str) else row
+
+    def tools(self, index: int) -> list[Mapping[str, Any]]:
+        """Return the JSON schemas of the tools that a row's model may call."""
+        return self._tools.get(index, self._schemas)
+
+    async def _reset_all(self, kinds: Sequence[EnvironmentKind], count: int) -> None:
+        instances, numbers = Instances(), iter(range(count))
+
+        async def reset_some() -> None:
+            for index in numbers:
+                row, place = super(AgentRows, self).__getitem__(index), self.place(index)
+                kind = environment_of(kinds, row, index, place)
+                instance = instances.get(kind)
+                try:
+                    opening = await instance.reset(row, self._seconds)
+                except EnvironmentFailure as failure:
+                    raise DataError(f"{place}: {failure}") from failure
+                changes = {"environment": kind.name, **opened(row, opening, self._key, place)}
+                self._changed[index] = OpenedRow(row, opening, changes)
+                if instance.tools:
+                    self._tools[index] = [*self._schemas, *instance.tools]
+                instances.put_back(instance)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(reset_some())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            instances.close()
+
+
+def opened(row: Row, opening: Any, key: str, place: str) -> dict[str, Any]:
+    """Return the prompt of a row after `reset`, as a column; nothing where it is the row's own.
+
+    Args:
+        row: the data row.
+        opening: what `reset` returned: messages, text or None.
+        key: `data.prompt_key`.
+        place: file and line, for messages.
+
+    Raises:
+        DataError: the row has no prompt, and `reset` returned None.
+    """
+    if opening is None or (own := row.get(key)) is None:
+        if opening is None:
+            read_prompt(row, key, place)
+            return {}
+        return {key: [{"role": "user", "content": opening}] if isinstance(opening, str) else opening}
+    if not isinstance(opening, str):
+        return {key: opening}
+    messages = read_prompt(row, key, place)
+    if isinstance(messages, str):
+        return {key: [{"role": "user", "content": f"{own}\n\n{opening}"}]}
+    *before, last = messages
+    if last["role"] != "user":
+        return {key: [*messages, {"role": "user", "content": opening}]}
+    return {key: [*before, {**last, "content": f"{message_text(last)}\n\n{opening}"}]}
+
+
+def tool_schemas(agent: Any) -> list[Mapping[str, Any]]:
+    """Return the JSON schemas of `rollout.agent.tools`."""
+    tools = load_tools(agent.tools)
+    try:
+        return [tool.schema for tool in tools]
+    finally:
+        for tool in tools:
+            tool.close()
+
+
+def rows_of_agents(config: Any) -> Callable[[Rows, int], Rows] | None:
+    """Return the change of data rows that the run's workflow needs, for `build_dataset`; None: none."""
+    agent = config.rollout.agent
+    return partial(AgentRows, config=config) if agent.tools or agent.environments else None

@@ -1,0 +1,295 @@
+"""Environments of the user's own: the protocol, calls with a time limit, choice by row, and reuse of instances."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hwgrpo.agents.action import Action, Message, Step
+from hwgrpo.catalog import ENVIRONMENTS
+from hwgrpo.errors import ConfigError, choice_error, quoted, shown
+from hwgrpo.own_copies import own_copy
+from hwgrpo.user_code import describe_error, split_name
+
+SHOWN_CHARS = 200
+"""Characters of a value that an error shows."""
+
+
+class Environment(Protocol):
+    """What a policy acts in: one instance serves one trajectory at a time, and many one after another.
+
+    `reset` and `step` may be `async`. Each call runs in a thread of its own: an instance may keep connections open, and
+    a call that waits keeps nothing else waiting. Python cannot end a thread: a call that never returns is abandoned
+    with its instance.
+
+    Further attributes that are read where an environment has them:
+
+    - `tools`: JSON schemas that the chat template shows the model.
+    - `state()`: a text by which states are equal, for estimators that compare the turns of a group (`gigpo`).
+    - `close()`: frees its resources.
+
+    Example:
+        >>> class Guess:
+        ...     def reset(self, row):
+        ...         self.number = row["number"]
+        ...         return "Guess my number from 1 to 9."
+        ...
+        ...     def step(self, action):
+        ...         if action.content.strip() == str(self.number):
+        ...             return Step("", reward=1.0, done=True)
+        ...         return Step("No. Try again.")
+    """
+
+    def reset(self, row: Mapping[str, Any]) -> Any:
+        """Begin an episode.
+
+        Args:
+            row: the data row's columns.
+
+        Returns:
+            What the prompt is: chat messages instead of the row's; text that is appended to the row's last user
+            message, or is the prompt of a row without one; or None for the row's own prompt. The same for every call
+            with the same row: the prompt is made when the data is read.
+        """
+        ...
+
+    def step(self, action: Action) -> Any:
+        """Answer a turn of the policy with a `Step`, or `(observation, reward, done)`."""
+        ...
+
+
+class EnvironmentFailure(Exception):
+    """An environment failed; its text says how."""
+
+
+@dataclass(frozen=True)
+class EnvironmentKind:
+    """A configured environment: its name, and what makes an instance."""
+
+    name: str
+    make: Callable[[], Any]
+    weight: float
+    key: str
+    """The setting, for messages."""
+
+
+def load_environments(entries: Sequence[Any]) -> tuple[EnvironmentKind, ...]:
+    """Return the environments of `rollout.agent.environments`.
+
+    Args:
+        entries: `EnvironmentConfig`s.
+
+    Raises:
+        ConfigError: a name is unknown or used twice, or a class has no `reset` and `step`.
+    """
+    kinds: dict[str, EnvironmentKind] = {}
+    for number, entry in enumerate(entries):
+        key = f"rollout.agent.environments.{number}.name"
+        loaded = ENVIRONMENTS.load(entry.name)
+        name = split_name(entry.name)[1]
+        missing = [each for each in ("reset", "step") if inspect.isclass(loaded) and not hasattr(loaded, each)]
+        if missing:
+            raise ConfigError(f"{key}={shown(entry.name)} has no method {missing[0]!r}; see docs/agents.md")
+        if name in kinds:
+            raise ConfigError(
+                f"{key}={shown(entry.name)}: {kinds[name].key} has the same name {name!r}, by which rows choose; give "
+                "one of the classes another name"
+            )
+        kinds[name] = EnvironmentKind(
+            name, _maker(loaded, dict(entry.kwargs), f"{key}={shown(entry.name)}"), entry.weight, key
+        )
+    return tuple(kinds.values())
+
+
+def _maker(loaded: Callable[..., Any], kwargs: Mapping[str, Any], setting: str) -> Callable[[], Any]:
+    def make() -> Any:
+        try:
+            return loaded(**own_copy(dict(kwargs)))
+        except Exception as error:
+            raise ConfigError(f"{setting}: making it failed: {describe_error(error)}") from error
+
+    return make
+
+
+def environment_of(kinds: Sequence[EnvironmentKind], row: Mapping[str, Any], index: int, place: str) -> EnvironmentKind:
+    """Return the environment of a row: of its column `environment`, else one by weight.
+
+    Args:
+        kinds: at least one.
+        row: the data row.
+        index: of the row; which environment it gets by weight depends on it alone.
+        place: file and line, for messages.
+
+    Raises:
+        ConfigError: the column names none of them.
+    """
+    if len(kinds) == 1:
+        return kinds[0]
+    wanted = row.get("environment")
+    if isinstance(wanted, str):
+        by_name = {kind.name: kind for kind in kinds}
+        if wanted not in by_name:
+            raise choice_error(f"{place}: environment", wanted, by_name)
+        return by_name[wanted]
+    share = zlib.crc32(str(index).encode()) / 2**32 * sum(kind.weight for kind in kinds)
+    sums = itertools.accumulate(kind.weight for kind in kinds)
+    return next((kind for kind, end in zip(kinds, sums, strict=True) if share < end), kinds[-1])
+
+
+class Instance:
+    """One instance of an environment; its methods are called in threads.
+
+    Args:
+        kind: the environment.
+    """
+
+    def __init__(self, kind: EnvironmentKind) -> None:
+        self.kind, self.environment = kind, kind.make()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """JSON schemas of the tools that it has."""
+        return list(getattr(self.environment, "tools", None) or ())
+
+    async def reset(self, row: Mapping[str, Any], seconds: float) -> list[Message] | str | None:
+        """Begin an episode; return what belongs to the prompt.
+
+        Args:
+            row: the data row; the environment gets a copy.
+            seconds: the time limit.
+
+        Raises:
+            EnvironmentFailure: it raised, was late, or returned neither messages, text nor None.
+        """
+        opening = await self._call("reset", seconds, own_copy(dict(row)))
+        if opening is None or isinstance(opening, str):
+            return opening
+        return checked_messages(opening, f"{self.kind.name}.reset")
+
+    async def step(self, action: Action, seconds: float) -> Step:
+        """Return the environment's answer to a turn.
+
+        Args:
+            action: the turn.
+            seconds: the time limit.
+
+        Raises:
+            EnvironmentFailure: it raised, was late, or returned no valid step.
+        """
+        return checked_step(await self._call("step", seconds, action), f"{self.kind.name}.step")
+
+    async def state(self, seconds: float) -> str | None:
+        """Return the text by which states are equal; None where the environment has none."""
+        if not hasattr(self.environment, "state"):
+            return None
+        state = await self._call("state", seconds)
+        return None if state is None else str(state)
+
+    def close(self) -> None:
+        """Close the environment."""
+        close = getattr(self.environment, "close", None)
+        if callable(close):
+            close()
+
+    async def _call(self, name: str, seconds: float, *arguments: Any) -> Any:
+        """Call a method in a thread of its own, which is abandoned after the time limit."""
+        loop, running = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        method, where = getattr(self.environment, name), f"{self.kind.name}.{name}"
+
+        def answer(value: Any, error: BaseException | None) -> None:
+            if not running.done():
+                running.set_result((value, error))
+
+        def run() -> None:
+            value, error = None, None
+            try:
+                value = method(*arguments)
+                if inspect.isawaitable(value):
+                    self._loop = self._loop or asyncio.new_event_loop()
+                    value = self._loop.run_until_complete(value)
+            except BaseException as raised:  # of user code, in a thread of its own: `exit()` must not end it silently
+                error = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(answer, value, error)
+
+        threading.Thread(target=run, name=where, daemon=True).start()
+        try:
+            value, error = await asyncio.wait_for(running, max(seconds, 0.0))
+        except TimeoutError:
+            raise EnvironmentFailure(f"{where} took longer than {seconds:.3g} s") from None
+        if error is not None:
+            raise EnvironmentFailure(f"{where} {describe_error(error)}") from error
+        return value
+
+
+class Instances:
+    """Instances of environments, each used by one trajectory at a time and kept for the next one."""
+
+    def __init__(self) -> None:
+        self._free: dict[str, list[Instance]] = {}
+
+    def get(self, kind: EnvironmentKind) -> Instance:
+        """Return an instance that nothing uses."""
+        free = self._free.setdefault(kind.name, [])
+        return free.pop() if free else Instance(kind)
+
+    def put_back(self, instance: Instance) -> None:
+        """Keep an instance for another trajectory. One that failed is not put back: a call may still run in it."""
+        self._free[instance.kind.name].append(instance)
+
+    def close(self) -> None:
+        """Close all instances that nothing uses."""
+        for instance in [each for free in self._free.values() for each in free]:
+            instance.close()
+        self._free.clear()
+
+
+def checked_messages(messages: Any, where: str) -> list[Message]:
+    """Return messages of an environment as a list.
+
+    Raises:
+        EnvironmentFailure: they are not chat messages with text.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise EnvironmentFailure(f"{where} returned {quoted(messages, SHOWN_CHARS)}, not text or a list of messages")
+    for message in messages:
+        fits = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        if not fits or not isinstance(message.get("content"), str):
+            raise EnvironmentFailure(
+                f'{where} returned the message {quoted(message, SHOWN_CHARS)}; expected {{"role": "user", "content": '
+                '"..."}'
+            )
+    return [dict(message) for message in messages]
+
+
+def checked_step(value: Any, where: str) -> Step:
+    """Return a step of an environment, `(observation, reward, done)` included.
+
+    Raises:
+        EnvironmentFailure: it is none, its reward is no finite number, or its observation is neither text nor messages.
+    """
+    if isinstance(value, tuple) and len(value) == 3:
+        value = Step(*value)
+    if not isinstance(value, Step):
+        raise EnvironmentFailure(
+            f"{where} returned {quoted(value, SHOWN_CHARS)}; expected a Step, or (observation, reward, done)"
+        )
+    try:
+        reward = float(value.reward)
+    except (TypeError, ValueError, OverflowError):
+        reward = float("nan")
+    if not abs(reward) < float("inf"):
+        raise EnvironmentFailure(
+            f"{where} returned the reward {quoted(value.reward, SHOWN_CHARS)}, not a finite number"
+        )
+    observation = value.observation if isinstance(value.observation, str) else None
+    if observation is None and not value.done:
+        observation = checked_messages(value.observation, where)
+    return Step(observation or "", reward, bool(value.done), value.results, value.extras)

@@ -1,0 +1,254 @@
+"""The workflows `environment` and `tools`: trajectories in environments, and in the loop of tool calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hwgrpo.agents.action import Action, CallFormat, ParsedTurn, Step
+from hwgrpo.agents.agent_rows import OpenedRow
+from hwgrpo.agents.call_formats import detect_call_format
+from hwgrpo.agents.environments import (
+    SHOWN_CHARS,
+    EnvironmentFailure,
+    EnvironmentKind,
+    Instance,
+    Instances,
+    environment_of,
+    load_environments,
+)
+from hwgrpo.agents.tool_answers import Tools
+from hwgrpo.agents.tools import load_tools
+from hwgrpo.catalog import CALL_FORMATS
+from hwgrpo.errors import ConfigError, RunError, quoted
+from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowParts
+from hwgrpo.values import Prompt
+
+OUTCOME: Mapping[str, str] = {
+    "environment": "its name; empty for tools alone",
+    "reward": "sum of the rewards of the turns",
+    "turn_rewards": "the reward of each turn",
+    "states": "of each turn: a text by which states are equal, or null",
+    "stop": "why it ended: `done`, `max_turns`, `length` or `failed`",
+    "failure": "how the environment failed; empty where it did not",
+    "calls": "tool -> calls",
+    "failed_calls": "kind of failure -> calls",
+    "seconds": "tool -> seconds",
+    "messages": "the turns and what was observed, as chat messages",
+}
+"""Keys of a trajectory's outcome."""
+
+
+class EnvironmentWorkflow:
+    """The workflow of `rollout.agent`: every response is an episode with the row's environment, and with tools.
+
+    A turn that calls tools is answered by their results, every other one by the environment. Without an environment the
+    trajectory ends with the first turn that calls no tool.
+
+    Args:
+        parts: the run's settings, tokenizer and chat template between turns.
+
+    Raises:
+        ConfigError: a setting of `rollout.agent` is wrong, or there is no chat template.
+    """
+
+    def __init__(self, parts: WorkflowParts) -> None:
+        agent, tokenizer = parts.config.rollout.agent, parts.tokenizer
+        if parts.turns is None:
+            raise ConfigError(
+                f"rollout.workflow={parts.config.rollout.workflow} needs the tokenizer's chat template between turns, "
+                "and it has none; set model.chat_template"
+            )
+        self._agent, self._tokenizer = agent, tokenizer
+        self._kinds, self._instances = load_environments(agent.environments), Instances()
+        self._parse = call_format(agent, tokenizer)
+        self._tools = Tools(load_tools(agent.tools), parts.turns, tokenizer)
+        self.notes: tuple[str, ...] = self._tools.notes
+        """Lines about how it runs, printed once at the start."""
+
+    async def __call__(self, prompt: Prompt, sampler: Sampler) -> Sequence[Trajectory]:
+        return await sampler.gather(lambda own: self._trajectory(prompt, own))
+
+    def close(self) -> None:
+        """End the processes of tools, and close the environments."""
+        self._tools.close()
+        self._instances.close()
+
+    async def _trajectory(self, prompt: Prompt, sampler: Sampler) -> Trajectory:
+        """Return one finished trajectory with its outcome."""
+        trajectory, kind = sampler.trajectory(), self._kind_of(prompt)
+        record = Record("" if kind is None else kind.name)
+        clock = Clock(self._agent.turn_timeout, self._agent.trajectory_timeout)
+        instance = None if kind is None else self._instances.get(kind)
+        try:
+            if instance is not None:
+                with clock:
+                    await self._reset(instance, prompt, clock.left)
+            await self._turns(trajectory, sampler, instance, record, clock)
+        except EnvironmentFailure as failure:
+            if self._agent.on_failure == "raise":
+                raise RunError(f"{prompt.place}: {failure}") from failure
+            record.failure, record.stop = str(failure), "failed"
+            if not trajectory.segments:  # a trajectory has a turn
+                await sampler.sample(trajectory, max_tokens=1)
+        else:
+            if instance is not None:
+                self._instances.put_back(instance)
+        trajectory.outcome = record.outcome()
+        trajectory.finished = record.stop in ("done", "max_turns")
+        return trajectory
+
+    async def _reset(self, instance: Instance, prompt: Prompt, seconds: float) -> None:
+        """Begin an episode; its prompt was made when the data was read."""
+        row = prompt.columns
+        opening = await instance.reset(row.original if isinstance(row, OpenedRow) else row, seconds)
+        if isinstance(row, OpenedRow) and opening != row.opening:
+            raise EnvironmentFailure(
+                f"{instance.kind.name}.reset returned {quoted(opening, SHOWN_CHARS)}, and when the data was read "
+                f"{quoted(row.opening, SHOWN_CHARS)}: it must return the same for the same row"
+            )
+
+    async def _turns(
+        self, trajectory: Trajectory, sampler: Sampler, instance: Instance | None, record: Record, clock: Clock
+    ) -> None:
+        """Sample turns and observe their answers until the trajectory ends."""
+        most_turns = self._agent.max_turns
+        while True:
+            state = None if instance is None else await instance.state(clock.left)
+            segment = await sampler.sample(trajectory, max_tokens=self._agent.max_turn_tokens)
+            if not segment.token_ids:
+                record.stop = "length"
+                return
+            action = self.action(segment.token_ids, segment.text, segment.finished, len(record.rewards))
+            with clock:
+                step = await self._answer(action, instance, clock.left)
+            record.add(action, step, state)
+            if step.done:
+                record.stop = "done"
+            elif trajectory.truncated or (not segment.finished and not trajectory.left):
+                record.stop = "length"
+            elif most_turns is not None and len(record.rewards) >= most_turns:
+                record.stop = "max_turns"
+            if record.stop:
+                return
+            sampler.observe(trajectory, step.messages)
+            record.messages += [dict(message) for message in step.messages]
+            if trajectory.truncated or not trajectory.left:
+                trajectory.truncated, record.stop = True, "length"
+                return
+
+    async def _answer(self, action: Action, instance: Instance | None, seconds: float) -> Step:
+        """Return the answer to a turn: of the tools that it calls, else of the environment."""
+        own = {schema["function"]["name"] for schema in instance.tools} if instance is not None else {}
+        if self._tools.answer(action, own):
+            return await self._tools.step(action, seconds)
+        return Step("", done=True) if instance is None else await instance.step(action, seconds)
+
+    def action(self, token_ids: Sequence[int], text: str, finished: bool, turn: int) -> Action:
+        """Return a turn as an action.
+
+        Args:
+            token_ids: the sampled tokens.
+            text: their text.
+            finished: whether the policy ended its turn.
+            turn: its number, from 0.
+        """
+        parsed = ParsedTurn(text)
+        if self._parse is not None:
+            ended = finished and token_ids[-1] in self._tokenizer.all_special_ids
+            tokens = token_ids[:-1] if ended else token_ids
+            parsed = self._parse(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        return Action(text, tuple(token_ids), finished, turn, parsed)
+
+    def _kind_of(self, prompt: Prompt) -> EnvironmentKind | None:
+        return environment_of(self._kinds, prompt.columns, 0, prompt.place) if self._kinds else None
+
+
+def call_format(agent: Any, tokenizer: Any) -> CallFormat | None:
+    """Return what reads tool calls; None where the model has no tools and no format of its own.
+
+    Args:
+        agent: `rollout.agent`.
+        tokenizer: has the chat template.
+
+    Raises:
+        ConfigError: there are tools, and the chat template does not say how they are called.
+    """
+    name = agent.call_format
+    if name == "auto":
+        name = detect_call_format(str(tokenizer.chat_template))
+    if name is None and agent.tools:
+        raise ConfigError(
+            "rollout.agent.call_format=auto: the chat template does not show how the model calls tools; set it to one "
+            f"of {', '.join(CALL_FORMATS.names())}, and show the model the form in data.system_prompt"
+        )
+    return None if name is None else CALL_FORMATS.load(name)
+
+
+class Clock:
+    """The time limits of one trajectory: its environment's and tools' time, per turn and in all.
+
+    Args:
+        turn: seconds per turn.
+        trajectory: seconds of all turns; None: any.
+    """
+
+    def __init__(self, turn: float, trajectory: float | None) -> None:
+        self._turn, self._all = turn, float("inf") if trajectory is None else trajectory
+        self._since = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds that the next answer may take."""
+        return max(0.0, min(self._turn, self._all))
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._all -= time.monotonic() - self._since
+
+
+class Record:
+    """What happens in a trajectory.
+
+    Args:
+        environment: name of its environment; "": none.
+    """
+
+    def __init__(self, environment: str) -> None:
+        self.environment = environment
+        self.rewards: list[float] = []
+        self.states: list[str | None] = []
+        self.messages: list[dict[str, Any]] = []
+        self.stop = self.failure = ""
+        self._calls: dict[str, int] = {}
+        self._failed: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+
+    def add(self, action: Action, step: Step, state: str | None) -> None:
+        """Add a turn and the answer to it."""
+        self.rewards.append(step.reward)
+        self.states.append(state)
+        self.messages.append(action.message)
+        for name, result in step.results:
+            self._calls[name] = self._calls.get(name, 0) + 1
+            self._seconds[name] = self._seconds.get(name, 0.0) + result.seconds
+            if result.failure:
+                self._failed[result.failure] = self._failed.get(result.failure, 0) + 1
+
+    def outcome(self) -> dict[str, Any]:
+        """Return it as JSON has it; see `OUTCOME` for the keys."""
+        return {
+            "environment": self.environment,
+            "reward": sum(self.rewards),
+            "turn_rewards": self.rewards,
+            "states": self.states,
+            "stop": self.stop,
+            "failure": self.failure,
+            "calls": self._calls,
+            "failed_calls": self._failed,
+            "seconds": self._seconds,
+            "messages": self.messages,
+        }

@@ -1,0 +1,79 @@
+"""The answers of tools to a turn that calls them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from hwgrpo.agents.action import Action, Step, Tool, ToolCall, ToolResult
+from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.turn_template import TurnTemplate
+
+
+class Tools:
+    """The tools of `rollout.agent.tools`.
+
+    Args:
+        tools: with different names.
+        turns: the chat template between turns, which may have no role for results.
+        tokenizer: its special tokens are left out of results, where they could end a message.
+    """
+
+    def __init__(self, tools: Sequence[Tool], turns: TurnTemplate, tokenizer: Any) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._special = {*tokenizer.all_special_tokens, *(str(token) for token in added.values() if token.special)}
+        self._role, self.notes = "tool", ()
+        if tools:
+            try:
+                turns.between([0], False, [{"role": "tool", "name": tools[0].name, "content": "result"}])
+            except ConfigError:
+                self._role = "user"
+                self.notes = ("tool results are messages of the user: the chat template has no role for them",)
+
+    def answer(self, action: Action, others: Collection[str]) -> bool:
+        """Return whether these tools answer a turn.
+
+        Args:
+            action: the turn.
+            others: names of tools of the environment, which answers turns that call only these.
+        """
+        called = {call.name for call in action.calls}
+        return bool(self._tools) and bool(called or action.parsed.malformed) and not (called and called <= {*others})
+
+    async def step(self, action: Action, seconds: float) -> Step:
+        """Return the results of a turn's calls, which run at the same time, in the order of the calls.
+
+        Args:
+            action: the turn.
+            seconds: time limit of all calls together; a call that is not done by then is a result that says so.
+        """
+        results = await asyncio.gather(*(self._result(call, seconds) for call in action.calls))
+        named = [(call.name, result) for call, result in zip(action.calls, results, strict=True)]
+        named += [("", ToolResult(text, "malformed")) for text in action.parsed.malformed]
+        return Step(
+            [self._message(name, result.text) for name, result in named],
+            reward=sum(result.reward for _, result in named),
+            results=tuple(named),
+        )
+
+    def close(self) -> None:
+        """End the tools' processes."""
+        for tool in self._tools.values():
+            tool.close()
+
+    async def _result(self, call: ToolCall, seconds: float) -> ToolResult:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self._tools)
+            return ToolResult(f"Error: there is no tool {call.name!r}; the tools are: {known}", "unknown")
+        try:
+            return await asyncio.wait_for(tool.call(call.arguments), seconds)
+        except TimeoutError:
+            return ToolResult(f"Error: the calls of this turn took longer than {seconds:.3g} s", "timeout", seconds)
+
+    def _message(self, name: str, text: str) -> dict[str, Any]:
+        for special in self._special:
+            text = text.replace(special, "")
+        return {"role": self._role, "content": text} | ({"name": name} if name and self._role == "tool" else {})

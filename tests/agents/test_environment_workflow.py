@@ -1,0 +1,290 @@
+"""Episodes in environments: prompts, turns, rewards, limits, failures, and what of them is recorded."""
+
+import asyncio
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hwgrpo.agents.action import Step
+from hwgrpo.agents.agent_rows import OpenedRow
+from hwgrpo.agents.episode import EnvironmentWorkflow
+from hwgrpo.config.schema import EnvironmentConfig
+from hwgrpo.errors import ConfigError, DataError, RunError
+from hwgrpo.registry import Registry
+from hwgrpo.rollout.workflow import WorkflowParts
+from hwgrpo.values import Sampling
+from tests.agents.scripted import agent_engine, agent_rows, chat_tokenizer, prompts_of
+
+SAMPLING = Sampling(n=2, max_response_tokens=200)
+
+
+class Guess:
+    """A number from 1 to 9; three turns."""
+
+    def reset(self, row: Any) -> str:
+        self.number, self.turns = row["number"], 0
+        return "Which number?"
+
+    def step(self, action: Any) -> Any:
+        self.turns += 1
+        if action.content == str(self.number):
+            return Step("", reward=1.0, done=True)
+        return Step(f"Not {action.content}.", reward=-0.25, done=self.turns == 3)
+
+    def state(self) -> str:
+        return str(self.turns)
+
+
+class Slow(Guess):
+    """Answers its second step late."""
+
+    def step(self, action: Any) -> Any:
+        if self.turns == 1:
+            time.sleep(1.0)
+        return super().step(action)
+
+
+class Waits(Guess):
+    """The same as a coroutine."""
+
+    async def step(self, action: Any) -> Any:
+        await asyncio.sleep(0.001)
+        return super().step(action)
+
+
+class Blocks(Guess):
+    """A coroutine that blocks its thread."""
+
+    async def step(self, action: Any) -> Any:
+        time.sleep(1.0)
+        return super().step(action)
+
+
+def environments(*classes: type, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Register classes as environments, and return the setting that names them."""
+    registry = Registry("environment", {})
+    registry._own |= {each.__name__.lower(): each for each in classes}
+    monkeypatch.setattr("hwgrpo.agents.environments.ENVIRONMENTS", registry)
+    return {"environments": [EnvironmentConfig(name) for name in registry.names()]}
+
+
+def counting(text: str) -> str:
+    """Say 1, 2, 3, one after another."""
+    return str(text.count("<assistant>"))
+
+
+def play(agent: dict[str, Any], numbers: list[int], turn: Any = counting, sampling: Sampling = SAMPLING) -> Any:
+    rows = agent_rows([{"number": number} for number in numbers], environments=agent["environments"])
+    engine = agent_engine(turn, **agent)
+    done = engine.generate(prompts_of(rows), sampling)
+    engine.close()
+    return done, engine
+
+
+def test_an_episode_is_prompt_turns_and_observations_and_each_sampled_token_is_the_engines(monkeypatch):
+    tokenizer = chat_tokenizer()
+    done, engine = play(environments(Guess, monkeypatch=monkeypatch), [2, 1])
+    first = "<user>Which number?<assistant>"
+    assert tokenizer.decode(engine._engine.inputs[0]) == first
+    whole = [tokenizer.decode(tokens) for tokens in done.token_lists()]
+    assert whole == 2 * ["1<eos><user>Not 1.<assistant>2<eos>"] + 2 * ["1<eos>"]
+    sampled = ["".join(tokenizer.decode([t]) for t, m in zip(tokens, mask) if m) for tokens, mask in pairs(done)]
+    assert sampled == 2 * ["1<eos>2<eos>"] + 2 * ["1<eos>"]
+    assert [each["turn_rewards"] for each in done.outcomes] == [[-0.25, 1.0], [-0.25, 1.0], [1.0], [1.0]]
+    assert done.outcomes[0]["states"] == ["0", "1"]
+    assert [each["stop"] for each in done.outcomes] == ["done"] * 4
+    assert done.finished.all()
+    assert done.outcomes[0]["messages"] == [
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "Not 1."},
+        {"role": "assistant", "content": "2"},
+    ]
+
+
+def pairs(done: Any) -> list[tuple[list[int], list[bool]]]:
+    """Return tokens and mask of each response."""
+    bounds = done.offsets.tolist()
+    masks = [done.loss_mask[low:high].tolist() for low, high in itertools.pairwise(bounds)]
+    return list(zip(done.token_lists(), masks))
+
+
+@pytest.mark.parametrize(
+    ("limits", "stop", "turns", "finished"),
+    [
+        ({"max_turns": 2}, "max_turns", 2, True),
+        ({"max_turn_tokens": 1}, "done", 3, True),
+        ({}, "done", 3, True),
+    ],
+)
+def test_limits_end_an_episode(monkeypatch, limits, stop, turns, finished):
+    done, _ = play(environments(Guess, monkeypatch=monkeypatch) | limits, [9])
+    assert {(each["stop"], len(each["turn_rewards"])) for each in done.outcomes} == {(stop, turns)}
+    assert done.finished.tolist() == [finished] * 2
+
+
+def test_a_trajectory_without_room_for_another_turn_is_truncated_and_keeps_no_loss_on_what_it_read(monkeypatch):
+    sampling = Sampling(n=1, max_response_tokens=10)
+    done, _ = play(environments(Guess, monkeypatch=monkeypatch), [9], sampling=sampling)
+    assert done.lengths.tolist() == [10]
+    assert done.outcomes[0]["stop"] == "length"
+    assert not done.finished.any()
+    assert done.loss_mask.tolist() == [True, True] + [False] * 8
+
+
+def test_environments_may_be_coroutines_and_are_used_again(monkeypatch):
+    made: list[Any] = []
+    agent = environments(Waits, monkeypatch=monkeypatch)
+    monkeypatch.setattr(Waits, "__init__", lambda self: made.append(self), raising=False)
+    engine = agent_engine(counting, **agent)
+    rows = agent_rows([{"number": 1}, {"number": 2}], environments=agent["environments"])
+    batch = prompts_of(rows)
+    before = len(made)
+    first, second = engine.generate(batch, SAMPLING), engine.generate(batch, SAMPLING)
+    assert [each["reward"] for each in first.outcomes] == [1.0, 1.0, 0.75, 0.75]
+    assert second.outcomes == first.outcomes
+    assert len(made) - before <= 4
+
+
+@pytest.mark.parametrize("late", [Slow, Blocks])
+def test_a_late_environment_costs_its_trajectory_alone_within_its_limit(monkeypatch, late):
+    agent = environments(late, monkeypatch=monkeypatch) | {"turn_timeout": 0.2}
+    done, _ = play(agent, [1, 2])
+    failed = [bool(each["failure"]) for each in done.outcomes]
+    assert failed == ([False, False, True, True] if late is Slow else [True] * 4)
+    assert "took longer than 0.2 s" in done.outcomes[-1]["failure"]
+    assert done.outcomes[-1]["stop"] == "failed"
+    assert not done.finished[-1]
+
+
+def test_a_trajectorys_time_is_the_sum_over_its_turns(monkeypatch):
+    class Naps(Guess):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.15)
+            return super().step(action)
+
+    agent = environments(Naps, monkeypatch=monkeypatch) | {"trajectory_timeout": 0.25}
+    done, _ = play(agent, [9], sampling=Sampling(n=1, max_response_tokens=200))
+    assert done.outcomes[0]["stop"] == "failed"
+    assert len(done.outcomes[0]["turn_rewards"]) == 1
+
+
+BAD_STEPS = {
+    "raises": (lambda self, action: 1 / 0, "ZeroDivisionError"),
+    "exits": (lambda self, action: exit(3), "SystemExit"),
+    "returns nothing": (lambda self, action: None, "expected a Step"),
+    "a reward that is text": (lambda self, action: Step("x", reward="much"), "not a finite number"),  # type: ignore[arg-type]
+    "an infinite reward": (lambda self, action: Step("x", reward=float("inf")), "not a finite number"),
+    "an observation that is a number": (lambda self, action: Step(3), "not text or a list"),  # type: ignore[arg-type]
+    "a message without a role": (lambda self, action: Step([{"content": "x"}]), "expected"),
+    "four values": (lambda self, action: ("x", 0.0, False, {}), "expected a Step"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_STEPS)
+def test_a_failing_environment_is_named_in_the_outcome(monkeypatch, kind):
+    step, said = BAD_STEPS[kind]
+    broken = type("Broken", (Guess,), {"step": step})
+    done, _ = play(environments(broken, monkeypatch=monkeypatch), [1])
+    assert all(said in each["failure"] and each["failure"].startswith("broken.step") for each in done.outcomes)
+    assert len(done) == 2
+
+
+def test_on_failure_raise_ends_the_run_with_the_rows_place(monkeypatch):
+    broken = type("Broken", (Guess,), {"step": lambda self, action: 1 / 0})
+    agent = environments(broken, monkeypatch=monkeypatch) | {"on_failure": "raise"}
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        play(agent, [1])
+
+
+def test_a_failing_reset_costs_the_trajectory(monkeypatch):
+    class Fails(Guess):
+        calls = 0
+
+        def reset(self, row: Any) -> str:
+            Fails.calls += 1
+            if Fails.calls == 2:
+                raise ValueError("no such game")
+            return super().reset(row)
+
+    done, _ = play(environments(Fails, monkeypatch=monkeypatch), [1])
+    assert [bool(each["failure"]) for each in done.outcomes] == [True, False]
+    assert done.lengths.tolist() == [1, 2]
+
+
+def test_a_reset_that_gives_another_prompt_than_before_fails(monkeypatch):
+    class Changes(Guess):
+        def reset(self, row: Any) -> str:
+            self.number, self.turns = 1, 0
+            return threading.current_thread().name + str(time.monotonic_ns())
+
+    done, _ = play(environments(Changes, monkeypatch=monkeypatch), [1])
+    assert all("must return the same for the same row" in each["failure"] for each in done.outcomes)
+
+
+OPENINGS = {
+    "text without a prompt": ({}, "Go!", [{"role": "user", "content": "Go!"}]),
+    "text after a text": ({"prompt": "Play."}, "Go!", [{"role": "user", "content": "Play.\n\nGo!"}]),
+    "text after messages": (
+        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Play."}]},
+        "Go!",
+        [{"role": "system", "content": "s"}, {"role": "user", "content": "Play.\n\nGo!"}],
+    ),
+    "messages in place of the prompt": (
+        {"prompt": "Play."},
+        [{"role": "user", "content": "Go!"}],
+        [{"role": "user", "content": "Go!"}],
+    ),
+    "nothing": ({"prompt": "Play."}, None, [{"role": "user", "content": "Play."}]),
+}
+
+
+@pytest.mark.parametrize("case", OPENINGS)
+def test_prompts_are_made_of_the_row_and_what_reset_returns(monkeypatch, case):
+    row, opening, expected = OPENINGS[case]
+    opens = type("Opens", (Guess,), {"reset": lambda self, row: opening})
+    rows = agent_rows([row | {"number": 1}], **environments(opens, monkeypatch=monkeypatch))
+    assert rows[0]["prompt"] == expected
+    assert rows[0]["environment"] == "opens"
+    assert not isinstance(rows[0], OpenedRow) or rows[0].original == row | {"number": 1}
+
+
+def test_a_row_without_any_prompt_is_an_error_that_names_it(monkeypatch):
+    silent = type("Silent", (Guess,), {"reset": lambda self, row: None})
+    with pytest.raises(DataError, match="rows, row 0"):
+        agent_rows([{"number": 1}], **environments(silent, monkeypatch=monkeypatch))
+
+
+def test_rows_choose_among_environments_by_column_or_by_weight(monkeypatch):
+    other = type("Other", (Guess,), {"reset": lambda self, row: "Other?"})
+    agent = environments(Guess, other, monkeypatch=monkeypatch)
+    rows = agent_rows([{"number": 1, "environment": "other"}, {"number": 1, "environment": "guess"}], **agent)
+    assert [row["prompt"][0]["content"] for row in rows] == ["Other?", "Which number?"]
+    with pytest.raises(ConfigError, match=r"environment='gess'.*guess"):
+        agent_rows([{"number": 1, "environment": "gess"}], **agent)
+    agent["environments"][1].weight = 3.0
+    many = agent_rows([{"number": 1}] * 400, **agent)
+    others = sum(row["environment"] == "other" for row in many)
+    assert 270 <= others <= 330  # of 300: five standard deviations are 43
+    assert [row["environment"] for row in many] == [
+        row["environment"] for row in agent_rows([{"number": 1}] * 400, **agent)
+    ]
+
+
+def test_wrong_environments_are_refused_by_name(monkeypatch):
+    agent = environments(Guess, type("Empty", (), {}), monkeypatch=monkeypatch)
+    with pytest.raises(ConfigError, match=r"environments.0.name='empty' has no method 'reset'"):
+        agent_engine(counting, **agent)
+    agent = environments(Guess, monkeypatch=monkeypatch)
+    with pytest.raises(ConfigError, match=r"environments.1.name='guess': .*environments.0.name has the same name"):
+        agent_engine(counting, environments=agent["environments"] * 2)
+    agent["environments"][0].kwargs = {"size": 3}
+    with pytest.raises(ConfigError, match=r"environments.0.name='guess': making it failed: TypeError"):
+        play(agent, [1])
+    with pytest.raises(ConfigError, match=r"needs the tokenizer's chat template.*set model\.chat_template"):
+        EnvironmentWorkflow(
+            WorkflowParts(SimpleNamespace(rollout=SimpleNamespace(workflow="environment", agent=None)), None, None)
+        )
