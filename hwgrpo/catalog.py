@@ -181,6 +181,10 @@ TASKS = Registry(
         "sort": "hwgrpo.data.tasks:sort_digits",
         "add": "hwgrpo.data.tasks:add_numbers",
         "copy": "hwgrpo.data.tasks:copy_word",
+        "calculator": "hwgrpo.data.agent_tasks:calculator",
+        "lookup": "hwgrpo.data.agent_tasks:lookup",
+        "guess": "hwgrpo.data.agent_tasks:guess",
+        "spell": "hwgrpo.data.agent_tasks:spell",
     },
 )
 ENGINES = Registry(
@@ -217,7 +221,13 @@ CALL_FORMATS = Registry("rollout.agent.call_format", {"hermes": "hwgrpo.agents.c
 """`CallFormat`s: how families of models write tool calls."""
 TOOLS = Registry("tool", {})
 """Functions that a policy may call, by `rollout.agent.tools`."""
-ENVIRONMENTS = Registry("environment", {})
+ENVIRONMENTS = Registry(
+    "environment",
+    {
+        "guessing_game": "hwgrpo.agents.guessing_game:GuessingGame",
+        "second_try": "hwgrpo.agents.second_try:SecondTry",
+    },
+)
 """Classes of environments, for `rollout.agent.environments`."""
 LAYOUTS = Registry(
     "model.layout",

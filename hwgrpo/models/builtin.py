@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from hwgrpo.catalog import TASKS
-from hwgrpo.data import tasks
+from hwgrpo.data import agent_tasks, tasks
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.models import tiny
 from hwgrpo.models.model_cache import cache_root, prepare_root, publish, unfinished_folder
@@ -169,7 +169,7 @@ def _fingerprint(spec: TinySpec) -> str:
     """Hash everything that decides the weights: options, the code of model and tasks, library versions."""
     parts = [
         json.dumps(asdict(spec), sort_keys=True),
-        *(Path(str(module.__file__)).read_text() for module in (tiny, tasks)),
+        *(Path(str(module.__file__)).read_text() for module in (tiny, tasks, agent_tasks)),
         *(module.__version__ for module in (torch, transformers, tokenizers, np)),
     ]
     return f"tiny-{spec.task}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"

@@ -6,6 +6,7 @@ preferring the right mode, which is left to reinforcement learning.
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 import numpy as np
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from hwgrpo.data.agent_tasks import ASSISTANT, ROLES, ChatTask
+from hwgrpo.data.agent_tasks import CHAT_TEMPLATE as AGENT_TEMPLATE
 from hwgrpo.data.tasks import Task
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
@@ -45,12 +48,16 @@ def make(
         the model (fp32, on the CPU, in evaluation mode) and its tokenizer.
     """
     tokenizer = character_tokenizer(task.alphabet)
+    if isinstance(task, ChatTask):
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*ROLES, *task.tokens)])
+        tokenizer.chat_template = AGENT_TEMPLATE
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(_config(tokenizer, hidden, layers, head)).float()
         model.generation_config.pad_token_id = model.config.pad_token_id
         if steps:
-            inputs, targets = _tensors(tokenizer, task.demonstrations(steps * batch, seed))
+            of_chats = isinstance(task, ChatTask)
+            inputs, targets = _tensors(tokenizer, task.demonstrations(steps * batch, seed), of_chats)
             _warm_start(model, inputs, targets, batch, lr)
     return model.eval(), tokenizer
 
@@ -117,18 +124,49 @@ def _lr_factor(step: int, steps: int) -> float:
     return min((step + 1) / 20, 1.0 - 0.9 * step / steps)
 
 
-def _tensors(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and next-token targets, both [len(pairs), longest - 1] int64; -100 where there is no loss."""
-    # A look-up per character equals the tokenizer's result and is about twenty times faster.
+def _tensors(
+    tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]], of_chats: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and next-token targets, both [len(pairs), longest - 1] int64; -100 where there is no loss.
+
+    Args:
+        tokenizer: the model's.
+        pairs: prompts and responses.
+        of_chats: the responses have several turns; what is observed between them has no loss.
+    """
     vocabulary = tokenizer.get_vocab()
-    longest = max(len(prompt) + len(response) for prompt, response in pairs) + 1
+    if of_chats:
+        encoded = [_encoded_chat(tokenizer, *pair) for pair in pairs]
+    else:  # a look-up per character equals the tokenizer's result and is about twenty times faster
+        encoded = [
+            ([vocabulary[character] for character in prompt], [vocabulary[character] for character in response])
+            for prompt, response in pairs
+        ]
+    longest = max(len(prompt) + len(response) for prompt, response in encoded) + 1
     ids = np.full((len(pairs), longest), vocabulary[PAD])
     targets = np.full((len(pairs), longest), -100)
-    for row, (prompt, response) in enumerate(pairs):
-        tokens = [*(vocabulary[character] for character in prompt + response), vocabulary[EOS]]
+    for row, (prompt, response) in enumerate(encoded):
+        tokens = [*prompt, *response, vocabulary[EOS]]
         ids[row, : len(tokens)] = tokens
         targets[row, len(prompt) : len(tokens)] = tokens[len(prompt) :]
+    if of_chats:
+        targets[_observed(ids, vocabulary[EOS], vocabulary[ASSISTANT])] = -100
     return torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets[:, 1:])
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _encoded_chat(tokenizer: PreTrainedTokenizerFast, prompt: str, response: str) -> tuple[list[int], list[int]]:
+    """Return the tokens of a prompt and of a response; conversations are drawn many times each."""
+    both = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, response))
+    return tuple(both)  # type: ignore[return-value]
+
+
+def _observed(ids: np.ndarray, end: int, begin: int) -> np.ndarray:
+    """Return [N, T] bool: the tokens between the end of a turn and the beginning of the next one, which included."""
+    ends, begins = np.cumsum(ids == end, axis=1), np.cumsum(ids == begin, axis=1)
+    between = np.roll(ends, 1, axis=1)
+    between[:, 0] = 0
+    return (between >= begins) | (ids == begin)
 
 
 @contextmanager
