@@ -1,4 +1,12 @@
 """Agents: trajectories of several turns with tools and environments, through `rollout.workflow`.
 
 action.py            the values between policy and environment: Action, ToolCall, ToolResult, Step
+call_formats.py      how families of models write tool calls
+tools.py             the tools that settings name
+tool_processes.py    tools in processes of their own: distribution of calls, timeouts, restarts
+tool_worker.py       what such a process does
+thread_tool.py       registered tools, which limit their time themselves
+tool_schema.py       schemas of tools, and the check of a call's arguments
+tool_results.py      what a tool returns, as text
+search_tool.py       the tool `search`
 """
