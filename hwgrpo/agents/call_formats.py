@@ -236,7 +236,9 @@ def mistral(text: str) -> ParsedTurn:
             following = text.find("[TOOL_CALLS]", start)
             return following if following >= 0 else len(text)
 
-    return _read(text, "[TOOL_CALLS]", read_call, _THINK if _THINK[1] in text else _MISTRAL_THINK)
+    return _read(
+        text, "[TOOL_CALLS]", read_call, _MISTRAL_THINK if any(each in text for each in _MISTRAL_THINK) else _THINK
+    )
 
 
 def deepseek(text: str) -> ParsedTurn:
@@ -394,22 +396,25 @@ def _end_of_value(text: str, start: int, closing: str, following: tuple[str, ...
 
 
 def gpt_oss(text: str) -> ParsedTurn:
-    """Parse harmony, the format of gpt-oss: messages of channels, of which those to `functions.NAME` are calls."""
+    """Parse harmony, the format of gpt-oss: messages of channels, of which those to a recipient are calls."""
     parts = _Parts()
     messages = _HARMONY_BLOCK.split(text)
-    if "<|message|>" not in text:
+    if "<|message|>" not in text and "<|channel|>" not in text:
         return ParsedTurn(text)
     for each in filter(str.strip, messages):
         header, separated, body = each.partition("<|message|>")
         recipient = _HARMONY_RECIPIENT.search(header)
-        if recipient is not None and recipient[1].startswith("functions."):
+        if recipient is not None:
             try:
                 if not separated:
                     raise _Malformed("<|message|> is missing")
                 value, end = _decode(body, 0)
                 if body[end:].strip():
                     raise _Malformed("there is more than JSON in it")
-                parts.calls.append(ToolCall(recipient[1].removeprefix("functions."), _arguments(value)))
+                name = recipient[1].removeprefix("functions.")
+                if not name:
+                    raise _Malformed("it has no name")
+                parts.calls.append(ToolCall(name, _arguments(value)))
             except _Malformed as reason:
                 form = "<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>"
                 _refuse(parts, reason, form)

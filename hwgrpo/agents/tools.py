@@ -17,7 +17,6 @@ from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.rewards.signatures import make_instance
 from hwgrpo.user_code import FORM, names_a_file
 
-
 KEY = "rollout.agent.tools"
 
 
