@@ -217,10 +217,28 @@ WORKFLOWS = Registry(
     },
 )
 """Coroutines `(Prompt, Sampler) -> trajectories`, or classes of those, made with `WorkflowParts`."""
-CALL_FORMATS = Registry("rollout.agent.call_format", {"hermes": "hwgrpo.agents.call_formats:hermes"})
+CALL_FORMATS = Registry(
+    "rollout.agent.call_format",
+    {
+        "deepseek": "hwgrpo.agents.call_formats:deepseek",
+        "glm": "hwgrpo.agents.call_formats:glm",
+        "gpt_oss": "hwgrpo.agents.call_formats:gpt_oss",
+        "hermes": "hwgrpo.agents.call_formats:hermes",
+        "kimi": "hwgrpo.agents.call_formats:kimi",
+        "llama3": "hwgrpo.agents.call_formats:llama3",
+        "mistral": "hwgrpo.agents.call_formats:mistral",
+        "qwen3_coder": "hwgrpo.agents.call_formats:qwen3_coder",
+    },
+)
 """`CallFormat`s: how families of models write tool calls."""
-TOOLS = Registry("tool", {})
-"""Functions that a policy may call, by `rollout.agent.tools`."""
+TOOLS = Registry(
+    "tool",
+    {
+        "python": "hwgrpo.sandbox.python_tool:Python",
+        "search": "hwgrpo.agents.search_tool:Search",
+    },
+)
+"""Classes of tools that a policy may call (`hwgrpo.agents.thread_tool.Registered`), for `rollout.agent.tools`."""
 ENVIRONMENTS = Registry(
     "environment",
     {

@@ -6,6 +6,14 @@ agent_rows.py        prompts that environments give, and the tools that the chat
 episode.py           the workflows `environment` and `tools`
 tool_answers.py      the answers of tools to a turn that calls them
 call_formats.py      how families of models write tool calls
-tools.py             the tools of `rollout.agent.tools`
+tools.py             the tools that settings name
+tool_processes.py    tools in processes of their own: distribution of calls, timeouts, restarts
+tool_worker.py       what such a process does
+thread_tool.py       registered tools, which limit their time themselves
+tool_schema.py       schemas of tools, and the check of a call's arguments
+tool_results.py      what a tool returns, as text
+search_tool.py       the tool `search`
+guessing_game.py     the environment `guessing_game`
+second_try.py        the environment `second_try`
 agent_metrics.py     metrics of turns and calls
 """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from hwgrpo.agents.environments import EnvironmentFailure, EnvironmentKind, Instances, environment_of, load_environments
-from hwgrpo.agents.tools import load_tools
+from hwgrpo.agents.tools import close_tools, load_tools
 from hwgrpo.data.formats import Row
 from hwgrpo.data.row_schema import message_text, read_prompt
 from hwgrpo.data.sources import Rows
@@ -126,14 +127,18 @@ def opened(row: Row, opening: Any, key: str, place: str) -> dict[str, Any]:
     return {key: [*before, {**last, "content": f"{message_text(last)}\n\n{opening}"}]}
 
 
+_schemas_of: dict[str, list[Mapping[str, Any]]] = {}
+"""Settings of tools -> their schemas: those of files are read in processes, and data is opened several times."""
+
+
 def tool_schemas(agent: Any) -> list[Mapping[str, Any]]:
     """Return the JSON schemas of `rollout.agent.tools`."""
-    tools = load_tools(agent.tools)
-    try:
-        return [tool.schema for tool in tools]
-    finally:
-        for tool in tools:
-            tool.close()
+    key = repr(agent.tools)
+    if key not in _schemas_of:
+        tools = load_tools(agent.tools, folder=os.getcwd())
+        _schemas_of[key] = [tool.schema for tool in tools]
+        close_tools(tools)
+    return _schemas_of[key]
 
 
 def rows_of_agents(config: Any) -> Callable[[Rows, int], Rows] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,7 +64,8 @@ class EnvironmentWorkflow:
         self._agent, self._tokenizer = agent, tokenizer
         self._kinds, self._instances = load_environments(agent.environments), Instances()
         self._parse = call_format(agent, tokenizer)
-        self._tools = Tools(load_tools(agent.tools), parts.turns, tokenizer)
+        level = parts.config.reward.sandbox.level
+        self._tools = Tools(load_tools(agent.tools, folder=os.getcwd(), sandbox_level=level), parts.turns, tokenizer)
         self.notes: tuple[str, ...] = self._tools.notes
         """Lines about how it runs, printed once at the start."""
 

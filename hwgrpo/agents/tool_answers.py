@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from hwgrpo.agents.action import Action, Step, Tool, ToolCall, ToolResult
+from hwgrpo.agents.tools import close_tools
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.turn_template import TurnTemplate
 
@@ -60,8 +61,7 @@ class Tools:
 
     def close(self) -> None:
         """End the tools' processes."""
-        for tool in self._tools.values():
-            tool.close()
+        close_tools([*self._tools.values()])
 
     async def _result(self, call: ToolCall, seconds: float) -> ToolResult:
         tool = self._tools.get(call.name)

@@ -205,11 +205,14 @@ class ToolConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of yours, which the model neither sees nor sets."""
     timeout: float = limited(30.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds per call. A call that takes longer is an error that the model reads; its process is killed."""
+    """Seconds per call, from when a process makes it. A call that takes longer is an error that the model reads; its
+    process is killed. `search` has no limit."""
     workers: int = limited(4, at_least=1)
-    """Processes that call it, per rank: so many calls run at once, or eight times as many of an async function."""
+    """Processes that call it, per rank (of `search` threads): so many calls run at once, or eight times as many of an
+    async function."""
     max_chars: int = limited(4096, at_least=16)
-    """Longest result, in characters; a longer one is truncated."""
+    """Longest result, in characters; a longer one is truncated, with a note of how many were left out, which does not
+    count."""
     truncate: str = choice("middle", ("left", "middle", "right"))
     """Side of a long result that is left out."""
 

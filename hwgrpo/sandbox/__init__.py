@@ -1,6 +1,7 @@
 """Execution of programs that a model wrote, in processes that cannot reach the host, and the reward `code`.
 
 code_reward.py       the reward `code`: scores of programs by unit tests
+python_tool.py       the tool `python`: programs that a policy calls
 unit_tests.py        programs in responses, tests in data rows, comparison of outputs
 fenced_blocks.py     fenced blocks of code in a response
 tests_in_source.py   the tests in source, and the reasons for which they could prove nothing

@@ -36,5 +36,5 @@ class Limits:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1 << 20:
                 raise ConfigError(
-                    f"kwargs.{field.name}={value!r} of reward code is out of range: it must be at least {least}"
+                    f"kwargs.{field.name}={value!r} of the sandbox is out of range: it must be at least {least}"
                 )

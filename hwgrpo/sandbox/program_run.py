@@ -23,7 +23,7 @@ END_POLL_SECONDS = 0.001
 END_SECONDS = 5.0
 """Seconds for all processes of a program to end after SIGKILL."""
 STDERR_BYTES = 2000
-"""End of stderr that is read for the reason of an error."""
+"""End of stderr that is kept, and read for the reason of an error."""
 UNCONFINED_CODE = 78
 """Exit code of a child that could not be confined, and ran nothing."""
 
@@ -50,7 +50,8 @@ class Runner:
             text: its standard input.
 
         Returns:
-            `stdout`; `reason`: "" where it ended well, else error, timeout, memory, output or killed; `detail`.
+            `stdout`; `stderr`, its end; `reason`: "" where it ended well, else error, timeout, memory, output or
+            killed; `detail`.
         """
         stdin = os.memfd_create("stdin")
         try:
@@ -67,7 +68,11 @@ class Runner:
             main = run.start([stdin, stdout.write, stderr.write], lambda: program_process.run_script(source))
             reason = run.watch(main)
         reason, detail = (reason, "") if reason else _reason(run.ended.get(main, 0), stderr.content)
-        return {"stdout": stdout.content.decode("utf-8", "replace"), "reason": reason, "detail": detail}
+        texts = {"stdout": stdout.content, "stderr": stderr.content[-STDERR_BYTES:]}
+        return {name: text.decode("utf-8", "replace") for name, text in texts.items()} | {
+            "reason": reason,
+            "detail": detail,
+        }
 
     def run_functions(self, source: str, pipe: int, size: int) -> dict[str, Any]:
         """Run a program, and tests that call its functions.

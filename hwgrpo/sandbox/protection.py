@@ -92,7 +92,7 @@ def describe(level: str, missing: list[str]) -> str:
         "none": "programs have limited resources, but may read this user's files and use the network",
     }[level]
     lacks = f"; missing: {', '.join(missing)}" if missing else ""
-    return f"hwgrpo: reward code: {KEY}={level}: {what}{lacks}"
+    return f"hwgrpo: sandbox: {KEY}={level}: {what}{lacks}"
 
 
 def _content(file: str) -> str | None:

@@ -9,7 +9,7 @@ import torch
 
 from hwgrpo.agents.agent_rows import AgentRows
 from hwgrpo.agents.episode import EnvironmentWorkflow
-from hwgrpo.config.schema import AgentConfig, DataConfig
+from hwgrpo.config.schema import AgentConfig, DataConfig, RewardConfig
 from hwgrpo.data.chat_template import apply_template
 from hwgrpo.data.formats import Part
 from hwgrpo.data.sources import Rows
@@ -80,7 +80,8 @@ def agent_engine(turn: Turn, tokenizer: Any = None, workflow: str = "environment
     tokenizer = tokenizer or chat_tokenizer()
     render = partial(apply_template, config=DataConfig(), tokenizer=tokenizer, place="here")
     turns = TurnTemplate(render, tokenizer, [tokenizer.eos_token_id])
-    config = SimpleNamespace(rollout=SimpleNamespace(workflow=workflow, agent=AgentConfig(**agent)), data=DataConfig())
+    rollout = SimpleNamespace(workflow=workflow, agent=AgentConfig(**agent))
+    config = SimpleNamespace(rollout=rollout, data=DataConfig(), reward=RewardConfig())
     parts = WorkflowParts(config, tokenizer, turns)
     return WorkflowEngine(ScriptedEngine(tokenizer, turn), EnvironmentWorkflow(parts), workflow, tokenizer, 20.0, turns)
 

@@ -3,6 +3,7 @@
 reward_process.py   a reward function with a timeout, as the trainer calls it
 worker_pool.py      its processes: distribution of calls, timeouts, restarts
 worker_handle.py    the trainer's handle of one process
-reward_worker.py    the main function of the process
+worker_process.py   the main function of such a process, and its supervisor
+reward_worker.py    what the process of a reward function does
 messages.py         the messages between them
 """

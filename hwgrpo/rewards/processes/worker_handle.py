@@ -1,9 +1,10 @@
-"""The trainer's handle of one process of a reward function: start, call, read, kill."""
+"""The trainer's handle of one process that calls a user's function: start, call, read, kill."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import re
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import hwgrpo
+from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.failures import describe_exit
-from hwgrpo.rewards.processes.reward_worker import END_SECONDS, STACK_SIGNAL
+from hwgrpo.rewards.processes.worker_process import END_SECONDS, STACK_SIGNAL
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.support.child_processes import FIXED_HASHES, descendants
 from hwgrpo.support.framed_messages import Reader, frame_message
@@ -28,22 +30,26 @@ START_SECONDS = 300.0
 EXIT_SECONDS = 1.0
 """Seconds for an idle process to exit by itself, so that atexit handlers of the function's file run."""
 STACK_SECONDS = 0.2
+POLL_SECONDS = 0.2
+"""Interval of liveness checks while no message arrives."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[6]); "
-    "from hwgrpo.rewards.processes.reward_worker import main; main(*map(int, sys.argv[2:6]))"
+    "from hwgrpo.rewards.processes.worker_process import main; main(sys.argv[7], *map(int, sys.argv[2:6]))"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 _PACKAGE = str(Path(hwgrpo.__file__).parent)
 
 
 class Child:
-    """A process that serves calls of one reward function.
+    """A process that serves calls of one function.
 
     Args:
-        setup: settings for `reward_worker.main`: reward, name, kwargs, context, key; and the working directory, folder.
+        setup: settings for `serve`; and the working directory, folder.
+        title: name of the process in lists of processes.
+        serve: `module:function` of (setup, link), as for `worker_process.main`.
     """
 
-    def __init__(self, setup: Mapping[str, Any]) -> None:
+    def __init__(self, setup: Mapping[str, Any], title: str, serve: str) -> None:
         self.ready = False
         self.stopped_a_call = False
         """Whether the process itself stopped a call since its leftover processes were last checked."""
@@ -58,7 +64,7 @@ class Child:
         life, self._life = os.pipe()
         self._whereabouts, whereabouts = os.pipe()
         child_ends = (requests, replies, life, whereabouts)
-        argv = [f"hwgrpo reward {setup['reward']}", *map(str, child_ends), json.dumps(sys.path)]
+        argv = [title, *map(str, child_ends), json.dumps(sys.path), serve]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *argv],
@@ -76,7 +82,7 @@ class Child:
                 os.close(descriptor)
         for descriptor in (self._requests, self._replies, self._whereabouts):
             os.set_blocking(descriptor, False)
-        self._send(dict(setup))
+        self.send(dict(setup))
 
     @property
     def idle(self) -> bool:
@@ -112,7 +118,12 @@ class Child:
         """
         assert self.idle
         self.calls, self.deadline = dict(calls), deadline
-        self._send({"calls": list(calls.items()), "size": size, "timeout": timeout, "seed": seed})
+        self.send({"calls": list(calls.items()), "size": size, "timeout": timeout, "seed": seed})
+
+    def send(self, message: Any) -> None:
+        """Send a message, as much of it as the pipe takes now."""
+        self._outgoing = memoryview(bytes(self._outgoing) + frame_message(pickle.dumps(message)))
+        self.flush()
 
     @property
     def has_ended(self) -> bool:
@@ -198,15 +209,54 @@ class Child:
         self.wait(END_SECONDS)
         self._close_pipes()
 
-    def _send(self, message: Any) -> None:
-        self._outgoing = memoryview(bytes(self._outgoing) + frame_message(pickle.dumps(message)))
-        self.flush()
-
     def _close_pipes(self) -> None:
         for descriptor in (self._requests, self._replies, self._life, self._whereabouts):
             if descriptor >= 0:
                 os.close(descriptor)
         self._requests = self._replies = self._life = self._whereabouts = -1
+
+
+def wait_until_ready(child: Child, where: str) -> Mapping[str, Any]:
+    """Wait until a process has loaded its function; return its "ready".
+
+    Args:
+        child: the process, just started.
+        where: key and value of the setting, for messages.
+
+    Raises:
+        ConfigError: the process refused the setting, ended, or took too long.
+    """
+    while child.deadline > time.monotonic():
+        wait_for_pipes(
+            min(child.deadline - time.monotonic(), POLL_SECONDS),
+            child.readable,
+            writable=[] if child.writable is None else [child.writable],
+        )
+        child.flush()
+        try:
+            for message in child.receive():
+                if "refused" in message:
+                    raise ConfigError(str(message["refused"]))
+                child.ready, child.deadline = True, math.inf
+                return message["ready"]
+        except EOFError as end:
+            raise ConfigError(f"{where}: its process {end} while it ran the file") from None
+    raise ConfigError(f"{where}: running the file{child.whereabouts()} took longer than {START_SECONDS:g} s")
+
+
+def end_children(children: list[Child], owner: int) -> None:
+    """Let idle processes exit by themselves, and kill the others; a fork of the trainer, `owner`, does nothing."""
+    if os.getpid() != owner:
+        return
+    deadline = time.monotonic() + EXIT_SECONDS
+    for child in children:
+        if child.idle:
+            child.close_requests()
+    for child in children:
+        if child.ready and not child.calls:
+            child.wait(deadline - time.monotonic())
+        child.kill()
+    children.clear()
 
 
 def wait_for_pipes(seconds: float, *readable: int, writable: Sequence[int] = ()) -> set[int]:

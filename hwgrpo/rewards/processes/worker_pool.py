@@ -13,13 +13,18 @@ from typing import Any
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.failures import ProcessDied, Raised, TimedOut
 from hwgrpo.rewards.functions import Failed, Signature
-from hwgrpo.rewards.processes.worker_handle import EXIT_SECONDS, START_SECONDS, Child, wait_for_pipes
+from hwgrpo.rewards.processes.worker_handle import (
+    POLL_SECONDS,
+    START_SECONDS,
+    Child,
+    end_children,
+    wait_for_pipes,
+    wait_until_ready,
+)
 from hwgrpo.rewards.randomness import Seed
 
 GRACE_SECONDS = 1.0
 """Seconds that async calls get above their timeout: their own process stops them, unless it hangs."""
-POLL_SECONDS = 0.2
-"""Interval of liveness checks while no message arrives."""
 
 Result = Mapping[str, Any] | Exception
 """Result of a call: the process's message with its `value` and `extras`, or an exception."""
@@ -39,9 +44,9 @@ class Pool:
 
     def __init__(self, setup: Mapping[str, Any], size: int, timeout: float | None) -> None:
         self._setup, self._size, self._timeout = setup, size, timeout
-        self._children: list[Child] = [Child(setup)]
+        self._children: list[Child] = [_start(setup)]
         # also at interpreter exit; a fork of the trainer must not end them
-        self._closing = weakref.finalize(self, _end, self._children, os.getpid())
+        self._closing = weakref.finalize(self, end_children, self._children, os.getpid())
         self._warm = 1
         try:
             self.signature = self._wait_until_ready()
@@ -200,7 +205,7 @@ class Pool:
                 self._drop(child)
             child.stopped_a_call = False
         while len(self._children) < self._warm:
-            self._children.append(Child(self._setup))
+            self._children.append(_start(self._setup))
 
     def _drop(self, child: Child) -> None:
         self._children.remove(child)
@@ -209,39 +214,17 @@ class Pool:
     def _wait_until_ready(self) -> Signature:
         """Wait for the first process; return the function's signature."""
         (child,) = self._children
-        where = f"{self._setup['key']}.name={self._setup['reward']!r}"
-        while child.deadline > time.monotonic():
-            self._wait()
-            try:
-                for message in child.receive():
-                    if "refused" in message:
-                        raise ConfigError(str(message["refused"]))
-                    child.ready, child.deadline = True, math.inf
-                    ready = message["ready"]
-                    return Signature(
-                        name=self._setup["name"],
-                        form=ready["form"],
-                        parameters=frozenset(ready["parameters"]),
-                        required=frozenset(ready["required"]),
-                        open_ended=ready["open_ended"],
-                        given=frozenset(ready["given"]),
-                        is_async=ready["is_async"],
-                    )
-            except EOFError as end:
-                raise ConfigError(f"{where}: its process {end} while it ran the file") from None
-        raise ConfigError(f"{where}: running the file{child.whereabouts()} took longer than {START_SECONDS:g} s")
+        ready = wait_until_ready(child, f"{self._setup['key']}.name={self._setup['reward']!r}")
+        return Signature(
+            name=self._setup["name"],
+            form=ready["form"],
+            parameters=frozenset(ready["parameters"]),
+            required=frozenset(ready["required"]),
+            open_ended=ready["open_ended"],
+            given=frozenset(ready["given"]),
+            is_async=ready["is_async"],
+        )
 
 
-def _end(children: list[Child], owner: int) -> None:
-    """Let idle processes exit by themselves, and kill the others."""
-    if os.getpid() != owner:
-        return
-    deadline = time.monotonic() + EXIT_SECONDS
-    for child in children:
-        if child.idle:
-            child.close_requests()
-    for child in children:
-        if child.ready and not child.calls:
-            child.wait(deadline - time.monotonic())
-        child.kill()
-    children.clear()
+def _start(setup: Mapping[str, Any]) -> Child:
+    return Child(setup, f"hwgrpo reward {setup['reward']}", "hwgrpo.rewards.processes.reward_worker:serve")
