@@ -18,6 +18,8 @@ class Estimator(Component):
 
     of_single_responses: bool = False
     """Whether it compares with something else than the group, so that `rollout.n` may be 1."""
+    of_turns: bool = False
+    """Whether the steps whose rewards it reads are the turns of responses, whatever `algorithm.process` says."""
     no_kl: str | None = None
     """Why the KL cannot be in the reward; None: it can."""
 
@@ -44,6 +46,12 @@ ESTIMATORS = {
         "hwgrpo.algorithms.advantages:process",
         reads=(*_SCALE, "singleton"),
         no_kl="compares rewards of steps, which have no KL",
+    ),
+    "gigpo": Estimator(
+        "hwgrpo.algorithms.turn_advantages:gigpo",
+        reads=(*_SCALE, "singleton", "kwargs"),
+        of_turns=True,
+        no_kl="compares rewards of turns, which have no KL",
     ),
     "remax": Estimator("hwgrpo.algorithms.advantages:remax", reads=("singleton",), of_single_responses=True),
     "online_rft": Estimator(
@@ -167,6 +175,7 @@ REWARDS = Registry(
         "judge": "hwgrpo.rewards.services.judge:Judge",
         "http": "hwgrpo.rewards.services.http_reward:HttpReward",
         "code": "hwgrpo.sandbox.code_reward:code",
+        "environment": "hwgrpo.rewards.trajectory_outcomes:EnvironmentReward",
     },
 )
 VERIFYING_REWARDS = ("online_reward_model",)

@@ -146,6 +146,24 @@ class Responses(Ragged):
         tokens_R = self.per_token_of(sequences)
         return tokens_R if self.loss_mask is None else tokens_R & self.loss_mask
 
+    def turn_ends(self) -> list[list[int]]:
+        """Return the index of each turn's last token in its response, ascending; [-1] where nothing was sampled.
+
+        A turn is a run of sampled tokens: two sampled segments without a token between them are one turn.
+        """
+        if self.loss_mask is None:
+            return [[length - 1] for length in self.lengths.tolist()]
+        follows = self.loss_mask.clone()
+        follows[:-1] &= ~self.loss_mask[1:]  # no sampled token comes next
+        last = self.offsets[1:][self.lengths > 0] - 1
+        follows[last] = self.loss_mask[last]
+        ends, bounds = follows.nonzero()[:, 0].tolist(), self.offsets.tolist()
+        turns = offsets_of(follows.long())[self.offsets].tolist()
+        return [
+            [end - start for end in ends[first:stop]] or [-1]
+            for start, (first, stop) in zip(bounds, pairwise(turns), strict=False)
+        ]
+
     def token_lists(self) -> list[list[int]]:
         """Return the tokens of each response."""
         tokens = self.tokens.tolist()
@@ -176,11 +194,17 @@ class Completions(Responses):
     )
     """[R] int64: policy version that sampled each token, if weights changed in between; None: all `weight_version`."""
     outcomes: tuple[Mapping[str, Any], ...] = field(default=(), metadata=per_sequence(missing={}))
-    """S outcomes of trajectories in environments (`hwgrpo.agents.episode`), as JSON has it; may be empty."""
+    """S outcomes of trajectories (`hwgrpo.agents.episode.OUTCOME`), as JSON has them, {} without one; () where no
+    response has one."""
     late: int | None = None
     """Groups that missed `Sampling.group_timeout`; None: there is none."""
     dropped: Mapping[int, str] = field(default_factory=dict)
     """Index of each prompt whose group was dropped, so that it has no responses here -> reason."""
+
+    @property
+    def outcome_of_each(self) -> tuple[Mapping[str, Any], ...]:
+        """The S outcomes, {} without one."""
+        return self.outcomes or ({},) * len(self)
 
     @property
     def newest_version(self) -> int:
@@ -198,6 +222,20 @@ class StepRewards(Ragged):
     """[K] int64: index of a step's last token in its response, not descending; -1 in a response without tokens."""
     offsets: torch.Tensor
     """[S + 1] int64: the steps of response i are `offsets[i]:offsets[i + 1]`."""
+    states: torch.Tensor | None = field(default=None, metadata=per_token(missing=-1, dtype="int64"))
+    """[K] int64: a number of the environment's state in which a turn was taken, the same for equal states; -1: not
+    known. None: the steps are no turns."""
+
+    def among(self, loss_mask: torch.Tensor, response_offsets: torch.Tensor) -> StepRewards:
+        """Return the steps with `ends` counted among the tokens that carry loss.
+
+        Args:
+            loss_mask: [R] bool, of the responses' tokens.
+            response_offsets: [S + 1] int64, bounds of the responses.
+        """
+        before = offsets_of(loss_mask.long())
+        start = self.per_token_of(response_offsets[:-1])
+        return replace(self, ends=before[start + self.ends + 1] - before[start] - 1)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from hwgrpo.algorithms.token_advantages import (
     is_token_level,
     one_step_each,
     required_token_probs,
+    step_lengths,
+    step_places,
     sum_before,
     takes,
     token_level,
@@ -375,15 +377,13 @@ def process(
         steps: the rewards of the steps of all responses.
     """
     counts_S = steps.offsets.diff()
-    sequence_K = torch.repeat_interleave(counts_S)
+    sequence_K, place_K = step_places(steps)
     groups = Groups(steps.rewards, group_S[sequence_K], valid_S[sequence_K], config.singleton)
     normalised_K = groups.zero_without_signal(groups.from_mean_S() / groups.scale(config))
-    place_K = torch.arange(len(sequence_K)) - steps.offsets[:-1][sequence_K]
     padded_SM = torch.zeros(len(counts_S), int(counts_S.max()) if len(counts_S) else 0, dtype=torch.float64)
     padded_SM[sequence_K, place_K] = normalised_K.double()
     to_go_K = padded_SM.flip(1).cumsum(1).flip(1)[sequence_K, place_K]
-    before_K = torch.where(place_K == 0, -1, steps.ends.roll(1))
-    return torch.repeat_interleave(to_go_K, steps.ends - before_K).float()
+    return torch.repeat_interleave(to_go_K, step_lengths(steps)).float()
 
 
 @token_level

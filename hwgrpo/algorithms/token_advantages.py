@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from hwgrpo.algorithms.scope import sequence_sum
-from hwgrpo.catalog import ADVANTAGES, POLICY_LOSSES
+from hwgrpo.catalog import ADVANTAGES, ESTIMATORS, POLICY_LOSSES
 from hwgrpo.config.bound_arguments import bind_arguments
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig
 from hwgrpo.errors import ConfigError, shown
@@ -107,6 +107,24 @@ def required_token_probs(config: AdvantageConfig, token_probs: TokenProbs | None
             f"algorithm.advantage.name={config.name!r} reads the probabilities of response tokens: pass token_probs"
         )
     return token_probs
+
+
+def steps_are_turns(algorithm: AlgorithmConfig) -> bool:
+    """Return whether the steps whose rewards the estimator reads are turns of responses, not parts of their text."""
+    estimator = ESTIMATORS.get(algorithm.advantage.name)
+    return algorithm.process.steps == "turns" or (estimator is not None and estimator.of_turns)
+
+
+def step_places(steps: StepRewards) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the response of each step and the step's index in it, [K] int64 each."""
+    sequence_K = torch.repeat_interleave(steps.offsets.diff())
+    return sequence_K, torch.arange(len(sequence_K)) - steps.offsets[:-1][sequence_K]
+
+
+def step_lengths(steps: StepRewards) -> torch.Tensor:
+    """Return [K] int64 the tokens of each step: those after the end of the step before it."""
+    _, place_K = step_places(steps)
+    return steps.ends - torch.where(place_K == 0, -1, steps.ends.roll(1))
 
 
 def one_step_each(rewards_S: torch.Tensor, lengths_S: torch.Tensor | None) -> StepRewards:

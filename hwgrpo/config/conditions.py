@@ -48,6 +48,7 @@ OUTCOMES = none_of("reward_model.loss", "bradley_terry")
 DIVIDED = none_of("algorithm.advantage.std", "none")
 STEPS = (*one_of("algorithm.advantage.name", "process"), *own_function("algorithm.advantage.name"))
 """Condition that the advantage estimator reads rewards of steps."""
+TEXT_STEPS = one_of("algorithm.process.steps", "text")
 ADAPTIVE_ENTROPY = (on("algorithm.entropy_target", " above 0"),)
 CORRECTED = none_of("algorithm.correction.name", "none")
 KL_ON = on("algorithm.kl.coef", " above 0")

@@ -538,13 +538,16 @@ class KlConfig:
 
 @dataclass
 class ProcessConfig:
+    steps: str = choice("text", ("text", "turns"), used_by=[when.STEPS])
+    """Steps of a response: parts of its `text`, which the settings below separate, or its `turns`, the runs of tokens
+    that the policy sampled."""
     delimiter: str = setting(
-        "\n", used_by=[when.STEPS, off("algorithm.process.pattern"), off("algorithm.process.function")]
+        "\n", used_by=[when.STEPS, when.TEXT_STEPS, off("algorithm.process.pattern"), off("algorithm.process.function")]
     )
     """Text that ends a step of a response."""
-    pattern: str | None = setting(None, used_by=[when.STEPS, off("algorithm.process.function")])
+    pattern: str | None = setting(None, used_by=[when.STEPS, when.TEXT_STEPS, off("algorithm.process.function")])
     """Regular expression in place of the delimiter, e.g. '\\n+'."""
-    function: str | None = setting(None, path=True, used_by=[when.STEPS])
+    function: str | None = setting(None, path=True, used_by=[when.STEPS, when.TEXT_STEPS])
     """`path/to/file.py:function` in place of both: `function(text)` returns the ascending ends of the steps, in
     characters."""
 

@@ -402,11 +402,18 @@ def _check_process(config: Settings) -> None:
         re.compile(process.pattern or "")
     except re.error as error:
         raise ConfigError(f"algorithm.process.pattern={process.pattern!r} is no regular expression: {error}") from error
-    if config.reward.shuffle and config.algorithm.advantage.name == "process":
+    name = config.algorithm.advantage.name
+    if config.reward.shuffle and name in ("process", "gigpo"):
         raise ConfigError(
-            "reward.shuffle=true permutes one reward per response, and algorithm.advantage.name='process' has one per "
-            "step; use algorithm.advantage.name=grpo for the control run"
+            f"reward.shuffle=true permutes one reward per response, and algorithm.advantage.name={name!r} has one per "
+            f"{'step' if name == 'process' else 'turn'}; use algorithm.advantage.name=grpo for the control run"
         )
+    for i, function in enumerate(config.reward.functions):
+        if function.name == "environment" and config.rollout.workflow == "single_turn":
+            raise ConfigError(
+                f"reward.functions.{i}.name=environment with rollout.workflow=single_turn, whose responses have no "
+                "environment; set rollout.workflow to environment or tools, or use another reward"
+            )
 
 
 def check_strategy(config: Settings) -> None:

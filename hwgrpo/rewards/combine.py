@@ -18,6 +18,7 @@ from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.response_steps import StepTotals
 from hwgrpo.rewards.reward_metrics import RewardMetrics
 from hwgrpo.rewards.signatures import split_name
+from hwgrpo.rewards.trajectory_outcomes import FailedTrajectories, TurnFinder
 from hwgrpo.support.torch_settings import kept_torch_settings
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
@@ -33,8 +34,10 @@ class RewardPipeline:
         context: values passed to functions with such parameters, e.g. {"max_response_tokens": 512}.
         columns: the columns of the data, checked now against the functions; None checks at the first batch.
         seed: seed of the functions' random numbers, together with the batch and the call.
-        steps: finds the steps of responses, whose rewards functions may return as a list; None: one number each.
+        steps: finds the steps of responses, or their turns, whose rewards functions may return as a list; None: one
+            number each.
         device: the run's device, for rewards with models of their own; None: the CPU.
+        on_failure: policy for trajectories whose environment failed (`rollout.agent.on_failure`).
 
     Raises:
         ConfigError: no functions, or one cannot be found or called.
@@ -47,17 +50,20 @@ class RewardPipeline:
         context: Mapping[str, Any] | None = None,
         columns: Collection[str] | None = None,
         seed: Seed = (),
-        steps: StepFinder | None = None,
+        steps: StepFinder | TurnFinder | None = None,
         device: torch.device | None = None,
+        on_failure: str = "mask_sample",
     ) -> None:
         if not config.functions:
             raise ConfigError("reward.functions is empty; name at least one, e.g. reward.functions=[exact_match]")
         self.settings = tuple(config.functions)
         self._seed = seed
-        self._steps = steps
+        self._steps, self._on_failure = steps, on_failure
         functions, folder = [], os.getcwd()
         self._device = device or torch.device("cpu")
-        services = {"device": self._device, "steps": steps}
+        turns = isinstance(steps, TurnFinder)
+        # turns are no steps of a text: a model that scores those gives one number, the reward of the last turn
+        services = {"device": self._device, "steps": None if turns else steps, "turn_rewards": turns}
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
             key = f"reward.functions[{number}]"
@@ -99,29 +105,32 @@ class RewardPipeline:
             The weighted sum in fp64, and the values per function.
 
         Raises:
-            RewardError: a function failed under the policy `raise`, or returned an invalid reward.
+            RewardError: a function or an environment failed under the policy `raise`, or a function returned an invalid
+                reward.
             ConfigError: a function needs a column that the data lacks.
         """
         if not self._columns_known:
             self.check_columns({column for prompt in batch.prompts for column in prompt.columns})
         size = len(completions)
         scored = []
-        valid = torch.ones(size, dtype=torch.bool)
+        trajectories = FailedTrajectories(batch, completions, self._on_failure)
+        valid = trajectories.valid
         per_function: dict[str, torch.Tensor] = {}
-        failures: collections.Counter[str] = collections.Counter()
-        first_failures: dict[str, str] = {}
+        failures = collections.Counter(trajectories.failures)
+        first_failures = dict(trajectories.first_failures)
         extras: list[dict[str, Any]] = [{} for _ in range(size)]
         steps = StepTotals(self._steps, completions) if self._steps is not None else None
         for function, setting in zip(self.functions, self.settings, strict=True):
-            result = FunctionValues(function, setting, batch, completions, steps.counts if steps else None)
+            counts = steps.counts if steps else None
+            result = FunctionValues(function, setting, batch, completions, counts, trajectories.failed)
             result.collect(step, (*self._seed, *(drawing or ("step", step)), function.name), self._device)
             scored.append(torch.where(result.replaced, setting.failure_value, result.values.nan_to_num(0.0)))
             if steps is not None:
                 steps.add(result, setting)
-            valid &= result.valid
+            valid = valid & result.valid
             per_function[function.name] = result.values
             failures.update(result.failures)
-            first_failures |= result.first_failures
+            first_failures = result.first_failures | first_failures
             for merged, extra in zip(extras, result.extras, strict=True):
                 merged.update(extra)
         return Rewards(
@@ -131,7 +140,7 @@ class RewardPipeline:
             failures=dict(failures),
             first_failures=first_failures,
             extras=tuple(extras) if any(extras) else (),
-            steps=None if steps is None else steps.rewards(valid),
+            steps=None if steps is None else steps.rewards(valid, scored=bool((~trajectories.failed).any())),
         )
 
     def close(self) -> None:

@@ -32,19 +32,34 @@ class FunctionValues:
         batch: PromptBatch,
         completions: Completions,
         step_counts: Sequence[int] | None = None,
+        left_out: torch.Tensor | None = None,
     ) -> None:
+        """Prepare a call.
+
+        Args:
+            function: the reward.
+            setting: its settings (`RewardFunctionConfig`).
+            batch: G prompts.
+            completions: S responses.
+            step_counts: as the attribute.
+            left_out: [S] bool: responses that it is not called with, and that have no value; None: none.
+        """
         self.step_counts = step_counts
         """Number of steps of each response, if the function may return their rewards; None: it may not."""
         self.steps: dict[int, list[float]] = {}
         """Response -> the rewards of its steps, where the function returned a list; `values` are their sums."""
         self.function, self.setting, self.batch, self.completions = function, setting, batch, completions
         size = len(completions)
+        called = None if left_out is None or not left_out.any() else ~left_out
+        self._samples = [*range(size)] if called is None else called.nonzero()[:, 0].tolist()
+        """Numbers of the responses that the function is called with."""
+        self._scored = completions if called is None else completions.select(called)
         self.values = torch.full((size,), math.nan, dtype=torch.float64)
         self.valid = torch.ones(size, dtype=torch.bool)
         self.replaced = torch.zeros(size, dtype=torch.bool)
         self.failures: collections.Counter[str] = collections.Counter()
         self.first_failures: dict[str, str] = {}
-        self.extras: list[dict[str, Any]] = []
+        self.extras: list[dict[str, Any]] = [{} for _ in range(size)]
 
     def collect(self, step: int | None, seed: Seed, device: torch.device) -> None:
         """Call the function and store its results per sample.
@@ -54,20 +69,20 @@ class FunctionValues:
             seed: of the function's random numbers.
             device: whose generator is kept as it is, beside the host's.
         """
-        size = len(self.completions)
+        size = len(self._samples)
         if size == 0:
-            return  # all groups were dropped
-        called = self.batch, self.completions, step, self._raise_early, seed
+            return  # all groups were dropped, or all environments failed
+        called = self.batch, self._scored, step, self._raise_early, seed
         try:
             with (
                 kept_torch_settings(f"reward {self.function.name}", OWN_PROCESS),
                 own_generators(seed_of(*seed), device),
             ):
-                results, self.extras = self.function.values(*called)
+                results, extras = self.function.values(*called)
         except (ConfigError, RewardError):
             raise  # a wrong setting stops the run, whatever the policy for failing samples
         except Exception as error:  # a call for the whole batch: every sample of it failed
-            results, self.extras = [error] * size, [{} for _ in range(size)]
+            results, extras = [error] * size, [{} for _ in range(size)]
         if not is_listed(results):
             raise RewardError(
                 f"reward {self.function.name} must return a list with one number per response; "
@@ -75,8 +90,9 @@ class FunctionValues:
             )
         if len(results) != size:
             raise RewardError(f"reward {self.function.name} returned {len(results)} values for {size} responses")
-        values = [math.nan] * size
-        for sample, result in enumerate(results):
+        values = self.values.tolist()
+        for sample, result, extra in zip(self._samples, results, extras, strict=True):
+            self.extras[sample] = extra
             if isinstance(result, BaseException):
                 self._fail(sample, *self._policy(result), result)
                 continue
@@ -96,11 +112,11 @@ class FunctionValues:
             return "timeouts", self.setting.on_timeout
         return "errors", self.setting.on_error
 
-    def _raise_early(self, sample: int, error: Exception) -> None:
+    def _raise_early(self, call: int, error: Exception) -> None:
         """Raise at once where a failure stops the run: other samples may time out, too."""
         kind, policy = self._policy(error)
         if policy == "raise":
-            self._raise(sample, kind, error)
+            self._raise(self._samples[call], kind, error)
 
     def _number(self, sample: int, result: Any) -> float | str:
         """Return a result as a float, NaN for None; the other fields of a dict go to `extras`.
@@ -122,7 +138,7 @@ class FunctionValues:
         if number is None and is_listed(result):
             raise RewardError(
                 f"{self._where(sample)} returned {quoted(result, SHOWN_CHARS)} ({_kind(result)}), which is not a "
-                "number; rewards of steps need algorithm.advantage.name=process"
+                "number; rewards of steps need algorithm.advantage.name=process, those of turns also gigpo"
             )
         if number is None:
             shown = quoted(result, SHOWN_CHARS)
@@ -168,7 +184,7 @@ class FunctionValues:
 
     def _where(self, sample: int, result: Any = None) -> str:
         if self.function.form != "verl" and isinstance(result, TimedOut | ProcessDied):
-            return f"reward {self.function.name}, called with all {len(self.completions)} responses,"
+            return f"reward {self.function.name}, called with all {len(self._scored)} responses,"
         index = self.completions.prompt_index
         prompt = self.batch.prompts[int(index[sample])]
         within = int((index[:sample] == index[sample]).sum())

@@ -19,6 +19,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,15 @@ def prompt_check(call: Callable[..., Any], kwargs: Mapping[str, Any]) -> PromptC
     """
     check = getattr(call, "check_prompt", None)
     return functools.partial(check, **kwargs) if check is not None and REWARDS.has_loaded(call) else None
+
+
+def chat_turns(completions: Completions) -> list[int]:
+    """Return verl's `num_turns` of each response: the prompt, each turn of the policy, and what came after each."""
+    mask = completions.loss_mask
+    if mask is None:
+        return [2] * len(completions)
+    parts = (mask[start:end] for start, end in pairwise(completions.offsets.tolist()))
+    return [2 + int((part[1:] != part[:-1]).sum()) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -90,8 +100,11 @@ class Signature:
             verl's form: S calls, one per response; otherwise one.
         """
         prompts = [batch.prompts[index] for index in completions.prompt_index.tolist()]
+        outcomes = completions.outcome_of_each
         if self.form == "verl":
-            return [self.sample_call(*pair) for pair in zip(prompts, completions.texts, strict=True)]
+            turns = chat_turns(completions) if completions.outcomes else ()
+            numbers = [turns[i] if outcome else None for i, outcome in enumerate(outcomes)]
+            return [self.sample_call(*each) for each in zip(prompts, completions.texts, numbers, strict=True)]
         if self.form == "batch":
             passed = {"step": step} if "step" in self.parameters - self.given else {}
             return [self._accepted({"batch": batch, "completions": completions, **passed})]
@@ -103,8 +116,12 @@ class Signature:
         arguments |= {
             "prompts": [prompt.text if prompt.messages is None else list(prompt.messages) for prompt in prompts],
             "completions": [
-                text if prompt.messages is None else [{"role": "assistant", "content": text}]
-                for prompt, text in zip(prompts, completions.texts, strict=True)
+                [*outcome["messages"]]
+                if outcome.get("messages")
+                else text
+                if prompt.messages is None
+                else [{"role": "assistant", "content": text}]
+                for prompt, text, outcome in zip(prompts, completions.texts, outcomes, strict=True)
             ],
             "completion_ids": completions.token_lists(),
             "trainer_state": None if step is None else SimpleNamespace(global_step=step),
@@ -112,13 +129,22 @@ class Signature:
         }
         return [self._accepted(arguments)]
 
-    def sample_call(self, prompt: Prompt, text: str) -> dict[str, Any]:
-        """Return the arguments of one call in verl's form."""
+    def sample_call(self, prompt: Prompt, text: str, turns: int | None = None) -> dict[str, Any]:
+        """Return the arguments of one call in verl's form.
+
+        Args:
+            prompt: the prompt.
+            text: the response.
+            turns: `chat_turns` of a trajectory, the `num_turns` in `extra_info`; None: it is none.
+        """
+        extra_info = prompt.columns.get("extra_info")
+        if turns is not None and (extra_info is None or isinstance(extra_info, Mapping)):
+            extra_info = {**(extra_info or {}), "num_turns": turns}
         arguments = {
             "data_source": prompt.source,
             "solution_str": text,
             "ground_truth": prompt.ground_truth,
-            "extra_info": prompt.columns.get("extra_info"),
+            "extra_info": extra_info,
         }
         if OPENED in self.parameters:
             arguments[OPENED] = opened_markers(prompt.text)

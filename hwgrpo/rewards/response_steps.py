@@ -13,6 +13,7 @@ from hwgrpo.errors import RewardError, quoted
 from hwgrpo.ragged import offsets_of
 from hwgrpo.rewards.failure_policy import FunctionValues
 from hwgrpo.rewards.response_text import ResponseDecoder
+from hwgrpo.rewards.trajectory_outcomes import TurnFinder
 from hwgrpo.user_code import describe_error
 from hwgrpo.values import Completions, StepRewards
 
@@ -60,6 +61,17 @@ class StepFinder:
                 f"{len(text)} characters, from 1 to {len(text)}; it returned {quoted(found, 200)}"
             )
         return [*found[:-1], len(text)] if found else [len(text)]
+
+    needs_lists = True
+    """Whether a reward function has to return rewards of steps."""
+
+    def all_token_ends(self, completions: Completions) -> list[list[int]]:
+        """Return `token_ends` of each response."""
+        responses = zip(completions.texts, completions.token_lists(), strict=True)
+        return [self.token_ends(text, tokens) for text, tokens in responses]
+
+    def states(self, completions: Completions, counts: Sequence[int]) -> None:
+        """Return None: steps of a text are taken in no state of an environment."""
 
     def token_ends(self, text: str, tokens: Sequence[int]) -> list[int]:
         """Return the index of the last token of each step of `ends(text)`, not descending; -1 without tokens."""
@@ -121,11 +133,11 @@ class StepTotals:
     A list that a function returns has a reward for each step; one number is the reward of the last step.
     """
 
-    def __init__(self, finder: StepFinder, completions: Completions) -> None:
-        responses = zip(completions.texts, completions.token_lists(), strict=True)
-        self._ends = [finder.token_ends(text, tokens) for text, tokens in responses]
+    def __init__(self, finder: StepFinder | TurnFinder, completions: Completions) -> None:
+        self._ends = finder.all_token_ends(completions)
         self.counts = [len(ends) for ends in self._ends]
         """Number of steps of each response."""
+        self._states, self._needs_lists = finder.states(completions, self.counts), finder.needs_lists
         self._sums = [[0.0] * count for count in self.counts]
         self._listed = self._failed = False
 
@@ -140,13 +152,17 @@ class StepTotals:
             if sample not in result.steps:
                 sums[-1] += setting.weight * number
 
-    def rewards(self, valid: torch.Tensor) -> StepRewards:
+    def rewards(self, valid: torch.Tensor, *, scored: bool = True) -> StepRewards:
         """Return the sums; 0 where `valid` [S] is False.
+
+        Args:
+            valid: [S] bool.
+            scored: whether the functions were called with any response.
 
         Raises:
             RewardError: no function returned a list for any response, though none failed.
         """
-        if self.counts and not self._listed and not self._failed:
+        if self._needs_lists and scored and self.counts and not self._listed and not self._failed:
             raise RewardError(
                 "algorithm.advantage.name=process needs the rewards of steps, but every reward function returned one "
                 "number per response; return a list with one number for each step, or use grpo"
@@ -157,4 +173,5 @@ class StepTotals:
             torch.tensor(sums, dtype=torch.float64),
             torch.tensor([end for ends in self._ends for end in ends], dtype=torch.int64),
             offsets_of(torch.tensor(self.counts, dtype=torch.int64)),
+            self._states,
         )

@@ -7,13 +7,14 @@ from typing import Any
 
 from hwgrpo_backends.device import Device
 
-from hwgrpo.algorithms.token_advantages import takes
+from hwgrpo.algorithms.token_advantages import steps_are_turns, takes
 from hwgrpo.config import Config
 from hwgrpo.config.schema import RewardConfig
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.reward_check import COMPARING
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rewards.combine import RewardPipeline, check_gates
+from hwgrpo.rewards.trajectory_outcomes import TurnFinder
 from hwgrpo.training.online_rewards import check_online_rewards
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
@@ -85,9 +86,20 @@ def open_rewards(
     if takes(config.algorithm.advantage, "steps"):
         from hwgrpo.rewards.response_steps import StepFinder
 
-        steps = StepFinder(config.algorithm.process, tokenizer, config.rollout.skip_special_tokens)
+        if steps_are_turns(config.algorithm):
+            steps = TurnFinder(needs_lists=config.algorithm.advantage.name == "process")
+        else:
+            steps = StepFinder(config.algorithm.process, tokenizer, config.rollout.skip_special_tokens)
     place, seed = None if device is None else device.torch_device, (config.trainer.seed, rank)
-    return RewardPipeline(config.reward, context=context, columns=columns, seed=seed, steps=steps, device=place)
+    return RewardPipeline(
+        config.reward,
+        context=context,
+        columns=columns,
+        seed=seed,
+        steps=steps,
+        device=place,
+        on_failure=config.rollout.agent.on_failure,
+    )
 
 
 def require_ground_truths(reward: RewardConfig, data: PromptDataset) -> None:

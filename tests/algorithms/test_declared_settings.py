@@ -18,6 +18,7 @@ from hwgrpo.config.bound_arguments import own_arguments
 from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, KlConfig, LossConfig
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.registry import Registry
+from hwgrpo.values import StepRewards
 from tests.support.numbers.token_probs import token_probs
 
 LOSS: dict[str, tuple[Any, ...]] = {
@@ -61,13 +62,21 @@ def outcome_of_loss(config: LossConfig) -> Iterator[torch.Tensor]:
         yield torch.autograd.grad(losses.sum(), leaf)[0]
 
 
+def two_steps(rewards: torch.Tensor) -> StepRewards:
+    """Return responses of two steps, the second with a third of the reward, in two states."""
+    each = torch.stack([rewards * 2 / 3, rewards / 3], 1).flatten()
+    ends = torch.stack([torch.zeros(len(rewards)), LENGTHS[: len(rewards)] - 1], 1).flatten().long()
+    return StepRewards(each, ends, 2 * torch.arange(len(rewards) + 1), torch.tensor([0, 1]).repeat(len(rewards)))
+
+
 def outcome_of_estimator(config: AdvantageConfig) -> Iterator[torch.Tensor]:
     """Yield the advantages of two groups, and of a single response."""
     rewards = torch.tensor([1.0, 0.0, 0.3, 0.2, 5.0, 0.7, 2.0], dtype=torch.float64)
     groups = torch.tensor([0, 0, 0, 0, 1, 1, 1])
     for some in (slice(0, 7), slice(0, 1)):
         given = rewards[some], groups[some], torch.ones(7, dtype=torch.bool)[some], config, LENGTHS[some]
-        yield group_advantages(*given, token_probs=token_probs(LENGTHS[some]))
+        for steps in (None, two_steps(rewards[some])):
+            yield group_advantages(*given, None, steps, token_probs=token_probs(LENGTHS[some]))
 
 
 def outcome_of_kl(config: KlConfig) -> Iterator[torch.Tensor]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hwgrpo.errors import DataError
 from hwgrpo.ragged import Ragged, offsets_of
+from hwgrpo.training.feed.scored_groups import pack, values_json
 from hwgrpo.values import Completions, Rewards, StepRewards, TrainBatch
 
 LENGTHS = st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4)
@@ -39,6 +40,12 @@ def numbered(lengths: list[list[int]], *, floors: bool, versions: bool, version:
         floors=-10.0 - torch.arange(total) if floors else None,
         loss_mask=torch.arange(total) % 3 > 0 if floors else None,
         token_extras={"routes": torch.arange(total * 6, dtype=torch.uint8).view(total, 2, 3)},
+        outcomes=tuple(
+            {"reward": i / 2, "turn_rewards": [i / 2, 0.0], "states": ["s", None], "messages": [{"role": "tool"}]}
+            for i in range(len(flat))
+        )
+        if floors
+        else (),
     )
 
 
@@ -51,7 +58,11 @@ def scored(count: int, *, steps: bool, extras: bool) -> Rewards:
         per_function={"b": torch.arange(count).double() + 10, "a": torch.arange(count).double() + 20},
         failures={"errors/a": 1},
         extras=tuple({"n": i} for i in range(count)) if extras else (),
-        steps=StepRewards(torch.arange(total).double(), torch.arange(total), offsets_of(counts)) if steps else None,
+        steps=StepRewards(
+            torch.arange(total).double(), torch.arange(total), offsets_of(counts), torch.arange(total) - 1
+        )
+        if steps
+        else None,
         greedy=torch.arange(count).double() + 30,
     )
 
@@ -128,6 +139,15 @@ def test_files_return_what_was_stored(lengths: Any, floors: bool, versions: bool
         }
 
 
+def test_prefetched_responses_in_a_checkpoint_have_their_outcomes():
+    value = numbered([[2, 1], [3]], floors=True, versions=False)
+    tensors = {f"{i}.{name}": each for i in range(2) for name, each in pack("", [value], {"asked": "x"}).items()}
+    packed = values_json("1.", tensors)
+    assert packed is not None
+    assert packed["asked"] == "x"
+    assert Completions.from_tensors("1.", tensors, packed).outcomes == value.outcomes
+
+
 def test_checkpoints_of_version_0_1_are_read():
     """The names in their files, written out: a renamed field needs the former name as `stored`."""
     tensors = {
@@ -174,6 +194,10 @@ def test_parts_without_an_optional_column_get_what_stands_for_it():
     mask = Completions.concat([without, with_floors], prompts=[1, 1]).loss_mask
     assert mask is not None
     assert mask.tolist() == [True, False, True]
+    joined = Completions.concat([without, with_floors], prompts=[1, 1])
+    assert joined.outcomes == ({}, *with_floors.outcomes)
+    assert without.outcome_of_each == ({},)
+    assert Completions.concat([without, without], prompts=[1, 1]).outcomes == ()
     mixed = Completions.concat([with_floors, replace(without, weight_version=5)], prompts=[1, 1])
     assert mixed.versions is not None
     assert mixed.versions.tolist() == [3, 3, 5]

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from hwgrpo.algorithms.token_advantages import takes
+from hwgrpo.catalog import ESTIMATORS
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl
 from hwgrpo.config.load import to_tree
@@ -195,4 +196,7 @@ def _scoring(settings: Mapping[str, Any]) -> list[Any]:
     """Return the settings that decide rewards, beside the functions; those newer than a checkpoint by default."""
     reward, process = settings["reward"], settings["algorithm"].get("process", {})
     functions = [(each.get("weight", 1.0), each.get("kwargs", {})) for each in reward["functions"]]
-    return [reward.get("shuffle", False), process.get("delimiter", "\n"), process.get("pattern"), *functions]
+    name = settings["algorithm"].get("advantage", {}).get("name")
+    steps = "turns" if name in ESTIMATORS and ESTIMATORS[name].of_turns else process.get("steps", "text")
+    separators = process.get("delimiter", "\n"), process.get("pattern")
+    return [reward.get("shuffle", False), steps, *separators, *functions]

@@ -55,7 +55,7 @@ def sample_metrics(
     valid = rewards.valid
     advantages = advantages[valid]
     if token_advantages is not None:
-        advantages = token_advantages[completions.per_token_of(valid)]
+        advantages = token_advantages[completions.loss_tokens_of(valid)]
     steps = rewards.steps
     rewarded = (rewards.total, completions.prompt_index, valid)
     if steps is not None:
@@ -69,6 +69,7 @@ def sample_metrics(
             "steps": None if steps is None else steps.lengths,
             "greedy": rewards.greedy,
             "lengths": completions.lengths,
+            "sampled": None if completions.loss_mask is None else completions.loss_lengths,
             "finished": completions.finished,
             "tokens": int(completions.lengths.sum())
             + sum(len(prompts.prompts[i].token_ids) for i in completions.prompt_index.tolist()),
@@ -107,6 +108,9 @@ def sample_metrics(
         "perf/response_tokens": float(lengths.sum()),
         "perf/total_num_tokens": float(sum(r["tokens"] for r in ranks)),
     }
+    if any(r["sampled"] is not None for r in ranks):  # the others' responses are sampled throughout
+        sampled = [r["lengths"] if r["sampled"] is None else r["sampled"] for r in ranks]
+        values |= _spread("response_length/sampled", torch.cat(sampled))
     if steps is not None:
         counts = torch.cat([r["steps"] for r in ranks]).tolist() or [0]
         values["response/steps/mean"] = sum(counts) / len(counts)

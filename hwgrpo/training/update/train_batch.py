@@ -34,10 +34,7 @@ def advantages_over_ranks(
 
     Returns:
         [S] fp32 per response, and [R] fp32 per token; None where all tokens have that of their response. Per response
-        is otherwise the mean over its tokens.
-
-    Raises:
-        DataError: rewards of steps, whose ends count all tokens, beside a loss mask.
+        is otherwise the mean over its tokens that carry loss; the others have 0.
     """
     rank, gather = (strategy.rank, strategy.gather_objects) if probs is None else (0, lambda value: [value])
     per_token = is_token_level(estimator, kl_R is not None)
@@ -45,7 +42,7 @@ def advantages_over_ranks(
     mask_R, lengths_S = completions.loss_mask, completions.loss_lengths
     if mask_R is not None:
         if rewards.steps is not None:
-            raise DataError("algorithm.advantage.name=process cannot be used with a loss_mask; use grpo")
+            own = replace(own, steps=rewards.steps.among(mask_R, completions.offsets))
         kl_R = None if kl_R is None else kl_R[mask_R]
         probs = None if probs is None else TokenProbs(probs.logprobs[mask_R], probs.square_sums[mask_R])
     ranks = gather((own, completions.prompt_index, lengths_S, kl_R if per_token else None))
