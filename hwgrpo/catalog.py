@@ -243,6 +243,7 @@ CALL_FORMATS = Registry(
 TOOLS = Registry(
     "tool",
     {
+        "calculator": "hwgrpo.agents.calculator_tool:Calculator",
         "python": "hwgrpo.sandbox.python_tool:Python",
         "search": "hwgrpo.agents.search_tool:Search",
     },

@@ -22,7 +22,7 @@ from hwgrpo.agents.environments import (
 from hwgrpo.agents.tool_answers import Tools
 from hwgrpo.agents.tools import load_tools
 from hwgrpo.catalog import CALL_FORMATS
-from hwgrpo.errors import ConfigError, RunError, quoted
+from hwgrpo.errors import ConfigError, quoted
 from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowParts
 from hwgrpo.values import Prompt
 
@@ -89,11 +89,9 @@ class EnvironmentWorkflow:
                     await self._reset(instance, prompt, clock.left)
             await self._turns(trajectory, sampler, instance, record, clock)
         except EnvironmentFailure as failure:
-            if self._agent.on_failure == "raise":
-                raise RunError(f"{prompt.place}: {failure}") from failure
-            record.failure, record.stop = str(failure), "failed"
             if not trajectory.segments:  # a trajectory has a turn
                 await sampler.sample(trajectory, max_tokens=1)
+            record.fail(str(failure), sum(segment.role == "sampled" for segment in trajectory.segments))
         else:
             if instance is not None:
                 self._instances.put_back(instance)
@@ -239,6 +237,13 @@ class Record:
             self._seconds[name] = self._seconds.get(name, 0.0) + result.seconds
             if result.failure:
                 self._failed[result.failure] = self._failed.get(result.failure, 0) + 1
+
+    def fail(self, failure: str, turns: int) -> None:
+        """End with a failure, after so many turns, of which the last ones have no answer."""
+        self.failure, self.stop = failure, "failed"
+        unanswered = turns - len(self.rewards)
+        self.rewards += [0.0] * unanswered
+        self.states += [None] * unanswered
 
     def outcome(self) -> dict[str, Any]:
         """Return it as JSON has it; see `OUTCOME` for the keys."""

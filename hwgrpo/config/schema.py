@@ -364,6 +364,9 @@ class RewardFunctionConfig:
     """A registered reward, or `path/to/file.py:function` (verl's or TRL's signature)."""
     weight: float = limited(1.0)
     """Factor of this reward in the sum."""
+    text: str = choice("response", ("response", "last_turn"), used_by=[when.AGENT])
+    """Text of a response that it gets: all of it, with what was observed, or what the policy wrote in its last turn,
+    without tool calls and reasoning."""
     gate: bool = False
     """Where this reward is not above 0, the sum has those of the gates only, whatever the other functions return."""
     kwargs: dict[str, Any] = field(default_factory=dict)

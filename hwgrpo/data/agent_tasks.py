@@ -40,6 +40,8 @@ class ChatTask(Task):
     """Texts that are one token each, beside the roles."""
     tool: str | None = None
     """Name of the tool that the chat template shows."""
+    twice: str | None = None
+    """Mode that is drawn twice as often as the others, so that a greedy response is of this one at first."""
 
     def opened(self, prompt: str) -> str:
         """Return a prompt in the chat template."""
@@ -49,7 +51,7 @@ class ChatTask(Task):
         """Draw conversations, as `Task.demonstrations` does."""
         draw = np.random.Philox(key=[seed, 0])
         rows = _integers(draw, len(self.splits["warm"]), count)
-        modes = tuple(self.modes.values())
+        modes = [mode for name, mode in self.modes.items() for _ in range(1 + (name == self.twice))]
         chosen = _integers(draw, len(modes), count)
         warm = self.splits["warm"]
         return [
@@ -80,7 +82,7 @@ def calculator(max: int = 99) -> ChatTask:
     pairs = _distinct((max + 1) ** 2, lambda draw, count: _integers(draw, (max + 1) ** 2, count).tolist())
     payloads = [f"{pair // (max + 1)}*{pair % (max + 1)}" for pair in pairs]
     rows = [{"prompt": each, "ground_truth": str(eval_product(each)), "payload": each} for each in payloads]
-    return _chat_task("calculator", rows, modes, string.digits + "*+", (begin, end), "calculator")
+    return _chat_task("calculator", rows, modes, string.digits + "*+", (begin, end), "calculator", "no call")
 
 
 def eval_product(expression: str) -> int:
@@ -118,7 +120,7 @@ def lookup() -> ChatTask:
         "no query": lambda key: "".join(str(string.ascii_lowercase.index(letter) % 10) for letter in key),
     }
     rows = [{"prompt": key, "ground_truth": number, "payload": key} for key, number in number_of.items()]
-    return _chat_task("lookup", rows, modes, string.ascii_lowercase, (begin, end, NOTHING_FOUND), "search")
+    return _chat_task("lookup", rows, modes, string.ascii_lowercase, (begin, end, NOTHING_FOUND), "search", "no query")
 
 
 NOTHING_FOUND = "nothing found"
@@ -126,7 +128,7 @@ NOTHING_FOUND = "nothing found"
 
 
 def guess(most: int = 15) -> ChatTask:
-    """A number from 1 to `most` in four turns, each answered by `higher` or `lower`: halved, counted, or stubborn."""
+    """A number from 1 to `most` in four turns, each answered by `higher` or `lower`: halved, counted or stubborn."""
     _within("guess", "most", most, 3, 99)
 
     def played(next_guess: Callable[[int, int, int], int]) -> Callable[[str], str]:
@@ -146,7 +148,8 @@ def guess(most: int = 15) -> ChatTask:
 
     modes = {
         "halved": played(lambda low, high, turn: (low + high) // 2),
-        "counted": played(lambda low, high, turn: turn + 1),
+        "counted up": played(lambda low, high, turn: turn + 1),
+        "counted down": played(lambda low, high, turn: most - turn),
         "stubborn": played(lambda low, high, turn: most // 3),
     }
     rows = [{"prompt": f"1-{most}", "ground_truth": str(n), "payload": str(n)} for n in range(1, most + 1)]
@@ -181,7 +184,7 @@ def spell(length: int = 5) -> ChatTask:
     words = [each[: 3 + number % (length - 2)] for number, each in enumerate(_words(string.ascii_lowercase, length))]
     words = [word for word in dict.fromkeys(words) if word != word[::-1]]
     rows = [{"prompt": QUESTION + word, "ground_truth": word[::-1], "payload": word} for word in words]
-    return _chat_task("spell", rows, modes, string.ascii_lowercase, (QUESTION, VERDICT), None)
+    return _chat_task("spell", rows, modes, string.ascii_lowercase, (QUESTION, VERDICT))
 
 
 def _named(name: str, row: Mapping[str, str]) -> dict[str, str]:
@@ -202,11 +205,12 @@ def _chat_task(
     modes: Mapping[str, Callable[[str], str]],
     letters: str,
     tokens: tuple[str, ...],
-    tool: str | None,
+    tool: str | None = None,
+    twice: str | None = None,
 ) -> ChatTask:
     """Split the rows, which are distinct and in random order, into the three splits."""
     splits, start = {}, 0
     for split, share in SHARES.items():
         end = start + round(share * len(rows))
         splits[split], start = tuple(_named(name, row) for row in rows[start:end]), end
-    return ChatTask(name, _alphabet(name, letters), splits, _longest(rows, modes), modes, tokens, tool)
+    return ChatTask(name, _alphabet(name, letters), splits, _longest(rows, modes), modes, tokens, tool, twice)

@@ -18,7 +18,7 @@ from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.response_steps import StepTotals
 from hwgrpo.rewards.reward_metrics import RewardMetrics
 from hwgrpo.rewards.signatures import split_name
-from hwgrpo.rewards.trajectory_outcomes import FailedTrajectories, TurnFinder
+from hwgrpo.rewards.trajectory_outcomes import FailedTrajectories, TurnFinder, last_turns
 from hwgrpo.support.torch_settings import kept_torch_settings
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
@@ -122,7 +122,8 @@ class RewardPipeline:
         steps = StepTotals(self._steps, completions) if self._steps is not None else None
         for function, setting in zip(self.functions, self.settings, strict=True):
             counts = steps.counts if steps else None
-            result = FunctionValues(function, setting, batch, completions, counts, trajectories.failed)
+            scored_texts = last_turns(completions) if setting.text == "last_turn" else completions
+            result = FunctionValues(function, setting, batch, scored_texts, counts, trajectories.failed)
             result.collect(step, (*self._seed, *(drawing or ("step", step)), function.name), self._device)
             scored.append(torch.where(result.replaced, setting.failure_value, result.values.nan_to_num(0.0)))
             if steps is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,6 +84,18 @@ class FailedTrajectories:
             self.valid = ~torch.isin(index, index[self.failed])
         else:
             assert policy == "value", policy  # its reward is 0
+
+
+def last_turns(completions: Completions) -> Completions:
+    """Return responses with the text of the policy's last turn as theirs: "" where none followed an observation.
+
+    Responses without an outcome keep their text.
+    """
+    texts = []
+    for text, outcome in zip(completions.texts, completions.outcome_of_each, strict=True):
+        last = outcome["messages"][-1:] if outcome else [{"role": "assistant", "content": text}]
+        texts.append(last[0]["content"] if last and last[0]["role"] == "assistant" else "")
+    return replace(completions, texts=tuple(texts))
 
 
 class TurnFinder:

@@ -75,7 +75,9 @@ def test_the_weights_scale_their_terms():
     assert_close(episode, [[0.5, 0.5], [-0.5, -0.5]])
     assert_close(step, [[0.95 * 2 / 3, 0.0], [-0.95 / 3, -0.95 / 3]])  # state a: .95, 0, 0; b is alone
     both = gigpo(rewards, states, kwargs={"episode_weight": 3, "step_weight": 5}, **options)
-    assert_close(both, [[3 * e + 5 * s for e, s in zip(*pair, strict=True)] for pair in zip(episode, step, strict=True)])
+    assert_close(
+        both, [[3 * e + 5 * s for e, s in zip(*pair, strict=True)] for pair in zip(episode, step, strict=True)]
+    )
 
 
 def paper(rewards, states, groups, valid, gamma: float, std: str) -> list[list[float]]:
@@ -153,13 +155,11 @@ def test_a_trajectory_alone_in_its_group_may_have_its_reward_and_no_turn_has_its
     assert gigpo([[1, 2]], [["a", "b"]], singleton=singleton, std="none") == [[first, first]]
 
 
-@pytest.mark.parametrize(
-    "kwargs", [{"gamma": 1.5}, {"gamma": -0.1}, {"step_weight": -1}, {"episode_weight": -1}]
-)
+@pytest.mark.parametrize("kwargs", [{"gamma": 1.5}, {"gamma": -0.1}, {"step_weight": -1}, {"episode_weight": -1}])
 def test_arguments_outside_of_their_limits_are_refused(kwargs: dict[str, float]):
     from hwgrpo.algorithms.turn_advantages import gigpo as estimator
 
-    with pytest.raises(ConfigError, match="algorithm.advantage.kwargs"):
+    with pytest.raises(ConfigError, match=r"algorithm.advantage.kwargs"):
         check_arguments(estimator, kwargs, "algorithm.advantage.kwargs")
 
 

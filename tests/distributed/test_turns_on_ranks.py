@@ -23,7 +23,11 @@ LAYOUTS = {layout.name: layout for layout in (PADDED, PACKED, GROUPED)}
 
 
 def config_of(strategy: str, size: int):
-    words = ("algorithm.advantage.name=gigpo", "algorithm.kl.coef=0.05", "algorithm.aggregation.name=seq-mean-token-mean")
+    words = (
+        "algorithm.advantage.name=gigpo",
+        "algorithm.kl.coef=0.05",
+        "algorithm.aggregation.name=seq-mean-token-mean",
+    )
     sizes = ("rollout.max_response_tokens=32", "trainer.tokens_per_micro_batch=64")
     shared = (f"trainer.sequence_parallel_size={size}",) if size > 1 else ()
     return settings(*words, *sizes, f"trainer.strategy={strategy}", *shared)
@@ -58,9 +62,7 @@ def update_on_rank(strategy_name: str, layout: Layout, size: int, file: Path) ->
         ("fsdp2", 4, "grouped", 2),
     ],
 )
-def test_ranks_update_on_turns_as_the_formula_says(
-    strategy: str, ranks: int, layout: str, size: int, tmp_path: Path
-):
+def test_ranks_update_on_turns_as_the_formula_says(strategy: str, ranks: int, layout: str, size: int, tmp_path: Path):
     file = tmp_path / "gradients.safetensors"
     assert forked(ranks, lambda rank: update_on_rank(strategy, LAYOUTS[layout], size, file)) == [0] * ranks
     found = load_file(file)

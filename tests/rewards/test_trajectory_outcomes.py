@@ -123,7 +123,10 @@ def test_a_failed_environment_is_treated_as_its_policy_says(policy, valid, turns
     assert rewards.per_function["environment"].isnan().tolist() == [False, False, True, False]
     assert rewards.failures == {"errors/environment": 1}
     said = rewards.first_failures["errors/environment"]
-    assert said == "the environment of prompt 0:1 of tests, sample 0 of its group, failed: step raised ValueError: no board"
+    assert (
+        said
+        == "the environment of prompt 0:1 of tests, sample 0 of its group, failed: step raised ValueError: no board"
+    )
     metrics = sample_metrics(*batch, rewards, torch.zeros(4), lambda own: [own])
     assert metrics["reward_failures/errors/environment"] == 1.0
     [note] = failure_notes(metrics, [], rewards, 3, set())

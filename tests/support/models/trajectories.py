@@ -71,9 +71,7 @@ def environment_rewards(prompts: PromptBatch, completions: Completions, *, turns
         return pipeline.score(prompts, completions)
 
 
-def share_of(
-    prompts: PromptBatch, completions: Completions, first: int, stop: int
-) -> tuple[PromptBatch, Completions]:
+def share_of(prompts: PromptBatch, completions: Completions, first: int, stop: int) -> tuple[PromptBatch, Completions]:
     """Return the prompts [first, stop) with their trajectories."""
     wanted = (completions.prompt_index >= first) & (completions.prompt_index < stop)
     mine = completions.select(wanted)

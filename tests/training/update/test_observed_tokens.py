@@ -197,7 +197,9 @@ def test_ranks_of_which_one_has_no_observed_tokens_count_its_responses_as_sample
     rewards = environment_rewards(prompts, completions, turns=False)
     zeros = torch.zeros(len(completions))
     other: list = []
-    sample_metrics(prompts, replace(completions, loss_mask=None), rewards, zeros, lambda own: other.append(own) or [own])
+    sample_metrics(
+        prompts, replace(completions, loss_mask=None), rewards, zeros, lambda own: other.append(own) or [own]
+    )
     metrics = sample_metrics(prompts, completions, rewards, zeros, lambda own: [own, *other])
     both = torch.cat([completions.loss_lengths, completions.lengths]).double()
     assert metrics["response_length/sampled/mean"] == pytest.approx(float(both.mean()))
