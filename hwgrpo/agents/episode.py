@@ -22,10 +22,14 @@ from hwgrpo.agents.environments import (
 from hwgrpo.agents.tool_answers import Tools
 from hwgrpo.agents.tools import load_tools
 from hwgrpo.catalog import CALL_FORMATS
+from hwgrpo.data.chat_template import shows_tools
 from hwgrpo.errors import ConfigError, quoted
 from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowParts
 from hwgrpo.values import Prompt
 
+DESCRIBED = (
+    "the chat template shows no tools: a system message describes them, with calls as <tool_call>{...}</tool_call>"
+)
 OUTCOME: Mapping[str, str] = {
     "environment": "its name; empty for tools alone",
     "reward": "sum of the rewards of the turns",
@@ -66,7 +70,8 @@ class EnvironmentWorkflow:
         self._parse = call_format(agent, tokenizer)
         level = parts.config.reward.sandbox.level
         self._tools = Tools(load_tools(agent.tools, folder=os.getcwd(), sandbox_level=level), parts.turns, tokenizer)
-        self.notes: tuple[str, ...] = self._tools.notes
+        described = agent.tools and not shows_tools(tokenizer.chat_template)
+        self.notes: tuple[str, ...] = (*self._tools.notes, *((DESCRIBED,) if described else ()))
         """Lines about how it runs, printed once at the start."""
 
     async def __call__(self, prompt: Prompt, sampler: Sampler) -> Sequence[Trajectory]:
@@ -177,11 +182,12 @@ def call_format(agent: Any, tokenizer: Any) -> CallFormat | None:
     """
     name = agent.call_format
     if name == "auto":
-        name = detect_call_format(str(tokenizer.chat_template))
+        described = not shows_tools(tokenizer.chat_template)
+        name = "hermes" if described else detect_call_format(str(tokenizer.chat_template))
     if name is None and agent.tools:
         raise ConfigError(
             "rollout.agent.call_format=auto: the chat template does not show how the model calls tools; set it to one "
-            f"of {', '.join(CALL_FORMATS.names())}, and show the model the form in data.system_prompt"
+            f"of {', '.join(CALL_FORMATS.names())}"
         )
     return None if name is None else CALL_FORMATS.load(name)
 

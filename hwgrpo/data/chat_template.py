@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from hwgrpo.data.prompt_findings import REWRITTEN, findings_of, open_end_findings, template_findings
 from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
+from hwgrpo.data.tool_descriptions import with_tools_described
 from hwgrpo.errors import ConfigError, DataError, error_text, nearest, shown
 from hwgrpo.rewards.ground_truths import is_missing
 from hwgrpo.support.template_clock import clock_options
@@ -108,10 +109,10 @@ def apply_template(
         place: file and line, for messages.
         add_generation_prompt: whether the beginning of an assistant's message is appended.
         continued: whether the last message is left open.
-        tools: JSON schemas of tools that the model is shown.
+        tools: JSON schemas of tools that the model is shown, in a system message if the template shows none.
 
     Raises:
-        ConfigError: `data.chat_template_kwargs` has an option that the trainer sets, or the template shows no tools.
+        ConfigError: `data.chat_template_kwargs` has an option that the trainer sets.
         DataError: the template refuses the conversation, or takes too long.
     """
     options = config.chat_template_kwargs
@@ -123,11 +124,8 @@ def apply_template(
     if reserved:
         raise ConfigError(f"data.chat_template_kwargs: {', '.join(sorted(reserved))} is set by the trainer; remove it")
     _check_options(options, tokenizer.chat_template)
-    if tools and unread_options({"tools": tools}, tokenizer.chat_template):
-        raise ConfigError(
-            f"{place}: the chat template shows the model no tools, for it does not read the variable `tools`; set "
-            "model.chat_template to a file with a template that does"
-        )
+    if tools and not shows_tools(tokenizer.chat_template):
+        messages, tools = with_tools_described(messages, tools), ()
     try:
         with template_limit(place):
             text = tokenizer.apply_chat_template(
@@ -154,6 +152,11 @@ def apply_template(
         ) from error
     check_text(text, f"{place}: the rendered conversation")
     return text
+
+
+def shows_tools(template: Any) -> bool:
+    """Return whether a chat template, or each of several, shows the tools that it is given."""
+    return not unread_options({"tools": ()}, template)
 
 
 def unread_options(options: Mapping[Any, Any], template: Any) -> list[str]:
