@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hwgrpo.data.chat_template import apply_template
@@ -76,7 +77,13 @@ def text_targets(prompt: str, response: str, tokenizer: Any, end: int, *, templa
 
 
 def chat_targets(
-    messages: Sequence[Message], first: int, config: Any, tokenizer: Any, ends: Sequence[int], place: str
+    messages: Sequence[Message],
+    first: int,
+    config: Any,
+    tokenizer: Any,
+    ends: Sequence[int],
+    place: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Targets:
     """Return the tokens of a conversation, of which the assistant's messages are trained.
 
@@ -90,19 +97,21 @@ def chat_targets(
         tokenizer: a transformers tokenizer with a chat template.
         ends: ids of the tokens that end a response.
         place: file and line, for messages.
+        tools: JSON schemas of the tools that the template shows.
 
     Raises:
         DataError: no message is the assistant's, or the template writes a conversation's beginning another way when
             it goes on, or leaves out a part of a message that would be trained.
     """
     targets = Targets(tokenizer, special_tokens=False)
+    apply = partial(apply_template, config=config, tokenizer=tokenizer, place=place, tools=tools)
     for number in range(first, len(messages)):
         if messages[number]["role"] != "assistant":
             continue
         if number == 0:
             raise DataError(f"{place}: the conversation begins with the assistant's message; it needs one before it")
-        before = apply_template(messages[:number], config, tokenizer, place, add_generation_prompt=True)
-        after = apply_template(messages[: number + 1], config, tokenizer, place, add_generation_prompt=False)
+        before = apply(messages[:number], add_generation_prompt=True)
+        after = apply(messages[: number + 1], add_generation_prompt=False)
         if not before.startswith(targets.text) or not after.startswith(before):
             raise DataError(
                 f"{place}: the chat template does not keep what it wrote before message {number} (of the assistant): "
@@ -110,7 +119,7 @@ def chat_targets(
                 "tokens of the turns do not add up. Use one row per turn with the earlier messages in the prompt, "
                 "or model.chat_template with a template that keeps them"
             )
-        closed = apply_template(messages[:number], config, tokenizer, place, add_generation_prompt=False)
+        closed = apply(messages[:number], add_generation_prompt=False)
         written = after[len(closed) :] if after.startswith(closed) else after[len(before) :]
         _check_written(messages[number], written, f"{place}: message {number} (of the assistant)")
         targets.add(before[len(targets.text) :], trained=False)
@@ -130,6 +139,7 @@ def _check_written(message: Message, written: str, name: str) -> None:
     """
     text = without_space(written)
     parts = {key: value for key in REASONING if isinstance(value := message.get(key), str)}
+    parts |= {f"call {n}": call["function"]["name"] for n, call in enumerate(message.get("tool_calls") or ())}
     for key, value in {"content": message_text(message), **parts}.items():
         if without_space(value) not in text:
             raise DataError(

@@ -16,7 +16,7 @@ from hwgrpo.data.chat_template import conversation, render
 from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
 from hwgrpo.data.row_filter import are_logged, kept_rows
-from hwgrpo.data.row_schema import missing_column, read_prompt
+from hwgrpo.data.row_schema import missing_column, read_prompt, read_tools
 from hwgrpo.data.sources import Rows, is_generated, open_rows, sources_of, validation_source
 from hwgrpo.data.tasks import PREFIX
 from hwgrpo.errors import ConfigError, DataError
@@ -185,7 +185,8 @@ class _Reader:
         response = self._response(row, index, place)
         if response is None:  # a conversation alone
             key = config.prompt_key if config.prompt_key in row else MESSAGES
-            return self._chat(conversation({**row, config.prompt_key: row[key]}, config, place), (), place)
+            messages = conversation({**row, config.prompt_key: row[key]}, config, place)
+            return self._chat(messages, (), read_tools(row, place), place)
         prompt = conversation(row, config, place)
         if isinstance(prompt, str) and not isinstance(response, str):
             prompt = ({"role": "user", "content": prompt},)
@@ -197,7 +198,7 @@ class _Reader:
             return text_targets(text, response, self._tokenizer, self._end_of_turn, templated=True)
         if isinstance(response, str):
             response = ({"role": "assistant", "content": response},)
-        return self._chat(prompt, response, place)
+        return self._chat(prompt, response, read_tools(row, place), place)
 
     def _response(self, row: Mapping[str, Any], index: int, place: str) -> Any:
         """Return a row's response, text or messages; None where the row is a conversation alone."""
@@ -211,7 +212,7 @@ class _Reader:
             return None
         raise missing_column("data.response_key", key, row, place)
 
-    def _chat(self, prompt: str | Sequence[Any], response: Sequence[Any], place: str) -> Targets:
+    def _chat(self, prompt: str | Sequence[Any], response: Sequence[Any], tools: Sequence[Any], place: str) -> Targets:
         config = self._config
         if isinstance(prompt, str):
             raise DataError(f"{place}: column {MESSAGES!r} is text; it must be a list of chat messages")
@@ -222,7 +223,7 @@ class _Reader:
                 "model.chat_template, or give prompts and responses as text"
             )
         first = len(prompt) if response else 0
-        return chat_targets((*prompt, *response), first, config, self._tokenizer, self._ends, place)
+        return chat_targets((*prompt, *response), first, config, self._tokenizer, self._ends, place, tools)
 
     @cached_property
     def _end_of_turn(self) -> int:

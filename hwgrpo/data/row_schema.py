@@ -47,6 +47,29 @@ def read_prompt(row: Row, key: str, place: str) -> str | tuple[Message, ...]:
     raise DataError(f"{place}: column {key!r} is {what}; a prompt is text or a list of chat messages")
 
 
+def read_tools(row: Row, place: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the JSON schemas in a row's column `tools`, a list or its JSON; none without the column.
+
+    Raises:
+        DataError: it holds something else.
+    """
+    value = row.get("tools")
+    try:
+        tools = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        tools = value
+    if tools is None:
+        return ()
+    if not isinstance(tools, Sequence) or not all(
+        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
+    ):
+        raise DataError(
+            f"{place}: column 'tools' is {quoted(value, 80)}; it must be a list of schemas, "
+            '[{"type": "function", "function": {"name": ..., "parameters": ...}}]'
+        )
+    return tuple(tools)
+
+
 def message_text(message: Message) -> str:
     """Return the text of a message that `read_prompt` has checked."""
     content = message.get("content")
