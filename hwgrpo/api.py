@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hwgrpo.agents.action import Action, Step, ToolResult
     from hwgrpo.algorithms.losses import SurrogateInput
     from hwgrpo.algorithms.scope import policy_loss, scoped
     from hwgrpo.algorithms.token_advantages import TokenProbs, token_level
@@ -41,6 +42,7 @@ __all__ = [
     "ENGINES",
     "POLICY_LOSSES",
     "STRATEGIES",
+    "Action",
     "Below",
     "Completions",
     "Engine",
@@ -54,12 +56,14 @@ __all__ = [
     "Sharding",
     "Single",
     "SourceParts",
+    "Step",
     "StepRewards",
     "StepState",
     "Strategy",
     "StrategyKind",
     "SurrogateInput",
     "TokenProbs",
+    "ToolResult",
     "Trajectory",
     "local_engine",
     "on_demand",
@@ -69,6 +73,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "hwgrpo.agents.action": ("Action", "Step", "ToolResult"),
     "hwgrpo.algorithms.scope": ("policy_loss", "scoped"),
     "hwgrpo.algorithms.losses": ("SurrogateInput",),
     "hwgrpo.algorithms.token_advantages": ("TokenProbs", "token_level"),
