@@ -440,15 +440,16 @@ def test_a_parked_response_goes_on_in_another_row_with_tokens_that_were_observed
         rows.arrange(~np.array([second, first]), np.array([3, 6]))
         for token in sampled:
             rows.step(torch.tensor([1, token]))
-        parked = rows._cache.park(1)
+        parked = rows.park(1, 4 + len(sampled))
         rows.arrange(~np.array([second, second]), np.array([3, 3]))
         for token in (2, 3):
             rows.step(torch.tensor([token, token]))
-        rows.arrange(np.array([~first, 0, 1]), np.array([5, 5, 5]))
-        rows._cache.restore(0, parked)
-        logits = torch.cat([rows.step(torch.tensor([token, 4, 4])).clone()[:1] for token in observed])
+        (longer,), last = rows.extend([parked], [[*prompts[0], *sampled, *observed[:2]]])
+        rows.arrange(np.array([~longer, 0, 1]), np.array([5, 5, 5]))
+        steps = [rows.step(torch.tensor([token, 4, 4])).clone()[:1] for token in observed[2:]]
+        logits = torch.cat([last, *steps])
         whole = model(input_ids=torch.tensor([[*prompts[0], *sampled, *observed]]), use_cache=False).logits[0]
-    assert_values_close(logits, whole[-len(observed) :])
+    assert_values_close(logits, whole[1 - len(observed) :])
 
 
 def test_the_models_own_rows_wait_for_all_responses_of_a_part(model):
