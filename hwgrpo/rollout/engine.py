@@ -94,8 +94,12 @@ class Session(Protocol):
         """Return the responses to requests that have ended, ordered by request, then by sample."""
         ...
 
-    def release(self, numbers: Sequence[int]) -> None:
-        """End requests that have not ended, and keep nothing of these requests any longer."""
+    def release(self, responses: Sequence[tuple[int, int]]) -> None:
+        """Keep some responses, each the number of a request and an index, no longer: no request continues them."""
+        ...
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """End requests that have not ended; their responses are lost."""
         ...
 
     def close(self) -> None:

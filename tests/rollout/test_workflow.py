@@ -13,7 +13,8 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowEngine, single_turn
+from hwgrpo.rollout.workflow import Sampler, Trajectory, single_turn
+from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling

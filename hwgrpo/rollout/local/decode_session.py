@@ -176,15 +176,17 @@ class DecodeSession:
             group.responses = [None] * len(group.responses)
         return self._deadlines.apply(completions, numbers)
 
-    def release(self, numbers: Sequence[int]) -> None:
-        """End requests that have not ended, and keep nothing of these requests any longer."""
+    def release(self, responses: Sequence[tuple[int, int]]) -> None:
+        """Keep some responses, each the number of a request and an index, no longer: no request continues them."""
+        for number, sample in responses:
+            self._decoder.release(self._groups[number].first + sample)
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """End requests that have not ended; their responses are lost."""
         for number in numbers:
-            group = self._groups[number]
-            if group.missing:
-                self._drop(number)
-                self._deadlines.finish(number)
-                self._running -= 1
-            self._release(group)
+            self._drop(number)
+            self._deadlines.finish(number)
+        self._running -= len(numbers)
 
     def close(self) -> None:
         """End all requests, and report the metrics."""
@@ -201,12 +203,9 @@ class DecodeSession:
 
     def _drop(self, number: int) -> None:
         self._decoder.drop_group(number)
-        self._groups[number].missing = 0
-        self._release(self._groups[number])
-
-    def _release(self, group: _Group) -> None:
-        for i in range(len(group.responses)):
-            self._decoder.release(group.first + i)
+        group = self._groups[number]
+        group.missing = 0
+        self.release([(number, sample) for sample in range(len(group.responses))])
 
     def _kind(self, sampling: Sampling) -> int:
         common = replace(sampling, n=1, max_response_tokens=1, seed=0, group_timeout=None)

@@ -111,8 +111,8 @@ class Decoder:
         supports_padding: prompts of unequal length may be prefilled together.
         prefill_ahead: where prompts are prefilled, those of so many further requests are, too.
         admitted: called with each request that gets a slot, before the prefill of its prompt.
-        keep_tokens: most tokens whose keys and values are kept of ended responses, each prompt counted once; beyond,
-            those of the response that ended first are dropped.
+        keep_tokens: most tokens whose keys and values are kept of ended responses, each prompt counted once. Beyond,
+            those of the response that ended first are dropped, of those that no queued request continues.
 
     Example:
         decoder.submit(request); for responses in decoder.run(): ...  # Decoded ones; more may be submitted here
@@ -157,6 +157,8 @@ class Decoder:
         self._keep_tokens = keep_tokens
         self._kept: dict[int, _Kept] = {}
         """Number of each kept response, in the order in which they ended."""
+        self._awaited: set[int] = set()
+        """Numbers of responses that a queued request continues."""
         self._begun: list[_HeldPrompt] = []
         """Extended responses that the next step begins with."""
         self.prefilled_tokens = 0
@@ -173,6 +175,8 @@ class Decoder:
 
         One that comes when all others with its prompt have their slots prefills it again.
         """
+        if request.continues is not None:
+            self._awaited.add(request.continues)
         return self._scheduler.submit(request)
 
     def limit_prompts(self, most: int) -> None:
@@ -182,6 +186,7 @@ class Decoder:
     def release(self, number: int) -> None:
         """Keep a response no longer, if it is kept."""
         self._kept.pop(number, None)
+        self._awaited.discard(number)
 
     def drop_group(self, group: int) -> None:
         """End the responses of a group, and forget those that are queued; none of them is returned by `run`."""
@@ -495,8 +500,9 @@ class Decoder:
         tokens = np.concatenate([np.array(self._prompt_of[slot].tokens), response])[:known]
         row = self._rows.park(int(self._source[slot]), known)
         self._kept[int(self._scheduler.slots["number"][slot])] = _Kept(tokens, row)
-        while self._kept and self._kept_tokens() > self._keep_tokens:
-            del self._kept[next(iter(self._kept))]
+        while self._kept_tokens() > self._keep_tokens:
+            unused = [number for number in self._kept if number not in self._awaited]
+            del self._kept[unused[0] if unused else next(reversed(self._kept))]
 
     def _kept_tokens(self) -> int:
         prompts = {id(kept.row.prompt): kept.row.prompt.length for kept in self._kept.values()}
