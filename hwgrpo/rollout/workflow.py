@@ -324,6 +324,7 @@ class Sampler:
         most = trajectory.left if max_tokens is None else min(trajectory.left, max_tokens)
         if not most:
             trajectory.truncated = True
+            self._requests.forget(lambda each, _: each is trajectory)
             return Segment("sampled", not_sampled((), ""))
         continues = self._requests.last_turn(trajectory)
         (columns,), number = await self._columns(trajectory.token_ids, 1, most, stop, continues)

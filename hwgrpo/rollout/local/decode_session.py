@@ -171,7 +171,8 @@ class DecodeSession:
         ]
         counts = torch.tensor([len(group.responses) for group in groups])
         index = torch.arange(len(groups)).repeat_interleave(counts)
-        completions = _completions([each for group in groups for each in group.responses], texts, index)
+        responses = [each for group in groups for each in group.responses]
+        completions = _completions(responses, texts, index, self._decoder.version)
         for group in groups:
             group.responses = [None] * len(group.responses)
         return self._deadlines.apply(completions, numbers)
@@ -215,8 +216,13 @@ class DecodeSession:
         return self._kind_of[common]
 
 
-def _completions(responses: Sequence[Decoded | None], texts: Sequence[str], prompt_index: torch.Tensor) -> Completions:
-    """Return responses as columns; None, of a group that was dropped, has no tokens."""
+def _completions(
+    responses: Sequence[Decoded | None], texts: Sequence[str], prompt_index: torch.Tensor, version: int
+) -> Completions:
+    """Return responses as columns; None, of a group that was dropped, has no tokens.
+
+    Without any tokens they are of the present `version`.
+    """
     ended = [each.per_token for each in responses if each is not None]
     lengths = torch.tensor([0 if each is None else len(each.per_token["tokens"]) for each in responses])
     columns: dict[str, Any] = {
@@ -229,7 +235,7 @@ def _completions(responses: Sequence[Decoded | None], texts: Sequence[str], prom
             np.concatenate([each.get("floors", none) for each, none in zip(ended, unfiltered, strict=True)])
         )
     versions = columns["versions"]
-    oldest, newest = (int(version) for version in versions.aminmax()) if len(versions) else (0, 0)
+    oldest, newest = (int(version) for version in versions.aminmax()) if len(versions) else (version, version)
     if oldest == newest:
         del columns["versions"]
     return Completions(

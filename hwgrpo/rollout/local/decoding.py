@@ -170,6 +170,11 @@ class Decoder:
         self.rows_drawn = 0
         """Drawn tokens, including those of responses that had ended."""
 
+    @property
+    def version(self) -> int:
+        """Of the weights of the last forward."""
+        return self._version
+
     def submit(self, request: Request) -> int:
         """Append a request to the queue; return its number, counted from 0.
 

@@ -1,5 +1,6 @@
 """Sessions: a turn that continues the kept keys and values has the tokens of one that prefills everything."""
 
+import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -15,10 +16,13 @@ from hwgrpo.rollout.engine import TurnRequest
 from hwgrpo.rollout.local import shared_prefix_attention
 from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows
 from hwgrpo.rollout.local.decoding import Decoder, Settings
+from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.slot_scheduler import Request
 from hwgrpo.rollout.stopping import StopDetector
-from hwgrpo.values import Prompt, Sampling
+from hwgrpo.rollout.workflow import Sampler, Trajectory
+from hwgrpo.rollout.workflow_engine import WorkflowEngine
+from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 from tests.rollout.decoders import CPU, EXTRA, TOKENIZER, alone, engine_of, model_of, sync_every
 from tests.support.devices.recorder import Recorder
 from tests.support.numbers.decode_kernels_on_cpu import selected
@@ -414,3 +418,65 @@ def test_turns_of_a_copy_in_bf16_have_its_log_probs(model):
                 worst.append(len(history))
             history += [*tokens, *turn.observed]
     assert len({*worst}) > 10
+
+
+class WithoutSessions:
+    """Another engine's `generate`, so that workflows prefill every turn."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        return self.engine.generate(batch, sampling)
+
+
+def workflow_of(seed: int) -> Any:
+    """Return a workflow of 1 to 4 turns, whose tools take as long as `seed` says."""
+    draw = random.Random(seed)
+
+    async def turns(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        async def one(sampler: Sampler) -> Trajectory:
+            trajectory = sampler.trajectory()
+            for turn in range(4):
+                segment = await sampler.sample(trajectory, max_tokens=3 + 4 * turn)
+                if trajectory.truncated or sum(segment.token_ids) % 5 == 0:
+                    break
+                await asyncio.sleep(draw.choice([0, 0, 0.002, 0.01]))
+                trajectory.observe([10 + token % 40 for token in segment.token_ids[:3]], "t")
+            return trajectory
+
+        return [*await sampler.gather(one), *await sampler.responses()]
+
+    return turns
+
+
+@pytest.mark.parametrize("slots", [3, 64])
+def test_workflows_have_the_same_tokens_with_and_without_sessions_and_asynchronously(model, slots):
+    batch = PromptBatch(tuple(Prompt(str(i), "", (5, 6 + i, 7), None, {}) for i in range(5)))
+    sampling = replace(PLAIN, n=4, max_response_tokens=40)
+    inner = replace(sampling, n=2)
+    engine = engine_of(model, max_sequences=slots)
+
+    def generate(sampled_by: Any, seed: int, asynchronous: bool = False) -> tuple[Completions, dict[str, float]]:
+        async def halved(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+            sampler._sampling = inner
+            return await workflow_of(seed)(prompt, sampler)
+
+        each = WorkflowEngine(sampled_by, halved, "w.py:run", TOKENIZER, 60.0, asynchronous=asynchronous)
+        return each.generate(batch, sampling), each.metrics
+
+    whole, _ = generate(WithoutSessions(engine), 0)
+    rounds, metrics = generate(engine, 1)
+    again, _ = generate(engine, 2)
+    at_once, metrics_at_once = generate(engine, 3, asynchronous=True)
+    assert metrics["rollout/continued_tokens"] > 0 < metrics_at_once["rollout/continued_tokens"]
+    assert metrics["rollout/turns/mean"] > 1.5
+    assert torch.equal(rounds.logprobs, again.logprobs), "rounds do not depend on how long tools take"
+    for each in (rounds, at_once):
+        assert each.token_lists() == whole.token_lists()
+        assert each.texts == whole.texts
+        assert each.finished.tolist() == whole.finished.tolist()
+        assert_values_close(each.logprobs, whole.logprobs)
