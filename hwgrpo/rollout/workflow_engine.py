@@ -100,7 +100,13 @@ class WorkflowEngine:
             RunError: a workflow failed, hangs, or returned other values than 1 to `n` trajectories of its prompt.
         """
         self._versions = []
-        groups, dropped = asyncio.run(self._run(batch, sampling))
+        returned: list[tuple[list[Sequence[Trajectory]], dict[int, str]]] = []
+
+        async def run() -> None:
+            returned.append(await self._run(batch, sampling))
+
+        asyncio.run(run())  # it formats what its coroutine returns as text (in signal.signal): all tensors of a batch
+        ((groups, dropped),) = returned
         trajectories = [trajectory for group in groups for trajectory in group]
         turns = [sum(segment.role == "sampled" for segment in each.segments) for each in trajectories]
         self._metrics = {"rollout/turns/mean": sum(turns) / len(turns)} if turns else {}
@@ -295,7 +301,8 @@ def with_workflow(
     if name == DEFAULT:
         return engine
     workflow: Any = WORKFLOWS.load(name)
-    if inspect.isclass(workflow):
+    is_class: bool = inspect.isclass(workflow)
+    if is_class:
         workflow = workflow(WorkflowParts(config, tokenizer, turns))
     if not inspect.iscoroutinefunction(workflow) and not inspect.iscoroutinefunction(type(workflow).__call__):
         raise ConfigError(f"rollout.workflow={shown(name)} is no coroutine; write `async def`")

@@ -143,7 +143,7 @@ def batch_of(*last: int) -> PromptBatch:
 
 def engine_of(workflow, engine: Any = None, timeout: float = 20.0, mode: str = "generate") -> WorkflowEngine:
     engine = engine or Engine()
-    sampling = engine if mode == "generate" else SessionEngine(engine)
+    sampling: Any = engine if mode == "generate" else SessionEngine(engine)
     asynchronous = mode == "asynchronous"
     return WorkflowEngine(sampling, workflow, "w.py:run", Tokenizer(), timeout, asynchronous=asynchronous)
 
@@ -268,7 +268,7 @@ def test_an_engine_around_another_one_keeps_its_own_way_to_generate():
     assert (around.calls, around.engine.rounds) == (extended.calls, extended.rounds) == (4, [])
 
 
-def turns_of(session: FakeSession) -> dict[str, tuple[int, ...] | None]:
+def turns_of(session: FakeSession) -> dict[str, tuple[str, int] | None]:
     """Return the request, by uid, that each request continues."""
     uids = [each.prompt.uid for each in session.submitted]
     return {
@@ -626,7 +626,8 @@ def test_a_run_with_asynchronous_workflows_trains(tmp_path: Path):
     (tmp_path / "tool.py").write_text(TOOL)
     words = (f"rollout.workflow={tmp_path}/tool.py:asked_twice", "rollout.agent.asynchronous=true")
     run = build_run(runs.small(tmp_path / "run", *words, "trainer.max_steps=1"), BACKEND, 0, 1)
-    assert run.engine._asynchronous
+    engine: Any = run.engine
+    assert engine._asynchronous
     train(run)
     run.close()
     steps = [line for line in runs.metrics(tmp_path / "run") if "actor/pg_loss" in line]

@@ -6,6 +6,7 @@ decode_session.py            requests in turns, each continuing the keys and val
 decoding.py                  the loop: one prefill per prompt, a token per step for all slots, ended responses replaced
 slot_scheduler.py            which response each slot decodes; the number of steps for given lengths
 decode_rows.py               batches of rows: their protocol, by the model's forward, equal responses decoded once
+kept_responses.py            ended responses whose keys and values wait for the next turn, bounded in memory
 continued_prefill.py         prefill of what a turn adds to the keys and values of earlier ones
 decode_drift.py              startup comparison with full forward passes at the rounding of the model
 token_sampling.py            sampling of a token, from what top-k, top-p and min-p keep

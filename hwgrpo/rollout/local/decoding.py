@@ -12,7 +12,7 @@ import torch
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.counter_rng import uniforms
 from hwgrpo.rollout.local.decode_rows import Rows
-from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow
+from hwgrpo.rollout.local.kept_responses import Kept, KeptResponses
 from hwgrpo.rollout.local.slot_scheduler import Request, SlotScheduler
 from hwgrpo.rollout.local.token_sampling import Drawn, draw
 from hwgrpo.rollout.stopping import StopDetector
@@ -75,14 +75,6 @@ class _HeldPrompt:
     """Whether it is held no longer."""
 
 
-class _Kept(NamedTuple):
-    """A response that has ended, with its keys and values, for a request that continues it."""
-
-    tokens: np.ndarray
-    """int64, of prompt and response, as far as keys and values are kept."""
-    row: ParkedRow
-
-
 class Decoder:
     """Decodes submitted responses, at most `slots` at once.
 
@@ -111,8 +103,7 @@ class Decoder:
         supports_padding: prompts of unequal length may be prefilled together.
         prefill_ahead: where prompts are prefilled, those of so many further requests are, too.
         admitted: called with each request that gets a slot, before the prefill of its prompt.
-        keep_tokens: most tokens whose keys and values are kept of ended responses, each prompt counted once. Beyond,
-            those of the response that ended first are dropped, of those that no queued request continues.
+        longest: most tokens of a sequence; it limits what is kept of ended responses (`KeptResponses`).
 
     Example:
         decoder.submit(request); for responses in decoder.run(): ...  # Decoded ones; more may be submitted here
@@ -131,7 +122,7 @@ class Decoder:
         supports_padding: bool = True,
         prefill_ahead: int = 0,
         admitted: Callable[[Request], None] = lambda request: None,
-        keep_tokens: int = 0,
+        longest: int = 0,
     ) -> None:
         self._rows, self._device, self._kinds = rows, device, kinds
         self._sync_every, self._apply_new_weights = sync_every, apply_new_weights
@@ -154,11 +145,7 @@ class Decoder:
         self._uniforms: torch.Tensor | None = None
         self._uniforms_used = 0
         self._groups: list[tuple[int, np.ndarray | None, torch.Tensor | None]] | None = None
-        self._keep_tokens = keep_tokens
-        self._kept: dict[int, _Kept] = {}
-        """Number of each kept response, in the order in which they ended."""
-        self._awaited: set[int] = set()
-        """Numbers of responses that a queued request continues."""
+        self._kept = KeptResponses(slots, longest)
         self._begun: list[_HeldPrompt] = []
         """Extended responses that the next step begins with."""
         self.prefilled_tokens = 0
@@ -180,8 +167,7 @@ class Decoder:
 
         One that comes when all others with its prompt have their slots prefills it again.
         """
-        if request.continues is not None:
-            self._awaited.add(request.continues)
+        self._kept.expect(request)
         return self._scheduler.submit(request)
 
     def limit_prompts(self, most: int) -> None:
@@ -190,8 +176,7 @@ class Decoder:
 
     def release(self, number: int) -> None:
         """Keep a response no longer, if it is kept."""
-        self._kept.pop(number, None)
-        self._awaited.discard(number)
+        self._kept.release(number)
 
     def drop_group(self, group: int) -> None:
         """End the responses of a group, and forget those that are queued; none of them is returned by `run`."""
@@ -292,19 +277,12 @@ class Decoder:
                 more = [prompt for prompt in more if prompt not in prompts]
                 prompts += more[: max(0, self._scheduler.most_prompts - len({*self._held, *prompts}))]
                 wanted += ahead
-            kept = {request.prompt: kept for request in wanted if (kept := self._kept_beginning(request)) is not None}
-            self._prefill_whole([prompt for prompt in prompts if prompt not in kept])
-            self._extend({prompt: kept[prompt] for prompt in prompts if prompt in kept})
+            kept = {request.prompt: self._kept.beginning(request) for request in wanted}
+            self._prefill_whole([prompt for prompt in prompts if kept[prompt] is None])
+            self._extend({prompt: each for prompt in prompts if (each := kept[prompt]) is not None})
         for request in requests:
             if request.continues is not None:
                 self.release(request.continues)
-
-    def _kept_beginning(self, request: Request) -> _Kept | None:
-        """Return what is kept of the response that a request continues, if its prompt begins with it."""
-        kept = None if request.continues is None else self._kept.get(request.continues)
-        if kept is None or len(request.prompt) <= len(kept.tokens):
-            return None
-        return kept if np.array_equal(request.prompt[: len(kept.tokens)], kept.tokens) else None
 
     def _prefill_whole(self, prompts: Sequence[tuple[int, ...]]) -> None:
         by_length: dict[int, list[tuple[int, ...]]] = {}
@@ -314,7 +292,7 @@ class Decoder:
             self._hold(together, *self._rows.prefill(together))
         self.prefilled_tokens += sum(map(len, prompts))
 
-    def _extend(self, kept: dict[tuple[int, ...], _Kept]) -> None:
+    def _extend(self, kept: dict[tuple[int, ...], Kept]) -> None:
         """Compute what prompts have beyond kept responses."""
         prompts = [*kept]
         batches = [prompts] if self._supports_padding and prompts else [[prompt] for prompt in prompts]
@@ -502,16 +480,9 @@ class Decoder:
         limit = self._scheduler.slots["limit"][slot]
         overwritten = self._sync_every > 1 and 1 < len(response) == limit  # its row has gone on since
         known = len(self._prompt_of[slot].tokens) + len(response) - 1 - overwritten
-        tokens = np.concatenate([np.array(self._prompt_of[slot].tokens), response])[:known]
+        tokens = np.concatenate([self._prompt_of[slot].tokens, response])[:known]
         row = self._rows.park(int(self._source[slot]), known)
-        self._kept[int(self._scheduler.slots["number"][slot])] = _Kept(tokens, row)
-        while self._kept_tokens() > self._keep_tokens:
-            unused = [number for number in self._kept if number not in self._awaited]
-            del self._kept[unused[0] if unused else next(reversed(self._kept))]
-
-    def _kept_tokens(self) -> int:
-        prompts = {id(kept.row.prompt): kept.row.prompt.length for kept in self._kept.values()}
-        return sum(prompts.values()) + sum(kept.row.length - kept.row.prompt.length for kept in self._kept.values())
+        self._kept.add(int(self._scheduler.slots["number"][slot]), tokens, row)
 
     def _stopped(self, slots: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Return which responses [A] bool their newest tokens end."""

@@ -183,8 +183,8 @@ class LocalEngine:
     def open_session(self, longest: int, *, room: int = 0, group_timeout: float | None = None) -> DecodeSession:
         """Return a session (`rollout.engine.Session`), whose requests share this engine's slots.
 
-        Keys and values of ended turns are kept for as many tokens as the slots may hold. The model's own forward keeps
-        none: see `decode_reason`.
+        Keys and values of ended turns are kept for as many tokens as the slots may hold, or a GiB. The model's own
+        forward keeps none: see `decode_reason`.
 
         Args:
             longest: most tokens of a prompt and its response, all turns included.
@@ -206,7 +206,7 @@ class LocalEngine:
             supports_padding=self._supports_padding,
             prefill_ahead=-(-self._max_sequences // PREFILL_AHEAD),
             admitted=lambda request: deadlines.dispatch(request.group),
-            keep_tokens=self._max_sequences * longest,
+            longest=longest,
         )
         return DecodeSession(
             decoder,

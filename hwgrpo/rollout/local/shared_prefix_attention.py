@@ -72,6 +72,11 @@ class ParkedRow:
         """Tokens of prompt and response."""
         return self.prompt.length + self.layers[0].shape[2]
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values per token."""
+        return sum(layer.nbytes for layer in self.prompt.layers) // self.prompt.length
+
 
 class SharedPromptCache:
     """Cache of the keys and values of all layers.

@@ -52,6 +52,21 @@ class Request(NamedTuple):
     """Number of a kept response that the prompt continues: it begins with the tokens of its prompt and response."""
 
 
+KEPT_BYTES = 2**30
+"""Bytes of keys and values of ended turns that are kept in any case."""
+
+
+def most_kept_tokens(slots: int, longest: int, token_bytes: int) -> int:
+    """Return the most tokens whose keys and values are kept of ended turns: as many as the slots hold, or `KEPT_BYTES`.
+
+    Args:
+        slots: of the decoder.
+        longest: tokens of a sequence in a slot.
+        token_bytes: bytes of keys and values per token.
+    """
+    return max(slots * longest, KEPT_BYTES // token_bytes)
+
+
 def most_prompts(slots: int, n: int) -> int:
     """Return how many prompts of n responses each may be held for so many slots.
 

@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from hwgrpo.rollout.engine import TurnRequest
-from hwgrpo.rollout.local import shared_prefix_attention
+from hwgrpo.rollout.local import shared_prefix_attention, slot_scheduler
 from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows
 from hwgrpo.rollout.local.decoding import Decoder, Settings
 from hwgrpo.rollout.local.engine import LocalEngine
@@ -186,7 +186,7 @@ def test_turns_are_those_that_full_forward_passes_give(model, drive, slots, path
             trajectories = scripts()
             with closing(engine.open_session(120, room=100)) as session:
                 drive(Driver(session, trajectories))
-                assert session._decoder._kept == {}, "no trajectory goes on"
+                assert len(session._decoder._kept) == 0, "no trajectory goes on"
                 if path != "model":
                     assert_cache_is_empty(session._decoder._rows)
             assert engine.decode_path == ("model" if path == "model" else "graph" if "graph" in path else "lean")
@@ -228,21 +228,31 @@ def test_only_what_is_new_is_computed(model, steps, monkeypatch):
     assert engine.metrics["rollout/prefilled_tokens"] == 6 * 3 + 6 * (3 + 5 + 3 - known)
 
 
-def test_beyond_the_limit_the_oldest_are_dropped_and_their_turns_prefilled(model):
+def test_beyond_the_limit_the_oldest_are_dropped_and_their_turns_prefilled(model, monkeypatch):
+    monkeypatch.setattr(slot_scheduler, "KEPT_BYTES", 1)
     trajectories, engine = two_turns(), engine_of(model, max_sequences=2)
     with closing(engine.open_session(12)) as session:  # 24 tokens: 3 of 7 each
-        assert session._decoder._keep_tokens == 24
         driver = Driver(session, trajectories)
         driver.submit(trajectories)
         while session.busy:
             session.advance()
-            assert session._decoder._kept_tokens() <= 24
-        assert [*session._decoder._kept] == [3, 4, 5]
+            assert session._decoder._kept.tokens <= 24
+        assert [number in session._decoder._kept for number in range(6)] == [False] * 3 + [True] * 3
         driver.take([*driver.asked])
         driver.in_rounds()
     assert engine.metrics["rollout/continued_tokens"] == 3 * 7
     assert engine.metrics["rollout/prefilled_tokens"] == 6 * 3 + 3 * (11 - 7) + 3 * 11
     assert_as_alone(model, trajectories)
+
+
+def test_small_models_keep_a_gib(model):
+    with torch.no_grad():
+        rows = LeanRows(model, CPU)
+        number = rows.prefill([[5, 6, 7]])[0][0]
+        token_bytes = rows.park(~number, 3).token_bytes
+    assert token_bytes == 3 * 2 * 2 * 16 * 4, "layers, keys and values, heads, their size, fp32"
+    assert slot_scheduler.most_kept_tokens(2, 12, token_bytes) == 2**30 // token_bytes
+    assert slot_scheduler.most_kept_tokens(1000, 2000, token_bytes) == 2_000_000
 
 
 def test_a_prompt_that_several_kept_responses_begin_with_counts_once(model):
@@ -253,11 +263,11 @@ def test_a_prompt_that_several_kept_responses_begin_with_counts_once(model):
         driver.submit(trajectories)
         while session.busy:
             session.advance()
-        assert session._decoder._kept_tokens() == 10 + 3 * 4
+        assert session._decoder._kept.tokens == 10 + 3 * 4
         session.release([(0, 1)])
-        assert session._decoder._kept_tokens() == 10 + 2 * 4
+        assert session._decoder._kept.tokens == 10 + 2 * 4
         session.release([(0, 0), (0, 2)])
-        assert session._decoder._kept_tokens() == 0
+        assert session._decoder._kept.tokens == 0
 
 
 def test_a_request_that_does_not_begin_with_what_it_continues_is_prefilled(model):
@@ -312,7 +322,7 @@ def test_kept_keys_and_values_are_those_of_older_weights_after_an_update():
     of = Updated()
     settings = [Settings(PLAIN, StopDetector(TOKENIZER, (), ()))]
     rows = DistinctRows(LeanRows(of.model, CPU))
-    decoder = Decoder(rows, 2, CPU, settings, apply_new_weights=lambda: of.version, keep_tokens=99)
+    decoder = Decoder(rows, 2, CPU, settings, apply_new_weights=lambda: of.version)
 
     def response(request: Request) -> dict[str, np.ndarray]:
         decoder.submit(request)
