@@ -113,10 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers.utils.logging.set_verbosity_error()
     engine = engine_of(args)
     print(f"{args.size}: {args.trajectories} trajectories in {args.slots} slots, {args.threads} thread(s)")
-    print(
-        f"prompts of {args.prompt_tokens} tokens, {TURNS} turns of {args.turn_tokens}, {args.observed_tokens} observed in "
-        "between\n"
-    )
+    turns = f"{TURNS} turns of {args.turn_tokens} tokens, {args.observed_tokens} observed in between"
+    print(f"prompts of {args.prompt_tokens} tokens, {turns}\n")
     print(costs_of_turns(engine, args))
     print()
     print(shares_of_time(engine, args))

@@ -300,10 +300,10 @@ def with_workflow(
     """
     if name == DEFAULT:
         return engine
-    workflow: Any = WORKFLOWS.load(name)
-    is_class: bool = inspect.isclass(workflow)
-    if is_class:
-        workflow = workflow(WorkflowParts(config, tokenizer, turns))
+    named: Any = WORKFLOWS.load(name)
+    workflow = named
+    if inspect.isclass(workflow):
+        workflow = named(WorkflowParts(config, tokenizer, turns))
     if not inspect.iscoroutinefunction(workflow) and not inspect.iscoroutinefunction(type(workflow).__call__):
         raise ConfigError(f"rollout.workflow={shown(name)} is no coroutine; write `async def`")
     asynchronous = config is not None and config.rollout.agent.asynchronous
