@@ -5,7 +5,7 @@
 #   bash scripts/benchmarks.sh --smoke [RUN...]   tiny sizes, minutes; results go to a temporary folder, which it names
 #   bash scripts/benchmarks.sh --list             the runs, the page of each and its command
 # Of a page, only the text between <!-- RUN --> and <!-- end of RUN --> is replaced; families.py writes its page in
-# full, and sandbox and startup have none. Check the sentences around a new table: their figures are not replaced. A run that
+# full, and agent_turns, sandbox and startup have none. Check the sentences around a new table: their figures are not replaced. A run that
 # fails leaves its table unchanged, and the other runs go ahead. The exit code is 1 if one failed.
 #   PYTHON=...        the interpreter (default .venv/bin/python)
 #   TRL_PYTHON=...    an interpreter that has TRL (default PYTHON)
@@ -19,6 +19,7 @@ set -uo pipefail
 runs="\
 against_trl_small against_trl.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting add --setting sort --steps 200 --output benchmarks/results/against_trl_small.json
 against_trl_8m against_trl.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting 8m --steps 4 --block 2 --output benchmarks/results/against_trl_8m.json
+agent_turns - python benchmarks/agent_turns.py
 curves curves.md python benchmarks/curves.py --output benchmarks/results/curves.csv
 curves_vllm curves.md python benchmarks/curves.py --steps 20 --server-python VLLM_PYTHON --output benchmarks/results/curves_vllm.csv
 dynamic_sampling dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py

@@ -43,6 +43,11 @@ def check_rollout(config: Settings) -> None:
             f"{r.tensor_parallel_size}: ranks that share an engine would have to ask for tokens equally often; use "
             "rollout.tensor_parallel_size=1, or rollout.engine=vllm_server"
         )
+    if r.agent.asynchronous and not ENGINES.load(r.engine).has_sessions:
+        raise ConfigError(
+            f"rollout.agent.asynchronous=true with rollout.engine={r.engine}: this engine samples the turns of all "
+            "trajectories in rounds; use rollout.engine=local, or leave rollout.agent.asynchronous out"
+        )
     if r.sleep_mode == "always" and r.max_staleness:
         raise ConfigError(
             f"rollout.sleep_mode='always' with rollout.max_staleness={r.max_staleness}: the engine generates while the "

@@ -25,7 +25,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.planning.reward_model_memory import add_reward_models
-from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, most_prompts
+from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, most_kept_tokens, most_prompts
 from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
 from hwgrpo.training.strategies.host_gradients import CHUNK
@@ -396,7 +396,14 @@ def _rollout(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch
         f"key-value cache of {together:,} prompts": cache(together, 0),
         "a layer's work on the prompts": tokens * dtype.itemsize * (3 * shape.intermediate + 2 * shape.hidden),
     }
-    return max(decode, prefill, key=lambda parts: sum(parts.values()))
+    parts = max(decode, prefill, key=lambda parts: sum(parts.values()))
+    if rollout.workflow == "single_turn":
+        return parts
+    # a turn may go on with what is kept of every response's earlier ones
+    longest = work.prompt_tokens + rollout.max_response_tokens
+    token = cache_bytes(shape, prompts=1, sequences=0, prompt_tokens=1, response_tokens=0, itemsize=dtype.itemsize)
+    every = work.prompts * work.prompt_tokens + responses * rollout.max_response_tokens
+    return parts | {"key-value cache of earlier turns": token * min(every, most_kept_tokens(sequences, longest, token))}
 
 
 def _beside(rollout: RolloutConfig, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:

@@ -2,8 +2,9 @@
 
 An engine is one file with an `EngineKind`, and one line of `hwgrpo.catalog.ENGINES`.
 
-engine.py         the protocol
-workflow.py       responses in turns, sampled and observed, through any engine
+engine.py         the protocol, and that of sessions
+workflow.py       responses in turns, sampled and observed: what authors of workflows use
+workflow_engine.py   how the workflows of a batch get their tokens, from any engine
 turn_template.py  the tokens between turns, by the chat template
 engine_kind.py    capabilities and checks of an engine, known before it is made
 shared_devices.py an engine's memory on the training devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
@@ -45,10 +45,14 @@ class GroupDeadlines:
         self._late: set[int] = set()
         self._dropped: set[int] = set()
         self._wait = Wait(
-            lambda: f"the responses of {groups - len(self._finished)} of {groups} groups",
+            lambda: f"the responses of {self._groups - len(self._finished)} of {self._groups} groups",
             math.inf,
             first_report=LONG_WORK if timeout is None else timeout,
         )
+
+    def expect(self, groups: int) -> None:
+        """Record that so many groups more will be dispatched."""
+        self._groups += groups
 
     def dispatch(self, group: int) -> None:
         """Record that a group is dispatched now, unless it was before."""
@@ -82,7 +86,8 @@ class GroupDeadlines:
 
         def watch() -> None:
             while not ended.wait(REPORT_CHECK):
-                self._wait.report()
+                if len(self._finished) < self._groups:
+                    self._wait.report()
 
         thread = threading.Thread(target=watch, name="hwgrpo-rollout-wait", daemon=True)
         thread.start()
@@ -99,17 +104,23 @@ class GroupDeadlines:
         """
         return [group for group, again in self.misses() if not again]
 
-    def apply(self, completions: Completions) -> Completions:
-        """Return completions without the responses of dropped groups, and with the record of late and dropped ones."""
+    def apply(self, completions: Completions, groups: Sequence[int] | None = None) -> Completions:
+        """Return completions without the responses of dropped groups, and with the record of late and dropped ones.
+
+        Args:
+            completions: the responses.
+            groups: the group of each prompt; None: group i is that of prompt i.
+        """
         if self._timeout is None:
             return completions
         reason = f"no responses within rollout.group_timeout={self._timeout:g} s, twice"
-        dropped = dict.fromkeys(sorted(self._dropped), reason)
+        groups = range(self._groups) if groups is None else groups
+        dropped = {prompt: reason for prompt, group in enumerate(groups) if group in self._dropped}
         if dropped:
-            count = f"{len(dropped)} of {self._groups} groups"
+            count = f"{len(dropped)} of {len(groups)} groups"
             print(f"hwgrpo: dropped the responses of {count}: {reason}", file=sys.stderr, flush=True)
             completions = _without(completions, dropped)
-        return replace(completions, late=len(self._late), dropped=dropped)
+        return replace(completions, late=len(self._late.intersection(groups)), dropped=dropped)
 
 
 def _without(completions: Completions, dropped: Mapping[int, str]) -> Completions:

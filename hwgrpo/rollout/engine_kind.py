@@ -44,6 +44,8 @@ class EngineKind:
     """Whether it samples with the policy's weights, or a copy of them in this process; others are sent the weights."""
     reports_floors: bool = False
     """Whether it reports which tokens top_k, top_p and min_p dropped (`Completions.floors`)."""
+    has_sessions: bool = False
+    """Whether it has `open_session`: turns may come while others are sampled, and continue earlier ones."""
     runs_vllm: bool = False
     """Whether vLLM computes the attention."""
     receives_in_group: bool = False

@@ -1,31 +1,24 @@
 """Workflows: how the responses to one prompt come about, in turns of sampled and observed tokens (`rollout.workflow`).
 
-A workflow runs once per prompt and asks a `Sampler` for tokens. The workflows of a batch run at the same time, in
-rounds: when every one waits for tokens, all that were asked for are sampled: at once by an engine with `generate_each`,
-else those with the same parameters and limit of tokens in one batch. What shares a batch depends on the workflows
-alone, not on how fast one is; so do the numbers.
+A workflow runs once per prompt and asks a `Sampler` for tokens. The workflows of a batch run at the same time
+(`WorkflowEngine`).
 Tokens go in and out as they are: a trajectory is never decoded and tokenized again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from hwgrpo.catalog import WORKFLOWS
-from hwgrpo.errors import ConfigError, RunError, shown
-from hwgrpo.rollout.engine import Engine
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.turn_template import TurnTemplate
-from hwgrpo.user_code import describe_error
-from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+from hwgrpo.values import Completions, Prompt, Sampling
 
 T = TypeVar("T")
-DEFAULT = "single_turn"
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class Trajectory:
             text: their text, for records and rewards.
         """
         self.truncated = self.truncated or len(token_ids) > self.left
-        self.append(Segment("observed", _not_sampled([*token_ids][: self.left], text)))
+        self.append(Segment("observed", not_sampled([*token_ids][: self.left], text)))
 
     def append(self, segment: Segment) -> None:
         """Append a segment of this trajectory."""
@@ -147,26 +140,65 @@ class GroupDropped(Exception):
 
 
 @dataclass
-class _Request:
+class TokenRequest:
+    """What a workflow asks for in one call of `Sampler.sample` or `Sampler.responses`."""
+
     uid: str
     token_ids: tuple[int, ...]
     sampling: Sampling
     done: asyncio.Future[list[Completions]]
+    continues: tuple[int, int] | None
+    """Number of the session's request, and index of its response, that it continues; None: unknown, or none."""
+    number: int | None = None
+    """In the session; None: not submitted, or there is none."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """What the engine samples from."""
+        return Prompt(self.uid, "", self.token_ids, None, {})
 
 
 @dataclass
-class _Round:
-    """What all workflows of a batch have asked for since the last round."""
+class WorkflowRequests:
+    """What the workflows of a batch have asked for and has not been sampled yet, and what is kept of their turns."""
 
-    requests: list[_Request] = field(default_factory=list)
+    requests: list[TokenRequest] = field(default_factory=list)
     running: int = 0
     """Strands that neither wait for tokens, nor for strands of their own, nor have ended."""
     all_asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no strand runs, or once a workflow has failed."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by each request and each workflow that ends."""
     failed: bool = False
     """Whether a workflow has raised, at which the others are not waited for."""
+    last_turns: dict[int, tuple[Trajectory, Sampler, tuple[int, int]]] = field(default_factory=dict)
+    """id of each trajectory that may go on -> it, the sampler of its last turn, and that turn's number and index."""
+    over: list[tuple[int, int]] = field(default_factory=list)
+    """Last turns of trajectories that do not go on, since the last time that tokens were sampled."""
+
+    def ask(self, request: TokenRequest) -> None:
+        """Add a request; its strand waits until `answer`."""
+        self.requests.append(request)
+        self.changed(-1)
+        self.news.set()
+
+    def answer(self, request: TokenRequest, result: list[Completions] | Exception) -> None:
+        """Let the strand of a request go on with its responses, or with an error."""
+        if request.done.done():  # its strand has been cancelled
+            return
+        self.changed(1)
+        if isinstance(result, Exception):
+            request.done.set_exception(result)
+        else:
+            request.done.set_result(result)
+
+    def unsampled(self) -> list[TokenRequest]:
+        """Return the requests since the last call, without those of cancelled strands, in the order of their uids."""
+        requests, self.requests = self.requests, []
+        return sorted((each for each in requests if not each.done.done()), key=lambda each: each.uid)
 
     def changed(self, by: int) -> None:
+        """Count strands that run."""
         self.running += by
         if self.running and not self.failed:
             self.all_asked.clear()
@@ -174,8 +206,35 @@ class _Round:
             self.all_asked.set()
 
     def ended(self, task: asyncio.Task[Any]) -> None:
+        """Record that a workflow has ended."""
         self.failed = self.failed or (not task.cancelled() and task.exception() is not None)
         self.changed(-1)
+        self.news.set()
+
+    def take_over(self) -> list[tuple[int, int]]:
+        """Return the last turns of trajectories that do not go on, since the last call."""
+        over, self.over = self.over, []
+        return over
+
+    def goes_on(self, trajectory: Trajectory, sampler: Sampler, turn: tuple[int, int]) -> None:
+        """Record the last turn of a trajectory, which may go on unless it is truncated."""
+        if trajectory.truncated:
+            self.last_turns.pop(id(trajectory), None)
+            self.over.append(turn)
+        else:
+            self.last_turns[id(trajectory)] = (trajectory, sampler, turn)
+
+    def last_turn(self, trajectory: Trajectory | None) -> tuple[int, int] | None:
+        """Return number and index of a trajectory's last turn; None: it has none that is kept."""
+        known = self.last_turns.get(id(trajectory))
+        return None if known is None else known[2]
+
+    def forget(self, which: Callable[[Trajectory, Sampler], bool]) -> None:
+        """Record that some trajectories do not go on."""
+        gone = {key: turn for key, (of, sampler, turn) in self.last_turns.items() if which(of, sampler)}
+        for key, turn in gone.items():
+            del self.last_turns[key]
+            self.over.append(turn)
 
 
 class Sampler:
@@ -185,7 +244,7 @@ class Sampler:
         prompt: the workflow's prompt.
         sampling: the run's parameters, or those of a validation.
         tokenizer: tokenizes what is observed.
-        round_: the present round.
+        requests: those of all workflows of the batch.
         name: name of this strand of the workflow, by which its random numbers differ from those of others.
         turns: the chat template between turns; None: the tokenizer has none.
     """
@@ -195,12 +254,12 @@ class Sampler:
         prompt: Prompt,
         sampling: Sampling,
         tokenizer: Any,
-        round_: _Round,
+        requests: WorkflowRequests,
         name: str = "",
         turns: TurnTemplate | None = None,
     ) -> None:
         self._prompt, self._sampling, self._tokenizer = prompt, sampling, tokenizer
-        self._round, self._name, self._turns = round_, name, turns
+        self._requests, self._name, self._turns = requests, name, turns
         self._asked = self._forked = 0
         self._busy = False
 
@@ -265,20 +324,26 @@ class Sampler:
         most = trajectory.left if max_tokens is None else min(trajectory.left, max_tokens)
         if not most:
             trajectory.truncated = True
-            return Segment("sampled", _not_sampled((), ""))
-        (columns,) = await self._columns(trajectory.token_ids, 1, most, stop)
+            self._requests.forget(lambda each, _: each is trajectory)
+            return Segment("sampled", not_sampled((), ""))
+        continues = self._requests.last_turn(trajectory)
+        (columns,), number = await self._columns(trajectory.token_ids, 1, most, stop, continues)
         segment = Segment("sampled", columns)
         trajectory.append(segment)
         trajectory.truncated = not trajectory.left and not segment.finished
+        if number is not None:
+            self._requests.goes_on(trajectory, self, (number, 0))
         return segment
 
     async def responses(self) -> list[Trajectory]:
         """Sample `n` single-turn responses; the prompt is computed once."""
         trajectories = [self.trajectory() for _ in range(self.n)]
-        columns = await self._columns(self._prompt.token_ids, self.n, trajectories[0].left, ())
-        for trajectory, each in zip(trajectories, columns, strict=True):
+        columns, number = await self._columns(self._prompt.token_ids, self.n, trajectories[0].left, ())
+        for i, (trajectory, each) in enumerate(zip(trajectories, columns, strict=True)):
             trajectory.append(Segment("sampled", each))
             trajectory.truncated = not bool(each.finished[0])
+            if number is not None:
+                self._requests.goes_on(trajectory, self, (number, i))
         return trajectories
 
     async def gather(self, run: Callable[[Sampler], Coroutine[Any, Any, T]], count: int | None = None) -> list[T]:
@@ -291,7 +356,7 @@ class Sampler:
         samplers = []
         for _ in range(self.n if count is None else count):
             name = f"{self._name}/{self._forked}"
-            samplers.append(Sampler(self._prompt, self._sampling, self._tokenizer, self._round, name, self._turns))
+            samplers.append(Sampler(self._prompt, self._sampling, self._tokenizer, self._requests, name, self._turns))
             self._forked += 1
 
         going_on = len(samplers)
@@ -301,13 +366,14 @@ class Sampler:
             try:
                 return await run(sampler)
             finally:
+                self._requests.forget(lambda _, of: of is sampler)
                 going_on -= 1
                 if going_on:
-                    self._round.changed(-1)  # this strand runs in place of the last one, without a moment between
+                    self._requests.changed(-1)  # this strand runs in place of the last one, without a moment between
 
         if not samplers:
             return []
-        self._round.changed(len(samplers) - 1)  # this strand waits for them
+        self._requests.changed(len(samplers) - 1)  # this strand waits for them
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(strand(sampler)) for sampler in samplers]
@@ -315,7 +381,15 @@ class Sampler:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _columns(self, token_ids: Sequence[int], n: int, most: int, stop: Sequence[str]) -> list[Completions]:
+    async def _columns(
+        self,
+        token_ids: Sequence[int],
+        n: int,
+        most: int,
+        stop: Sequence[str],
+        continues: tuple[int, int] | None = None,
+    ) -> tuple[list[Completions], int | None]:
+        """Return n responses, and the session's number of the request."""
         if self._busy:
             raise RunError(
                 "sample() was called while another call of the same sampler waits: use Sampler.gather, which gives "
@@ -326,15 +400,15 @@ class Sampler:
         self._asked += 1
         stops = (*self._sampling.stop, *stop)
         sampling = replace(self._sampling, n=n, max_response_tokens=most, stop=stops)
-        request = _Request(uid, tuple(token_ids), sampling, asyncio.get_running_loop().create_future())
+        done: asyncio.Future[list[Completions]] = asyncio.get_running_loop().create_future()
+        request = TokenRequest(uid, tuple(token_ids), sampling, done, continues)
         self._busy = True
-        self._round.requests.append(request)
-        self._round.changed(-1)
+        self._requests.ask(request)
         try:
-            return await request.done
+            return await done, request.number
         except asyncio.CancelledError:
-            if request.done.cancelled():  # otherwise `_answer` has counted this strand
-                self._round.changed(1)
+            if done.cancelled():  # otherwise `answer` has counted this strand
+                self._requests.changed(1)
             raise
         finally:
             self._busy = False
@@ -345,199 +419,7 @@ async def single_turn(prompt: Prompt, sampler: Sampler) -> Sequence[Trajectory]:
     return await sampler.responses()
 
 
-class WorkflowEngine:
-    """An engine whose responses are those of a workflow; everything else is the engine's.
-
-    Args:
-        engine: samples.
-        workflow: the workflow.
-        name: its name, for messages.
-        tokenizer: tokenizes what is observed.
-        timeout: seconds after which a workflow that neither asks nor ends counts as hung.
-        turns: the chat template between turns; None: the tokenizer has none.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        workflow: Workflow,
-        name: str,
-        tokenizer: Any,
-        timeout: float,
-        turns: TurnTemplate | None = None,
-    ) -> None:
-        self._engine, self._workflow, self._name, self._tokenizer = engine, workflow, name, tokenizer
-        self._timeout, self._turns = timeout, turns
-        self._metrics: dict[str, float] = {}
-        self._versions: list[int] = []
-        """Of the weights that sampled for the present call."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return (*self._engine.notes, *getattr(self._workflow, "notes", ()))
-
-    def update_weights(self, version: int) -> None:
-        self._engine.update_weights(version)
-
-    def sleep(self) -> None:
-        self._engine.sleep()
-
-    def health(self) -> bool:
-        return self._engine.health()
-
-    def close(self) -> None:
-        getattr(self._workflow, "close", int)()
-        self._engine.close()
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The engine's, of the last round, and `rollout/turns/mean`: sampled segments of a response."""
-        return {**self._engine.metrics, **self._metrics}
-
-    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
-        """Return the responses of the prompts' workflows, in their order.
-
-        Raises:
-            RunError: a workflow failed, hangs, or returned other values than 1 to `n` trajectories of its prompt.
-        """
-        self._versions = []
-        groups, dropped = asyncio.run(self._run(batch, sampling))
-        trajectories = [trajectory for group in groups for trajectory in group]
-        turns = [sum(segment.role == "sampled" for segment in each.segments) for each in trajectories]
-        self._metrics = {"rollout/turns/mean": sum(turns) / len(turns)} if turns else {}
-        done = [each.completion(i) for i, group in enumerate(groups) for each in group]
-        joined = (
-            Completions.concat(done, prompts=[0] * len(done))
-            if done
-            else _not_sampled((), "").select(torch.tensor([False]))
-        )
-        if not done:
-            joined = replace(joined, weight_version=min(self._versions))
-        return replace(joined, late=None if sampling.group_timeout is None else len(dropped), dropped=dropped)
-
-    async def _run(self, batch: PromptBatch, sampling: Sampling) -> tuple[list[Sequence[Trajectory]], dict[int, str]]:
-        """Run the workflows of a batch; return each one's trajectories, and index -> reason of those dropped."""
-        round_ = _Round(running=len(batch))
-
-        async def group(prompt: Prompt) -> Sequence[Trajectory] | GroupDropped:
-            try:
-                sampler = Sampler(prompt, sampling, self._tokenizer, round_, turns=self._turns)
-                return self._checked(await self._workflow(prompt, sampler), prompt, sampling)
-            except GroupDropped as reason:
-                return reason
-            except (ConfigError, RunError):
-                raise
-            except Exception as error:
-                raise RunError(f"{self._of(prompt)} failed: {describe_error(error)}") from error
-
-        tasks = [asyncio.create_task(group(prompt), name=prompt.uid) for prompt in batch.prompts]
-        for task in tasks:
-            task.add_done_callback(round_.ended)
-        try:
-            while not all(task.done() for task in tasks):
-                await self._all_asked(round_, tasks)
-                for task in tasks:
-                    if task.done():
-                        task.result()  # raises
-                self._answer(round_)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        results = [task.result() for task in tasks]
-        dropped = {i: str(result) for i, result in enumerate(results) if isinstance(result, GroupDropped)}
-        return [() if isinstance(result, GroupDropped) else result for result in results], dropped
-
-    async def _all_asked(self, round_: _Round, tasks: Sequence[asyncio.Task[Any]]) -> None:
-        """Wait until every workflow waits for tokens or has ended."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                await round_.all_asked.wait()
-        except TimeoutError:
-            hung = [task.get_name() for task in tasks if not task.done()]
-            raise RunError(
-                f"rollout.workflow={shown(self._name)}: after {self._timeout:g} s one of the workflows of these "
-                f"prompts has neither asked for tokens nor ended: {', '.join(hung[:8])}; give what it waits for a time "
-                "limit, or raise trainer.process_group_timeout"
-            ) from None
-
-    def _answer(self, round_: _Round) -> None:
-        """Sample what was asked for, and let the workflows go on.
-
-        An engine with `generate_each` gets all of it at once; another one a batch for each kind of parameters.
-        """
-        requests = [each for each in round_.requests if not each.done.done()]  # a strand may have been cancelled
-        round_.requests = []
-        # of the class that has `generate`: an engine that wraps or extends another one's samples in a way of its own
-        owner = next((kind for kind in type(self._engine).__mro__ if "generate" in vars(kind)), object)
-        generate_each = vars(owner).get("generate_each")
-        kinds: dict[Sampling | None, list[_Request]] = {}
-        for request in sorted(requests, key=lambda each: each.uid):
-            kinds.setdefault(None if generate_each else request.sampling, []).append(request)
-        for together in kinds.values():
-            prompts = PromptBatch(tuple(Prompt(each.uid, "", each.token_ids, None, {}) for each in together))
-            if generate_each:
-                done = generate_each(self._engine, prompts, [each.sampling for each in together])
-            else:
-                done = self._engine.generate(prompts, together[0].sampling)
-            self._versions.append(done.weight_version)
-            for i, (request, part) in enumerate(zip(together, done.by_prompt(len(together)), strict=True)):
-                round_.changed(1)
-                if i in done.dropped:
-                    request.done.set_exception(GroupDropped(done.dropped[i]))
-                else:
-                    request.done.set_result(part.split([1] * len(part)))
-
-    def _checked(self, result: Any, prompt: Prompt, sampling: Sampling) -> Sequence[Trajectory]:
-        trajectories = [*result] if isinstance(result, list | tuple) else []
-        right = all(
-            isinstance(each, Trajectory)
-            and each.prompt is prompt
-            and any(segment.role == "sampled" for segment in each.segments)
-            for each in trajectories
-        )
-        distinct = len({id(each) for each in trajectories}) == len(trajectories)
-        if not (right and distinct and 1 <= len(trajectories) <= sampling.n):
-            raise RunError(
-                f"{self._of(prompt)} returned {shown(result)}: return a list of 1 to {sampling.n} different "
-                "trajectories of sampler.trajectory(), each with a sampled segment"
-            )
-        return trajectories
-
-    def _of(self, prompt: Prompt) -> str:
-        return f"rollout.workflow={shown(self._name)} on the prompt {prompt.uid} {prompt.place}".rstrip()
-
-
-def with_workflow(
-    engine: Engine, name: str, tokenizer: Any, timeout: float, turns: TurnTemplate | None = None, config: Any = None
-) -> Engine:
-    """Return the engine of the run's workflow; single turns need none around the engine itself.
-
-    Args:
-        engine: samples for the workflow.
-        name: `rollout.workflow`.
-        tokenizer: the model's.
-        timeout: `trainer.process_group_timeout`, in seconds.
-        turns: the chat template between turns; None: the tokenizer has none.
-        config: the run's settings, for a workflow that is a class.
-
-    Raises:
-        ConfigError: the workflow is no coroutine, nor a class whose instances are.
-    """
-    if name == DEFAULT:
-        return engine
-    workflow = WORKFLOWS.load(name)
-    if inspect.isclass(workflow):
-        workflow = workflow(WorkflowParts(config, tokenizer, turns))
-    if not inspect.iscoroutinefunction(workflow) and not inspect.iscoroutinefunction(type(workflow).__call__):
-        raise ConfigError(f"rollout.workflow={shown(name)} is no coroutine; write `async def`")
-    return WorkflowEngine(engine, workflow, name, tokenizer, timeout, turns)
-
-
-def _not_sampled(token_ids: Sequence[int], text: str) -> Completions:
+def not_sampled(token_ids: Sequence[int], text: str) -> Completions:
     """Return one response of tokens that carry no loss."""
     tokens = torch.tensor([*token_ids], dtype=torch.int64)
     return Completions(

@@ -35,7 +35,7 @@ from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
-from hwgrpo.rollout.workflow import with_workflow
+from hwgrpo.rollout.workflow_engine import with_workflow
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights

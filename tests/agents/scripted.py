@@ -15,7 +15,8 @@ from hwgrpo.data.formats import Part
 from hwgrpo.data.sources import Rows
 from hwgrpo.models.tiny import EOS, character_tokenizer
 from hwgrpo.rollout.turn_template import TurnTemplate
-from hwgrpo.rollout.workflow import WorkflowEngine, WorkflowParts
+from hwgrpo.rollout.workflow import WorkflowParts
+from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
 TEMPLATE = (

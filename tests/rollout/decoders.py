@@ -8,11 +8,14 @@ import torch
 import transformers
 
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.rollout.counter_rng import stream_keys, uniforms
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows
 from hwgrpo.rollout.local.decoding import Decoder
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.local.lean_step import LeanRows
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.rollout.local.token_sampling import draw
+from hwgrpo.rollout.stopping import StopDetector
+from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.numbers.rounding import assert_values_close
 
 CPU = torch.device("cpu")
@@ -66,6 +69,25 @@ def engine_of(model, **options) -> LocalEngine:
 
 def batch_of(prompts=PROMPTS) -> PromptBatch:
     return PromptBatch(tuple(Prompt(str(i), "", tuple(ids), None, {}) for i, ids in enumerate(prompts)))
+
+
+def alone(model, prompt: tuple[int, ...], uid: str, sample: int, sampling: Sampling) -> dict[str, Any]:
+    """Return a response by full forward passes of its own sequence, token by token."""
+    watch = StopDetector(TOKENIZER, [*sampling.stop_token_ids, TOKENIZER.eos_token_id], sampling.stop)
+    key = stream_keys(sampling.seed, [uid], [sample])
+    found: dict[str, Any] = {"tokens": [], "logprobs": [], "floors": [], "finished": False}
+    with torch.no_grad():
+        while len(found["tokens"]) < sampling.max_response_tokens and not found["finished"]:
+            logits = model(input_ids=torch.tensor([[*prompt, *found["tokens"]]]), use_cache=False).logits[:, -1]
+            filters = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+            uniform = None if sampling.greedy else uniforms(key, len(found["tokens"]), 1)[:, 0]
+            drawn = draw(logits, uniform, **filters)
+            found["tokens"].append(int(drawn.tokens))
+            found["logprobs"].append(float(drawn.logprobs))
+            found["floors"].append(-np.inf if drawn.floors is None else float(drawn.floors))
+            found["finished"] = bool(watch.ended(np.zeros(1, np.int64), drawn.tokens.numpy())[0])
+    found["text"] = watch.text(found["tokens"], found["finished"])
+    return found
 
 
 def lean_rows(model) -> Rows:

@@ -10,7 +10,8 @@ from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.chat_template import apply_template
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.turn_template import Message, TurnTemplate
-from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowEngine
+from hwgrpo.rollout.workflow import Sampler, Trajectory
+from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.rollout.test_workflow import Engine
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowEngine, single_turn
+from hwgrpo.rollout.engine import TurnRequest
+from hwgrpo.rollout.workflow import Sampler, Trajectory, single_turn
+from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
@@ -59,6 +62,75 @@ class Engine:
         self.version = version
 
 
+class FakeSession:
+    """Ends the request that came first at each `advance`, and records what it is asked for."""
+
+    def __init__(self, engine: Engine, group_timeout: float | None) -> None:
+        self.engine, self.group_timeout = engine, group_timeout
+        self.submitted: list[TurnRequest] = []
+        self.queue: list[int] = []
+        self.ended: dict[int, Completions] = {}
+        self.released: list[tuple[int, int]] = []
+        self.cancelled: list[int] = []
+        self.most_queued, self.closed = 0, False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue)
+
+    def submit(self, requests: list[TurnRequest]) -> list[int]:
+        numbers = [*range(len(self.submitted), len(self.submitted) + len(requests))]
+        self.submitted += requests
+        self.queue += numbers
+        self.most_queued = max(self.most_queued, len(self.queue))
+        return numbers
+
+    def advance(self) -> list[int]:
+        number, *self.queue = self.queue
+        request = self.submitted[number]
+        sampling = replace(request.sampling, group_timeout=self.group_timeout)
+        self.ended[number] = self.engine.generate(PromptBatch((request.prompt,)), sampling)
+        return [number]
+
+    def take(self, numbers: list[int]) -> Completions:
+        parts = [self.ended.pop(number) for number in numbers]
+        dropped = {i: part.dropped[0] for i, part in enumerate(parts) if part.dropped}
+        done = Completions.concat(parts, prompts=[1] * len(parts))
+        return replace(done, dropped=dropped, weight_version=parts[0].weight_version)
+
+    def release(self, responses: list[tuple[int, int]]) -> None:
+        self.released += responses
+
+    def cancel(self, numbers: list[int]) -> None:
+        self.cancelled += numbers
+        self.queue = [number for number in self.queue if number not in numbers]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class SessionEngine:
+    """Has sessions, in which another engine samples."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.sessions, self.opened = engine, [], []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        raise AssertionError("workflows sample in a session")
+
+    def open_session(self, longest: int, *, room: int, group_timeout: float | None) -> FakeSession:
+        self.opened.append((longest, room))
+        self.sessions.append(FakeSession(self.engine, group_timeout))
+        return self.sessions[-1]
+
+
+MODES = pytest.mark.parametrize("mode", ["generate", "session", "asynchronous"])
+"""How the tokens of workflows are sampled: in rounds, without a session or in one; or as soon as they are asked for."""
+
+
 class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         assert not add_special_tokens
@@ -69,8 +141,17 @@ def batch_of(*last: int) -> PromptBatch:
     return PromptBatch(tuple(Prompt(f"0:{i}", "", (7, each), i, {}) for i, each in enumerate(last)))
 
 
-def engine_of(workflow, engine: Any = None, timeout: float = 20.0) -> WorkflowEngine:
-    return WorkflowEngine(engine or Engine(), workflow, "w.py:run", Tokenizer(), timeout)
+def engine_of(workflow, engine: Any = None, timeout: float = 20.0, mode: str = "generate") -> WorkflowEngine:
+    engine = engine or Engine()
+    sampling: Any = engine if mode == "generate" else SessionEngine(engine)
+    asynchronous = mode == "asynchronous"
+    return WorkflowEngine(sampling, workflow, "w.py:run", Tokenizer(), timeout, asynchronous=asynchronous)
+
+
+def session_of(engine: WorkflowEngine) -> FakeSession:
+    (session,) = engine.sessions
+    assert session.closed
+    return session
 
 
 async def two_turns(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
@@ -99,9 +180,10 @@ def test_single_turns_are_what_the_engine_itself_gives(tmp_path):
     run.close()
 
 
-def test_observed_tokens_are_read_and_carry_no_loss():
+@MODES
+def test_observed_tokens_are_read_and_carry_no_loss(mode):
     engine = Engine(extras=True)
-    done = engine_of(two_turns, engine).generate(batch_of(2, 3), SAMPLING)
+    done = engine_of(two_turns, engine, mode=mode).generate(batch_of(2, 3), SAMPLING)
     assert done.prompt_index.tolist() == [0, 0, 1, 1]
     first, third = done.token_lists()[0], done.token_lists()[2]
     assert first == [10, 11, 90, 2, 10, 11]
@@ -186,6 +268,131 @@ def test_an_engine_around_another_one_keeps_its_own_way_to_generate():
     assert (around.calls, around.engine.rounds) == (extended.calls, extended.rounds) == (4, [])
 
 
+def turns_of(session: FakeSession) -> dict[str, tuple[str, int] | None]:
+    """Return the request, by uid, that each request continues."""
+    uids = [each.prompt.uid for each in session.submitted]
+    return {
+        uid: None if each.continues is None else (uids[each.continues[0]], each.continues[1])
+        for uid, each in zip(uids, session.submitted, strict=True)
+    }
+
+
+@pytest.mark.parametrize("mode", ["session", "asynchronous"])
+def test_a_turn_continues_the_last_one_of_its_trajectory(mode):
+    async def three_turns(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        first, second = await sampler.responses()
+        first.observe([90, 2], "t")
+        second.observe([91, 1], "t")
+        await sampler.sample(second, max_tokens=1)
+        await sampler.sample(first, max_tokens=1)
+        if prompt.uid == "0:1":
+            first.observe([92, 1], "t")
+            await sampler.sample(first)
+        return [first, second]
+
+    engine = engine_of(three_turns, mode=mode)
+    engine.generate(batch_of(2, 2), SAMPLING)
+    session = session_of(engine)
+    assert turns_of(session) == {
+        "0:0": None,
+        "0:0.1": ("0:0", 1),
+        "0:0.2": ("0:0", 0),
+        "0:1": None,
+        "0:1.1": ("0:1", 1),
+        "0:1.2": ("0:1", 0),
+        "0:1.3": ("0:1.2", 0),
+    }
+    assert all(each.kept for each in session.submitted)
+    assert engine.opened == [(2 + 8, 8)]
+
+
+@pytest.mark.parametrize("mode", ["session", "asynchronous"])
+def test_nothing_is_kept_of_trajectories_that_do_not_go_on(mode):
+    seen: dict[str, set[tuple[int, int]]] = {}
+
+    async def strands(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        async def one(sampler: Sampler) -> Trajectory:
+            trajectory = sampler.trajectory()
+            await sampler.sample(trajectory, max_tokens=1)
+            return trajectory
+
+        done = await sampler.gather(one)
+        trajectory = sampler.trajectory()
+        await sampler.sample(trajectory)
+        while not trajectory.truncated:
+            trajectory.observe([90, 2], "t")
+            await sampler.sample(trajectory)
+        own = sampler.trajectory()
+        await sampler.sample(own, max_tokens=1)
+        seen["released before the end"] = {*engine.sessions[0].released}
+        return done
+
+    engine = engine_of(strands, mode=mode)
+    engine.generate(batch_of(2), SAMPLING)
+    session = session_of(engine)
+    uids = [each.prompt.uid for each in session.submitted]
+    assert uids[:2] == ["0:0/0.0", "0:0/1.0"]
+    assert {(0, 0), (1, 0)} <= seen["released before the end"], "those of strands that are over"
+    last = len(uids) - 1
+    assert (last - 1, 0) in seen["released before the end"], "that of a trajectory without tokens left"
+    assert (last, 0) not in seen["released before the end"]
+
+
+def test_a_slow_tool_keeps_nobody_waiting_where_workflows_are_asynchronous():
+    ended: list[str] = []
+    others_are_over = asyncio.Event()
+
+    async def waiting(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        async def one(sampler: Sampler) -> Trajectory:
+            trajectory = sampler.trajectory()
+            for turn in range(3):
+                await sampler.sample(trajectory, max_tokens=1)
+                if prompt.uid == "0:0" and turn == 0:
+                    await others_are_over.wait()  # in rounds this would never come
+                trajectory.observe([1], "t")
+            return trajectory
+
+        done = await sampler.gather(one)
+        ended.append(prompt.uid)
+        if len(ended) == 2:
+            others_are_over.set()
+        return done
+
+    engine = engine_of(waiting, mode="asynchronous")
+    done = engine.generate(batch_of(1, 1, 1), SAMPLING)
+    assert ended == ["0:1", "0:2", "0:0"]
+    assert done.prompt_index.tolist() == [0, 0, 1, 1, 2, 2]
+    rounds = engine_of(waiting, mode="session", timeout=0.2)
+    ended.clear()
+    others_are_over = asyncio.Event()
+    with pytest.raises(RunError, match="neither asked for tokens nor ended"):
+        rounds.generate(batch_of(1, 1, 1), SAMPLING)
+    assert session_of(rounds).most_queued == 6
+
+
+def test_a_request_of_a_strand_that_was_cancelled_is_sampled_no_further():
+    async def timed_out(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
+        async def one(sampler: Sampler) -> Trajectory:
+            await sampler.sample(sampler.trajectory(), max_tokens=1)
+            if prompt.uid == "0:0":
+                raise ValueError("a tool")
+            trajectory = sampler.trajectory()
+            await sampler.sample(trajectory, max_tokens=1)
+            return trajectory
+
+        with contextlib.suppress(ValueError):
+            return await sampler.gather(one, 9 if prompt.uid == "0:0" else None)
+        return await sampler.responses()
+
+    engine = engine_of(timed_out, mode="asynchronous")
+    done = engine.generate(batch_of(2, 2), SAMPLING)
+    session = session_of(engine)
+    cancelled = [session.submitted[number].prompt.uid for number in session.cancelled]
+    assert cancelled == [f"0:0/{strand}.0" for strand in range(9 - len(cancelled), 9)] != []
+    assert not {*session.cancelled} & {*session.ended}
+    assert done.lengths.tolist() == [2, 2, 1, 1]
+
+
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_a_slow_workflow_changes_neither_batches_nor_order(slow):
     async def waiting(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
@@ -205,7 +412,8 @@ def test_a_slow_workflow_changes_neither_batches_nor_order(slow):
     assert engine.batches[1][0] == [f"0:{i}/{strand}.1" for i in range(3) for strand in range(2)]
 
 
-def test_a_response_ends_where_no_tokens_are_left():
+@MODES
+def test_a_response_ends_where_no_tokens_are_left(mode):
     seen = []
 
     async def talkative(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
@@ -218,18 +426,20 @@ def test_a_response_ends_where_no_tokens_are_left():
             await sampler.sample(trajectory)
         return [trajectory]
 
-    done = engine_of(talkative).generate(batch_of(2), SAMPLING)
+    done = engine_of(talkative, mode=mode).generate(batch_of(2), SAMPLING)
     assert done.lengths.tolist() == [8]
     assert done.finished.tolist() == [False]
     assert seen == [(True, 2), (True, 2), (False, 0)]
 
 
-def test_a_group_whose_tokens_come_too_late_is_dropped_with_its_reason():
+@MODES
+def test_a_group_whose_tokens_come_too_late_is_dropped_with_its_reason(mode):
     engine = Engine(dropped="0:1/0.0")
-    done = engine_of(two_turns, engine).generate(batch_of(2, 2, 2), Sampling(2, 8, group_timeout=5.0))
+    done = engine_of(two_turns, engine, mode=mode).generate(batch_of(2, 2, 2), Sampling(2, 8, group_timeout=5.0))
     assert done.prompt_index.tolist() == [0, 0, 2, 2]
     assert (done.dropped, done.late) == ({1: "too late"}, 1)
-    everything = engine_of(single_turn, Engine(dropped="0:0")).generate(batch_of(2), Sampling(2, 8, group_timeout=5.0))
+    alone = engine_of(single_turn, Engine(dropped="0:0"), mode=mode)
+    everything = alone.generate(batch_of(2), Sampling(2, 8, group_timeout=5.0))
     assert (len(everything), everything.dropped) == (0, {0: "too late"})
     assert everything.weight_version == 3, "not older than what the engine has"
 
@@ -277,6 +487,7 @@ async def text(prompt: Prompt, sampler: Sampler) -> Any:
     return "42"
 
 
+@MODES
 @pytest.mark.parametrize(
     ("workflow", "message"),
     [
@@ -292,29 +503,32 @@ async def text(prompt: Prompt, sampler: Sampler) -> Any:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_a_workflow_does_wrong_is_named(workflow, message):
+def test_what_a_workflow_does_wrong_is_named(workflow, message, mode):
     with pytest.raises(RunError, match=message):
-        engine_of(workflow).generate(batch_of(2, 2), SAMPLING)
+        engine_of(workflow, mode=mode).generate(batch_of(2, 2), SAMPLING)
 
 
-def test_a_workflow_that_neither_asks_nor_ends_is_named_after_the_time_limit():
+@MODES
+def test_a_workflow_that_neither_asks_nor_ends_is_named_after_the_time_limit(mode):
     async def hanging(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
         if prompt.uid == "0:1":
             await asyncio.Event().wait()
         return await sampler.responses()
 
-    with pytest.raises(RunError, match=r"after 0.2 s .* nor ended: 0:0, 0:1; give what it waits for a time limit"):
-        engine_of(hanging, timeout=0.2).generate(batch_of(2, 2), SAMPLING)
+    hung = "0:1" if mode == "asynchronous" else "0:0, 0:1"
+    with pytest.raises(RunError, match=rf"after 0.2 s .* nor ended: {hung}; give what it waits for a time limit"):
+        engine_of(hanging, timeout=0.2, mode=mode).generate(batch_of(2, 2), SAMPLING)
 
 
-def test_a_workflow_that_fails_is_named_while_another_waits():
+@MODES
+def test_a_workflow_that_fails_is_named_while_another_waits(mode):
     async def one_waits(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
         if prompt.uid == "0:1":
             await asyncio.sleep(15)
         raise ValueError("a bug in a tool")
 
     with pytest.raises(RunError, match="the prompt 0:0 failed: ValueError: a bug in a tool"):
-        engine_of(one_waits, timeout=10).generate(batch_of(2, 2), SAMPLING)
+        engine_of(one_waits, timeout=10, mode=mode).generate(batch_of(2, 2), SAMPLING)
 
 
 def test_a_workflow_that_is_no_coroutine_is_refused(tmp_path: Path):
@@ -323,7 +537,8 @@ def test_a_workflow_that_is_no_coroutine_is_refused(tmp_path: Path):
         build_run(runs.small(tmp_path / "run", f"rollout.workflow={tmp_path}/tool.py:plain"), BACKEND, 0, 1)
 
 
-def test_a_workflow_that_is_cancelled_in_one_strand_leaves_the_others_going():
+@MODES
+def test_a_workflow_that_is_cancelled_in_one_strand_leaves_the_others_going(mode):
     async def careful(prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
         async def one(sampler: Sampler) -> Trajectory:
             trajectory = sampler.trajectory()
@@ -337,7 +552,7 @@ def test_a_workflow_that_is_cancelled_in_one_strand_leaves_the_others_going():
             return await sampler.gather(one)
         return await sampler.responses()
 
-    done = engine_of(careful).generate(batch_of(2, 2), SAMPLING)
+    done = engine_of(careful, mode=mode).generate(batch_of(2, 2), SAMPLING)
     assert done.lengths.tolist() == [2, 2, 2, 2]
 
 
@@ -396,6 +611,28 @@ def test_ranks_that_share_an_engine_have_no_workflow(tmp_path: Path):
     )
     with pytest.raises(ConfigError, match=re.escape("rollout.tensor_parallel_size=2: ranks that share an engine")):
         runs.small(tmp_path, *words)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm_server", "sglang_server"])
+def test_an_engine_without_sessions_is_not_asynchronous(engine, tmp_path: Path):
+    (tmp_path / "tool.py").write_text(TOOL)
+    words = (f"rollout.workflow={tmp_path}/tool.py:asked_twice", f"rollout.engine={engine}")
+    remedy = f"rollout.agent.asynchronous=true with rollout.engine={engine}: .* use rollout.engine=local"
+    with pytest.raises(ConfigError, match=remedy):
+        runs.small(tmp_path, *words, "rollout.agent.asynchronous=true")
+
+
+def test_a_run_with_asynchronous_workflows_trains(tmp_path: Path):
+    (tmp_path / "tool.py").write_text(TOOL)
+    words = (f"rollout.workflow={tmp_path}/tool.py:asked_twice", "rollout.agent.asynchronous=true")
+    run = build_run(runs.small(tmp_path / "run", *words, "trainer.max_steps=1"), BACKEND, 0, 1)
+    engine: Any = run.engine
+    assert engine._asynchronous
+    train(run)
+    run.close()
+    steps = [line for line in runs.metrics(tmp_path / "run") if "actor/pg_loss" in line]
+    assert [line["rollout/continued_tokens"] > 0 < line["rollout/prefilled_tokens"] for line in steps] == [True]
+    assert abs(steps[0]["rollout_corr/kl"]) < 0.05
 
 
 def test_the_changed_file_of_a_workflow_is_noted_at_a_resume(tmp_path: Path, capsys):

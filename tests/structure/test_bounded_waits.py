@@ -9,7 +9,7 @@ WAITS = {"wait": 1, "join": 1, "result": 1, "wait_for": 2, "acquire": 2, "commun
 BOUNDED = {
     "self.wait()": "the checkpoint saver's own, which has a limit",
     "run.saver.wait()": "as above",
-    "round_.all_asked.wait()": "within asyncio.timeout",
+    "event.wait()": "within asyncio.timeout",
     "task.result()": "of a task of asyncio that has ended",
     "work.wait()": "of a collective that is completed",
     "self._changed.wait_for(ready)": "within asyncio.wait_for, which has one",

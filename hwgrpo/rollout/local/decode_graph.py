@@ -14,6 +14,7 @@ from hwgrpo_backends.graphs import Recorder, Recording
 
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.lean_step import LeanRows
+from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow
 
 WORTH_RECORDING = 15
 """Least number of remaining steps for which a recording is made."""
@@ -35,7 +36,7 @@ class RecordedRows:
         on_failure: called with the reason when a recording fails; these rows are then decoded without. None: RunError.
     """
 
-    refills = True
+    refills = parks = True
 
     def __init__(
         self,
@@ -62,6 +63,12 @@ class RecordedRows:
 
     def free(self, numbers: list[int]) -> None:
         self._rows.free(numbers)
+
+    def park(self, source: int, length: int) -> ParkedRow:
+        return self._rows.park(source, length)
+
+    def extend(self, rows: Sequence[ParkedRow], sequences: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        return self._rows.extend(rows, sequences)
 
     def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
         kept = source[source >= 0]

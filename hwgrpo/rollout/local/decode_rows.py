@@ -14,6 +14,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_rounding
 from hwgrpo.models.windows import describe_windows, shorten_windows, windows_below
+from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow
 
 CHECK_PROMPTS = ((0, 1, 2, 3, 4), (5, 6, 7))
 """Prompts of startup checks: places of their tokens in `check_ids`."""
@@ -34,6 +35,8 @@ class Rows(Protocol):
 
     refills: bool
     """Whether prompts and responses may be added while others grow; otherwise `prefill` drops all that there was."""
+    parks: bool
+    """Whether there are `park` and `extend`."""
 
     @property
     def compact_below(self) -> float:
@@ -48,8 +51,32 @@ class Rows(Protocol):
         """
         ...
 
+    def park(self, source: int, length: int) -> ParkedRow:
+        """Return the keys and values of a response, for `extend`.
+
+        Args:
+            source: its row; or, before its first step, ~p of the number p that it begins with.
+            length: tokens of prompt and response; what was appended after them is left out.
+        """
+        ...
+
+    def extend(self, rows: Sequence[ParkedRow], sequences: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        """Compute what G sequences have beyond parked responses, their beginnings, and hold them.
+
+        Args:
+            rows: G parked responses of these rows.
+            sequences: all token ids of each, at least one more than of its parked response.
+
+        Returns:
+            As `prefill`. A response that begins with such a number counts the tokens after the sequence only.
+        """
+        ...
+
     def free(self, numbers: list[int]) -> None:
-        """Hold some prompts no longer; responses that have not ended no longer begin or go on with them."""
+        """Hold some prompts or extended responses no longer: no response will begin with them.
+
+        Responses that have not ended may go on without an extended response, but not without a prompt.
+        """
         ...
 
     def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
@@ -110,7 +137,7 @@ class ModelRows:
     """
 
     compact_below = COMPACT_BELOW
-    refills = False
+    refills = parks = False
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self._model = model
@@ -134,6 +161,29 @@ class ModelRows:
         # head's weight for each prompt (bmm in bfloat16).
         logits = self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device))
         return list(range(self._first, self._held)), logits
+
+    def prefill_after(self, cache: Any, firsts: Sequence[int], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run the tokens of G sequences through the model, after those in a cache; return the logits [G, V] after them.
+
+        Args:
+            cache: of the tokens before them, padded on the left.
+            firsts: tokens of each sequence in the cache, at least one as many as it has room for.
+            tokens: the others; as many of all sequences that have some in the cache.
+        """
+        padded, width = LeftPadded(tokens, self._device), max(firsts)
+        first = torch.tensor(firsts, device=self._device)[:, None]
+        self.cache, self._ids, self._position, self._mask = cache, padded.ids, padded.positions + first, None
+        if padded.mask is not None or min(firsts) < width:
+            of_tokens = torch.ones_like(padded.ids, dtype=torch.bool) if padded.mask is None else padded.mask
+            in_cache = torch.arange(width, device=self._device) >= width - first
+            self._mask = torch.cat([in_cache, of_tokens], dim=1)
+        return self._forward(torch.tensor([padded.width - 1], device=self._device))
+
+    def park(self, source: int, length: int) -> ParkedRow:
+        raise NotImplementedError
+
+    def extend(self, rows: Sequence[ParkedRow], sequences: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        raise NotImplementedError
 
     def free(self, numbers: list[int]) -> None:
         pass
@@ -277,7 +327,7 @@ class DistinctRows:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.refills = rows.refills
+        self.refills, self.parks = rows.refills, rows.parks
         self._row_of = np.empty(0, dtype=np.int64)
         """[B] the source of each response, as for `arrange` of the other batch."""
         self._left = np.empty(0, dtype=np.int64)
@@ -294,6 +344,14 @@ class DistinctRows:
         if not self.refills:
             self._count = 0
         numbers, logits = self._rows.prefill(prompts)
+        self._vocab = logits.shape[-1]
+        return numbers, logits
+
+    def park(self, source: int, length: int) -> ParkedRow:
+        return self._rows.park(source if source < 0 else int(self._row_of[source]), length)
+
+    def extend(self, rows: Sequence[ParkedRow], sequences: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        numbers, logits = self._rows.extend(rows, sequences)
         self._vocab = logits.shape[-1]
         return numbers, logits
 

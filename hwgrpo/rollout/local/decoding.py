@@ -12,6 +12,7 @@ import torch
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.counter_rng import uniforms
 from hwgrpo.rollout.local.decode_rows import Rows
+from hwgrpo.rollout.local.kept_responses import Kept, KeptResponses
 from hwgrpo.rollout.local.slot_scheduler import Request, SlotScheduler
 from hwgrpo.rollout.local.token_sampling import Drawn, draw
 from hwgrpo.rollout.stopping import StopDetector
@@ -68,6 +69,10 @@ class _HeldPrompt:
     """[V] after its last token; None once no response to it is queued."""
     rows: int = 0
     """Responses to it that have not ended."""
+    extended: bool = False
+    """Whether it continues a kept response; it is then held until its own responses have begun."""
+    freed: bool = False
+    """Whether it is held no longer."""
 
 
 class Decoder:
@@ -82,6 +87,10 @@ class Decoder:
     the version of each; a response that gets its slot after that begins with a prefill by the new weights, even where
     an older one of its prompt is held.
 
+    Keys and values of a response that is `kept` are copied when it ends. Of a request that continues it, only what is
+    new is computed, also after an update of the weights: the kept ones are those of older weights, as those of a
+    response that is being decoded. Where they are not kept any more, all of the prompt is prefilled.
+
     Args:
         rows: nothing is prefilled yet.
         slots: most responses that are decoded at once.
@@ -94,6 +103,7 @@ class Decoder:
         supports_padding: prompts of unequal length may be prefilled together.
         prefill_ahead: where prompts are prefilled, those of so many further requests are, too.
         admitted: called with each request that gets a slot, before the prefill of its prompt.
+        longest: most tokens of a sequence; it limits what is kept of ended responses (`KeptResponses`).
 
     Example:
         decoder.submit(request); for responses in decoder.run(): ...  # Decoded ones; more may be submitted here
@@ -112,6 +122,7 @@ class Decoder:
         supports_padding: bool = True,
         prefill_ahead: int = 0,
         admitted: Callable[[Request], None] = lambda request: None,
+        longest: int = 0,
     ) -> None:
         self._rows, self._device, self._kinds = rows, device, kinds
         self._sync_every, self._apply_new_weights = sync_every, apply_new_weights
@@ -134,17 +145,38 @@ class Decoder:
         self._uniforms: torch.Tensor | None = None
         self._uniforms_used = 0
         self._groups: list[tuple[int, np.ndarray | None, torch.Tensor | None]] | None = None
+        self._kept = KeptResponses(slots, longest)
+        self._begun: list[_HeldPrompt] = []
+        """Extended responses that the next step begins with."""
+        self.prefilled_tokens = 0
+        """Tokens of prompts and of earlier turns that were computed."""
+        self.continued_tokens = 0
+        """Tokens of earlier turns and their prompts whose keys and values were kept."""
         self.steps = 0
         """Decode steps, prefills not counted."""
         self.rows_drawn = 0
         """Drawn tokens, including those of responses that had ended."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights of the last forward."""
+        return self._version
 
     def submit(self, request: Request) -> int:
         """Append a request to the queue; return its number, counted from 0.
 
         One that comes when all others with its prompt have their slots prefills it again.
         """
+        self._kept.expect(request)
         return self._scheduler.submit(request)
+
+    def limit_prompts(self, most: int) -> None:
+        """Set the most prompts that are held at once from here on."""
+        self._scheduler.most_prompts = most
+
+    def release(self, number: int) -> None:
+        """Keep a response no longer, if it is kept."""
+        self._kept.release(number)
 
     def drop_group(self, group: int) -> None:
         """End the responses of a group, and forget those that are queued; none of them is returned by `run`."""
@@ -162,18 +194,27 @@ class Decoder:
         Raises:
             RunError: the model's logits are not finite.
         """
+        while self.busy:
+            yield self.advance()
+
+    @property
+    def busy(self) -> bool:
+        """Whether responses are queued or being decoded."""
+        return bool(self._scheduler.pending or self._unread or self._scheduler.slots["growing"].any())
+
+    def advance(self) -> list[Decoded]:
+        """Decode until drawn tokens are read; return the responses that have ended."""
         while True:
             if not self._unread:
                 self._admit()
             slots = self._scheduler.slots
             if not self._unread and not slots["growing"].any():
-                return
+                return []
             if self._unread and self._is_due(slots):
-                yield self._read()
-                continue
+                return self._read()
             self._step()
             if self._is_due(slots):
-                yield self._read()
+                return self._read()
 
     def _is_due(self, slots: np.ndarray) -> bool:
         """Return whether to read the drawn tokens: often enough, or because no response has tokens left to draw."""
@@ -201,6 +242,7 @@ class Decoder:
                 held.rows += 1
                 if held.tokens not in self._scheduler.pending:
                     held.logits = None
+                    self._begun += [held] if held.extended else []
             self._groups = self._uniforms = None
             self._draw(logits, places)
             return
@@ -225,31 +267,62 @@ class Decoder:
 
         for request in requests:
             self._admitted(request)
-        if not missing():
-            return
-        self._update_version()
-        prompts = missing()
-        if self._rows.refills:
-            ahead = self._scheduler.next_prompts(self._prefill_ahead)
-            more = [p for p in ahead if p not in prompts and p not in self._held]
-            prompts += more[: max(0, self._scheduler.most_prompts - len({*self._held, *prompts}))]
+        if missing():
+            self._update_version()
+            prompts = missing()
+            wanted = [*requests]
+            if self._rows.refills:
+                ahead = self._scheduler.next_requests(self._prefill_ahead)
+                more = list(dict.fromkeys(r.prompt for r in ahead if r.prompt not in self._held))
+                more = [prompt for prompt in more if prompt not in prompts]
+                prompts += more[: max(0, self._scheduler.most_prompts - len({*self._held, *prompts}))]
+                wanted += ahead
+            kept = {request.prompt: self._kept.beginning(request) for request in wanted}
+            self._prefill_whole([prompt for prompt in prompts if kept[prompt] is None])
+            self._extend({prompt: each for prompt in prompts if (each := kept[prompt]) is not None})
+        for request in requests:
+            if request.continues is not None:
+                self.release(request.continues)
+
+    def _prefill_whole(self, prompts: Sequence[tuple[int, ...]]) -> None:
         by_length: dict[int, list[tuple[int, ...]]] = {}
         for prompt in prompts:
             by_length.setdefault(0 if self._supports_padding else len(prompt), []).append(prompt)
         for together in by_length.values():
-            numbers, logits = self._rows.prefill(together)
-            for prompt, number, each in zip(together, numbers, logits, strict=True):
-                older = self._held.get(prompt)
-                self._held[prompt] = _HeldPrompt(prompt, number, self._version, each)
-                if older is not None:
-                    self._free_if_unused(older)
+            self._hold(together, *self._rows.prefill(together))
+        self.prefilled_tokens += sum(map(len, prompts))
+
+    def _extend(self, kept: dict[tuple[int, ...], Kept]) -> None:
+        """Compute what prompts have beyond kept responses."""
+        prompts = [*kept]
+        batches = [prompts] if self._supports_padding and prompts else [[prompt] for prompt in prompts]
+        for together in batches:
+            rows = [kept[prompt].row for prompt in together]
+            self._hold(together, *self._rows.extend(rows, together), extended=True)
+            self.continued_tokens += sum(row.length for row in rows)
+            self.prefilled_tokens += sum(map(len, together)) - sum(row.length for row in rows)
+
+    def _hold(
+        self, prompts: Sequence[tuple[int, ...]], numbers: list[int], logits: torch.Tensor, *, extended: bool = False
+    ) -> None:
+        for prompt, number, each in zip(prompts, numbers, logits, strict=True):
+            older = self._held.get(prompt)
+            self._held[prompt] = _HeldPrompt(prompt, number, self._version, each, extended=extended)
+            if older is not None:
+                self._free_if_unused(older)
 
     def _free_if_unused(self, held: _HeldPrompt) -> None:
         newest = self._held.get(held.tokens) is held
         if held.rows or (newest and held.tokens in self._scheduler.pending):
             return
-        if newest:
+        self._free(held)
+
+    def _free(self, held: _HeldPrompt) -> None:
+        if held.freed:
+            return
+        if self._held.get(held.tokens) is held:
             del self._held[held.tokens]
+        held.freed = True
         self._rows.free([held.number])
 
     def _compact(self, kept: np.ndarray) -> None:
@@ -273,6 +346,10 @@ class Decoder:
         self._arrange()
         # Rows that have ended but are still in the batch decode on; their tokens are discarded.
         logits = self._rows.step(self._token.clamp_min(0))
+        for held in self._begun:
+            held.logits = None
+            self._free(held)
+        self._begun.clear()
         self.steps += 1
         self._draw(logits, None)
 
@@ -390,11 +467,22 @@ class Decoder:
         slots = self._scheduler.slots[rows]
         records = {name: values[rows, : int(lengths.max())] for name, values in self._records.items()}
         columns = (slots["number"].tolist(), slots["group"].tolist(), finished.tolist(), lengths.tolist())
+        for i in np.flatnonzero(slots["kept"] & self._rows.parks).tolist():
+            self._keep(int(rows[i]), records["tokens"][i, : int(lengths[i])])
         self._end(rows)
         return [
             Decoded(number, group, stopped, {name: values[i, :length] for name, values in records.items()})
             for i, (number, group, stopped, length) in enumerate(zip(*columns, strict=True))
         ]
+
+    def _keep(self, slot: int, response: np.ndarray) -> None:
+        """Keep the keys and values of a response that has ended, without its last token, which was not appended."""
+        limit = self._scheduler.slots["limit"][slot]
+        overwritten = self._sync_every > 1 and 1 < len(response) == limit  # its row has gone on since
+        known = len(self._prompt_of[slot].tokens) + len(response) - 1 - overwritten
+        tokens = np.concatenate([self._prompt_of[slot].tokens, response])[:known]
+        row = self._rows.park(int(self._source[slot]), known)
+        self._kept.add(int(self._scheduler.slots["number"][slot]), tokens, row)
 
     def _stopped(self, slots: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Return which responses [A] bool their newest tokens end."""

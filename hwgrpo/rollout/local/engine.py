@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
-from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.models.lora import has_adapters
-from hwgrpo.ragged import offsets_of
-from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.deadlines import GroupDeadlines
+from hwgrpo.rollout.engine import TurnRequest
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, unsupported_reason
 from hwgrpo.rollout.local.decode_drift import LENGTH, describe_drift
 from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows, Rows, check_cache
-from hwgrpo.rollout.local.decoding import Decoded, Decoder, Settings
+from hwgrpo.rollout.local.decode_session import DecodeSession
+from hwgrpo.rollout.local.decoding import Decoder, Settings
 from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
 from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.rollout.local.merged_adapters import MERGED_IN_16_BITS, merge, unshared_parameters
-from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, Request, most_prompts
+from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
@@ -101,8 +96,7 @@ class LocalEngine:
         self._shares_weights = dtypes == {compute_dtype} and not merge_adapters
         self._copy = None if self._shares_weights else self._make_copy()
         self.metrics: Mapping[str, float] = {}
-        """Of the last `generate`: perf/rollout_tokens_per_second (response tokens) and perf/rollout_live_rows (share
-        of the drawn tokens that were kept)."""
+        """Of the last session or `generate` (`DecodeSession.close`)."""
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
             self._supports_padding = check_cache(sampler, device, longest)
@@ -174,44 +168,63 @@ class LocalEngine:
             DataError: a prompt has no tokens.
             RunError: the model's logits are not finite.
         """
-        if not self._usable:
-            raise RuntimeError("the local engine is asleep or closed: call update_weights() before generate()")
+        self._check_usable()
         assert len(batch) > 0
-        check_batch(batch, samplings, self._model.config)
-        start = time.perf_counter()
-        model = self._sampler
         longest = max(
             len(prompt.token_ids) + sampling.max_response_tokens
             for prompt, sampling in zip(batch.prompts, samplings, strict=True)
         )
+        with closing(self.open_session(longest, group_timeout=samplings[0].group_timeout)) as session:
+            session.submit([TurnRequest(*pair) for pair in zip(batch.prompts, samplings, strict=True)])
+            while session.busy:
+                session.advance()
+            return session.take(range(len(batch)))
+
+    def open_session(self, longest: int, *, room: int = 0, group_timeout: float | None = None) -> DecodeSession:
+        """Return a session (`rollout.engine.Session`), whose requests share this engine's slots.
+
+        Keys and values of ended turns are kept for as many tokens as the slots may hold, or a GiB. The model's own
+        forward keeps none: see `decode_reason`.
+
+        Args:
+            longest: most tokens of a prompt and its response, all turns included.
+            room: most tokens of a response, all turns included; 0: those of its first request.
+            group_timeout: seconds after which a request is late.
+        """
+        self._check_usable()
+        model = self._sampler
         self.decode_reason = self._unsupported or unsupported_reason(model, longest) or ""
-        requests, kinds = self._requests(batch, samplings)
-        deadlines = GroupDeadlines(len(batch), samplings[0].group_timeout)
-        with torch.no_grad(), _evaluating(model), deadlines.reported():
-            decoder = Decoder(
-                self._rows(model),
-                self._max_sequences,
-                self._device,
-                kinds,
-                prompts=most_prompts(self._max_sequences, min(sampling.n for sampling in samplings)),
-                sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
-                apply_new_weights=self._apply_new_weights,
-                supports_padding=self._supports_padding,
-                prefill_ahead=-(-self._max_sequences // PREFILL_AHEAD),
-                admitted=lambda request: deadlines.dispatch(request.group),
-            )
-            responses = _decode_all(decoder, requests, deadlines)
-        tokens_decoded = sum(len(each.per_token["tokens"]) for each in responses if each is not None)
-        self.metrics = {
-            "perf/rollout_tokens_per_second": tokens_decoded / max(time.perf_counter() - start, 1e-9),
-            "perf/rollout_live_rows": tokens_decoded / decoder.rows_drawn,
-        }
-        texts = [
-            "" if each is None else kinds[request.kind].watch.text(each.per_token["tokens"].tolist(), each.finished)
-            for request, each in zip(requests, responses, strict=True)
-        ]
-        counts = torch.tensor([sampling.n for sampling in samplings])
-        return deadlines.apply(_completions(responses, texts, torch.arange(len(batch)).repeat_interleave(counts)))
+        deadlines = GroupDeadlines(0, group_timeout)
+        kinds: list[Settings] = []
+        decoder = Decoder(
+            self._rows(model, room),
+            self._max_sequences,
+            self._device,
+            kinds,
+            sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
+            apply_new_weights=self._apply_new_weights,
+            supports_padding=self._supports_padding,
+            prefill_ahead=-(-self._max_sequences // PREFILL_AHEAD),
+            admitted=lambda request: deadlines.dispatch(request.group),
+            longest=longest,
+        )
+        return DecodeSession(
+            decoder,
+            kinds,
+            deadlines,
+            slots=self._max_sequences,
+            settings_of=self._settings,
+            check=lambda batch, samplings: check_batch(batch, samplings, self._model.config),
+            closed=self._report,
+            active=_evaluating(model),
+        )
+
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        self.metrics = metrics
+
+    def _check_usable(self) -> None:
+        if not self._usable:
+            raise RuntimeError("the local engine is asleep or closed: call update_weights() before generate()")
 
     def update_weights(self, version: int) -> None:
         """Apply the policy's current weights, whose version is `version`."""
@@ -255,82 +268,18 @@ class LocalEngine:
             self._gate.step()
         return self._version
 
-    def _requests(self, batch: PromptBatch, samplings: Sequence[Sampling]) -> tuple[list[Request], list[Settings]]:
-        """Return the requests of a batch, and the kinds of their settings."""
-        commons = {each: replace(each, n=1, max_response_tokens=1, seed=0, group_timeout=None) for each in {*samplings}}
-        kinds = {common: kind for kind, common in enumerate(dict.fromkeys(commons[each] for each in samplings))}
-        requests: list[Request] = []
-        keys = {
-            seed: iter(
-                stream_keys(
-                    seed,
-                    [p.uid for p, each in zip(batch.prompts, samplings) if each.seed == seed for _ in range(each.n)],
-                    [sample for each in samplings if each.seed == seed for sample in range(each.n)],
-                ).tolist()
-            )
-            for seed in {each.seed for each in samplings}
-        }
-        for group, (prompt, each) in enumerate(zip(batch.prompts, samplings, strict=True)):
-            kind, of_group = kinds[commons[each]], islice(keys[each.seed], each.n)
-            requests += [Request(prompt.token_ids, key, each.max_response_tokens, kind, group) for key in of_group]
-        return requests, [self._settings(sampling) for sampling in kinds]
-
     def _settings(self, sampling: Sampling) -> Settings:
         end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
         return Settings(sampling, StopDetector(self._tokenizer, end_ids, sampling.stop, sampling.skip_special_tokens))
 
-    def _rows(self, model: PreTrainedModel) -> Rows:
+    def _rows(self, model: PreTrainedModel, room: int) -> Rows:
         if self._graphs.active and not self.decode_reason:
-            return self._graphs.rows(self._lean_rows(model, fixed=True))
-        rows = ModelRows(model, self._device) if self.decode_reason else self._lean_rows(model)
+            return self._graphs.rows(self._lean_rows(model, fixed=True, room=room))
+        rows = ModelRows(model, self._device) if self.decode_reason else self._lean_rows(model, room=room)
         return DistinctRows(rows) if self._device.type == "cpu" else rows
 
-    def _lean_rows(self, model: PreTrainedModel, fixed: bool = False) -> LeanRows:
-        return LeanRows(model, self._device, fixed=fixed, kernels=self._kernels.active)
-
-
-def _decode_all(decoder: Decoder, requests: Sequence[Request], deadlines: GroupDeadlines) -> list[Decoded | None]:
-    """Return the response to each request; None for those of groups that were dropped before they ended."""
-    for request in requests:
-        decoder.submit(request)
-    responses: list[Decoded | None] = [None] * len(requests)
-    missing = Counter(request.group for request in requests)
-    for ended in decoder.run():
-        for response in ended:
-            responses[response.number] = response
-            missing[response.group] -= 1
-            if not missing[response.group]:
-                deadlines.finish(response.group)
-        for group in deadlines.overdue():
-            decoder.drop_group(group)
-    return responses
-
-
-def _completions(responses: Sequence[Decoded | None], texts: Sequence[str], prompt_index: torch.Tensor) -> Completions:
-    """Return responses as columns; None, of a group that was dropped, has no tokens."""
-    ended = [each.per_token for each in responses if each is not None]
-    lengths = torch.tensor([0 if each is None else len(each.per_token["tokens"]) for each in responses])
-    columns: dict[str, Any] = {
-        name: torch.from_numpy(np.concatenate([each[name] for each in ended] or [np.empty(0, dtype)]))
-        for name, dtype in (("tokens", np.int64), ("logprobs", np.float32), ("versions", np.int64))
-    }
-    if any("floors" in each for each in ended):
-        unfiltered = [np.full(len(each["tokens"]), -np.inf, np.float32) for each in ended]
-        columns["floors"] = torch.from_numpy(
-            np.concatenate([each.get("floors", none) for each, none in zip(ended, unfiltered, strict=True)])
-        )
-    versions = columns["versions"]
-    oldest, newest = (int(version) for version in versions.aminmax()) if len(versions) else (0, 0)
-    if oldest == newest:
-        del columns["versions"]
-    return Completions(
-        prompt_index=prompt_index,
-        offsets=offsets_of(lengths),
-        finished=torch.tensor([each is not None and each.finished for each in responses]),
-        texts=tuple(texts),
-        weight_version=oldest,
-        **columns,
-    )
+    def _lean_rows(self, model: PreTrainedModel, fixed: bool = False, room: int = 0) -> LeanRows:
+        return LeanRows(model, self._device, fixed=fixed, kernels=self._kernels.active, room=room)
 
 
 @contextmanager

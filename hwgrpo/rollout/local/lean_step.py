@@ -16,9 +16,10 @@ from torch import nn
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
 from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm, read_norms
+from hwgrpo.rollout.local.continued_prefill import prefill_after
 from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows
 from hwgrpo.rollout.local.kernel_fallback import step_kernels
-from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache, StepPlaces
+from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow, SharedPromptCache, StepPlaces
 
 
 class LeanRows:
@@ -30,12 +31,15 @@ class LeanRows:
         fixed: let `compute` run the same operations on the same tensors between two `advance` calls that return True,
             as a recording needs; a little slower without one.
         kernels: use the kernels that the registry selects for the device; otherwise torch's operations.
+        room: most tokens that a row will have beyond its prompt; 0: unknown.
     """
 
     compact_below = COMPACT_BELOW
-    refills = True
+    refills = parks = True
 
-    def __init__(self, model: Any, device: torch.device, fixed: bool = False, *, kernels: bool = True) -> None:
+    def __init__(
+        self, model: Any, device: torch.device, fixed: bool = False, *, kernels: bool = True, room: int = 0
+    ) -> None:
         architecture = architecture_of(model)
         assert architecture is not None
         self._architecture = architecture
@@ -44,7 +48,7 @@ class LeanRows:
         self._base = base
         self._device = device
         self._kernels = step_kernels(model, device) if kernels else None
-        self._cache = SharedPromptCache(fixed, None if self._kernels is None else self._kernels.attention)
+        self._cache = SharedPromptCache(fixed, None if self._kernels is None else self._kernels.attention, room)
         self._cos = self._sin = torch.empty(0)
         self._blocks: list[Block] = [read_block(layer, architecture) for layer in base.model.layers]
         self._norm: Norm = read_norm(base.model.norm, architecture)
@@ -65,6 +69,13 @@ class LeanRows:
 
     def free(self, numbers: list[int]) -> None:
         self._cache.free(numbers)
+
+    def park(self, source: int, length: int) -> ParkedRow:
+        return self._cache.park(source, length)
+
+    def extend(self, rows: Sequence[ParkedRow], sequences: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        longer, logits = prefill_after(self._model, self._device, rows, sequences)
+        return self._cache.add_parked(longer).tolist(), logits
 
     def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
         self._cache.arrange(source, left)

@@ -15,8 +15,10 @@ buffers of C tokens, of which row b has filled T[b].
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -42,14 +44,38 @@ class StepPlaces:
     """[B, 1, columns] fp32: 0 where a row's buffer is filled, else -inf; None: all are filled."""
 
 
-@dataclass(frozen=True)
-class ParkedRow:
-    """A response that left its row, to go on later: `SharedPromptCache.restore`."""
+@dataclass(frozen=True, eq=False)
+class ParkedPrompt:
+    """Keys and values of a prompt, of W tokens; one copy for all parked responses to it."""
 
-    prompt: int
-    """Number of its prompt, which must stay held."""
-    response: list[torch.Tensor]
-    """Per layer [2, H, T, D], keys and values of its T tokens."""
+    number: int
+    """Of the prompt."""
+    layers: list[torch.Tensor]
+    """Per layer [2, H, W, D]."""
+
+    @property
+    def length(self) -> int:
+        """Its tokens."""
+        return self.layers[0].shape[2]
+
+
+@dataclass(frozen=True, eq=False)
+class ParkedRow:
+    """Keys and values of a response that left its row, of T tokens, to go on later: `SharedPromptCache.add_parked`."""
+
+    prompt: ParkedPrompt
+    layers: list[torch.Tensor]
+    """Per layer [2, H, T, D]."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return self.prompt.length + self.layers[0].shape[2]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values per token."""
+        return sum(layer.nbytes for layer in self.prompt.layers) // self.prompt.length
 
 
 class SharedPromptCache:
@@ -59,16 +85,22 @@ class SharedPromptCache:
     `attend` per layer; with a kernel, an `advance` and an `attend_in_kernel` per layer. What a row may read is in
     tensors: `_filled`, its prompt's grid slot and `_bias`; with a kernel, `_filled`, `_place` and `_prompt_tokens`.
 
+    `park` copies a response out of its row, `add_parked` holds it as a beginning of rows, as prompts are held. Prompts
+    of parked responses are in the grid only while a row or a held beginning needs them.
+
     Args:
         fixed: run the same operations on the same tensors until `advance` returns True, so that they can be recorded.
             Prompts and responses that fit are then written in place. torch's operations attend to full response
             buffers, masked where they are not filled; with a kernel the buffers have room for full responses at once.
         kernel: the op `decode_attention`; None: torch's operations.
+        room: tokens that a row may come to have beyond its prompt, for buffers with room for full responses; 0: as many
+            as the responses so far.
     """
 
-    def __init__(self, fixed: bool = False, kernel: Callable[..., torch.Tensor] | None = None) -> None:
+    def __init__(self, fixed: bool = False, kernel: Callable[..., torch.Tensor] | None = None, room: int = 0) -> None:
         self._fixed = fixed
         self._kernel = kernel
+        self._least_room = room
         self._moved = False
         self._regrid = False
         """Prompts were added since rows were assigned to the grid: their places, width and mask may be others."""
@@ -80,6 +112,13 @@ class SharedPromptCache:
         """[P, W] fp32, -inf at padding; None where there is none."""
         self._place_of: dict[int, int] = {}
         """Number of each prompt that is held -> its place, 0 <= place < P."""
+        self._number_at = np.empty(0, dtype=np.int64)
+        """[P] number of the prompt at each place."""
+        self._holders: Counter[int] = Counter()
+        """Number of a prompt -> how many hold it: itself, and each held parked response to it."""
+        self._parked: dict[int, ParkedRow] = {}
+        """Number of each parked response that is held."""
+        self._parked_prompts: WeakValueDictionary[int, ParkedPrompt] = WeakValueDictionary()
         self._added = 0
         self._response: list[torch.Tensor] = []
         """Per layer [2, H, B, C, D]."""
@@ -121,6 +160,13 @@ class SharedPromptCache:
             lengths: [G] int64, tokens of each prompt.
         """
         added = [torch.stack([k, v]).transpose(1, 2).contiguous() for k, v in zip(keys, values, strict=True)]
+        numbers = np.arange(self._added, self._added + len(lengths))
+        self._added += len(lengths)
+        self._place_prompts(added, lengths, numbers)
+        return numbers
+
+    def _place_prompts(self, added: list[torch.Tensor], lengths: np.ndarray, numbers: np.ndarray) -> None:
+        """Store prompts [2, H, G, W, D] of these lengths and numbers [G], and hold each."""
         places = self._make_room(added[0], lengths)
         width = self._prompt[0].shape[3] if self._prompt else added[0].shape[3]
         added = [pad(each, (0, 0, width - each.shape[3], 0)) for each in added]
@@ -130,12 +176,32 @@ class SharedPromptCache:
             index = torch.from_numpy(places).to(added[0].device)
             for prompt, each in zip(self._prompt, added, strict=True):
                 prompt.index_copy_(2, index, each)
-        self._prompt_lengths[places] = lengths
-        numbers = np.arange(self._added, self._added + len(lengths))
-        self._added += len(lengths)
+        self._prompt_lengths[places], self._number_at[places] = lengths, numbers
         self._place_of |= zip(numbers.tolist(), places.tolist(), strict=True)
+        self._holders.update(numbers.tolist())
         self._update_prompt_bias()
         self._regrid = True
+
+    def add_parked(self, rows: list[ParkedRow]) -> np.ndarray:
+        """Hold parked responses until `free`, for rows to begin with; return their numbers [G] int64."""
+        missing: dict[int, ParkedPrompt] = {}
+        of_rows = {int(self._number_at[place]): place for place in np.unique(self._prompt_of).tolist()}
+        for number, prompt in ((row.prompt.number, row.prompt) for row in rows):
+            if number not in self._place_of and number in of_rows:
+                self._place_of[number] = of_rows[number]
+            if number in self._place_of or number in missing:
+                self._holders[number] += 1
+            else:
+                missing[number] = prompt
+        if missing:
+            lengths = np.array([prompt.length for prompt in missing.values()])
+            padding = [(0, 0, int(lengths.max()) - length, 0) for length in lengths.tolist()]
+            layers = zip(*(prompt.layers for prompt in missing.values()), strict=True)
+            padded = [torch.stack([*map(pad, layer, padding)], dim=2) for layer in layers]
+            self._place_prompts(padded, lengths, np.array([*missing]))
+        numbers = np.arange(self._added, self._added + len(rows))
+        self._added += len(rows)
+        self._parked |= zip(numbers.tolist(), rows, strict=True)
         return numbers
 
     def _make_room(self, added: torch.Tensor, lengths: np.ndarray) -> np.ndarray:
@@ -160,6 +226,7 @@ class SharedPromptCache:
         else:
             places = wanted
         self._prompt_lengths = np.concatenate([self._prompt_lengths, np.zeros(wanted, dtype=np.int64)])
+        self._number_at = np.concatenate([self._number_at, np.full(wanted, -1)])
         return np.concatenate([free, np.arange(places - wanted, places)])[: len(lengths)]
 
     def _used_places(self) -> np.ndarray:
@@ -181,9 +248,16 @@ class SharedPromptCache:
         self._bias_of_prompt = bias.to(self._prompt[0].device)
 
     def free(self, numbers: list[int]) -> None:
-        """Hold some prompts no longer: none of their responses will begin or go on."""
+        """Hold some prompts or parked responses no longer: no response will begin with them, nor go on with a prompt.
+
+        Rows that have begun with a parked response go on.
+        """
         for number in numbers:
-            del self._place_of[number]
+            parked = self._parked.pop(number, None)
+            prompt = number if parked is None else parked.prompt.number
+            self._holders[prompt] -= 1
+            if not self._holders[prompt]:
+                del self._holders[prompt], self._place_of[prompt]
 
     def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
         """Begin, keep, drop or repeat responses; see `Rows.arrange`.
@@ -195,42 +269,54 @@ class SharedPromptCache:
         old_of = source.clip(0)
         rows = len(self._prompt_of)
         in_place = len(source) == rows and np.array_equal(source[kept], np.flatnonzero(kept))
-        prompt_of = np.array([self._place_of[~each] if each < 0 else -1 for each in source.tolist()], dtype=np.int64)
+        length, prompt_of = np.zeros(len(source), dtype=np.int64), np.empty(len(source), dtype=np.int64)
         if rows:
             prompt_of[kept] = self._prompt_of[source[kept]]
-            length = np.where(kept, self._length[old_of], 0)
-        else:
-            length = np.zeros(len(source), dtype=np.int64)
+            length[kept] = self._length[source[kept]]
+        begun: dict[int, ParkedRow] = {}
+        for row in np.flatnonzero(~kept).tolist():
+            number = ~int(source[row])
+            if number in self._parked:
+                begun[row] = parked = self._parked[number]
+                number, length[row] = parked.prompt.number, parked.layers[0].shape[2]
+            prompt_of[row] = self._place_of[number]
         self._length, self._most = length, length + left
         if not in_place:
             self._moved = True
             self._move_buffers(old_of, rows)
+        self._grow(int(length.max(initial=0)), set_places=False)
+        for row, parked in begun.items():
+            for buffer, layer in zip(self._response, parked.layers, strict=True):
+                buffer[:, :, row, : layer.shape[2]] = layer
         self._prompt_of = prompt_of
         if not (in_place and self._fixed):
             self._drop_prompts()
         self._arrange_grid(keep_shape=in_place and self._fixed)
 
-    def park(self, row: int) -> ParkedRow:
-        """Return a copy of a row's response, before another one takes the row."""
-        (number,) = (number for number, place in self._place_of.items() if place == self._prompt_of[row])
-        return ParkedRow(number, [each[:, :, row, : int(self._length[row])].clone() for each in self._response])
+    def park(self, source: int, length: int) -> ParkedRow:
+        """Return the first tokens of a row's prompt and response, before another one takes the row.
 
-    def restore(self, row: int, parked: ParkedRow) -> None:
-        """Let a row, which `arrange` began with the same prompt, go on with a parked response.
-
-        The `left` tokens of `arrange` come after those of the response: first the ones that were observed meanwhile, a
-        step each, then sampled ones.
+        Args:
+            source: the row; or, for a response that has not begun, ~p of the number p that it was to begin with.
+            length: tokens of prompt and response; at least the prompt's.
         """
-        assert self._place_of[parked.prompt] == self._prompt_of[row]
-        assert self._length[row] == 0
-        length = parked.response[0].shape[2]
-        self._length[row] += length
-        self._most[row] += length
-        self._grow(length)
-        for buffer, response in zip(self._response, parked.response, strict=True):
-            buffer[:, :, row, :length] = response
-        self._filled[row] = length
-        self._limit[row] += length
+        if ~source in self._parked:
+            parked = self._parked[~source]
+            assert parked.length == length
+            return parked
+        number = ~source if source < 0 else int(self._number_at[self._prompt_of[source]])
+        prompt = self._parked_prompts.get(number)
+        if prompt is None:
+            place = self._place_of[number] if source < 0 else int(self._prompt_of[source])
+            first = self._prompt[0].shape[3] - int(self._prompt_lengths[place])
+            prompt = ParkedPrompt(number, [layer[:, :, place, first:].clone() for layer in self._prompt])
+            self._parked_prompts[number] = prompt
+        of_response = length - prompt.length
+        if source < 0:
+            assert of_response == 0
+            return ParkedRow(prompt, [layer[:, :, :0] for layer in prompt.layers])
+        assert 0 <= of_response <= self._length[source]
+        return ParkedRow(prompt, [layer[:, :, source, :of_response].clone() for layer in self._response])
 
     def _move_buffers(self, old_of: np.ndarray, rows: int) -> None:
         """Make the buffers those of the rows [B] among the old ones, of which there were `rows`."""
@@ -251,7 +337,7 @@ class SharedPromptCache:
             self._prompt[layer] = prompt.index_select(2, alive)
         if self._bias_of_prompt is not None:
             self._bias_of_prompt = self._bias_of_prompt[alive]
-        self._prompt_lengths = self._prompt_lengths[used]
+        self._prompt_lengths, self._number_at = self._prompt_lengths[used], self._number_at[used]
         self._prompt_of = np.searchsorted(used, self._prompt_of)
         self._place_of = {number: int(np.searchsorted(used, place)) for number, place in self._place_of.items()}
         self._moved = True
@@ -323,7 +409,7 @@ class SharedPromptCache:
         moved, self._moved = self._moved, False
         return moved
 
-    def _grow(self, longest: int) -> None:
+    def _grow(self, longest: int, set_places: bool = True) -> None:
         """Double the buffers' capacity until a response of so many tokens fits."""
         if longest <= self.capacity:
             return
@@ -334,7 +420,7 @@ class SharedPromptCache:
             wider = _buffer(buffer, buffer.shape[2], capacity)
             wider[:, :, :, : buffer.shape[3]] = buffer
             self._response[layer] = wider
-        if self._kernel is None:
+        if self._kernel is None and set_places:
             self._set_places()
         self._moved = True
 
@@ -345,7 +431,7 @@ class SharedPromptCache:
 
     def _room(self) -> int:
         """Return the capacity for full responses, and a token: `arrange` lets one that has ended go one further."""
-        return int(self._most.max()) + 1
+        return max(int(self._most.max()), self._least_room) + 1
 
     def places(self) -> StepPlaces:
         """Return where the newest tokens stand, after `advance`; the same for every layer."""

@@ -19,10 +19,12 @@ SLOT = np.dtype(
         ("kind", np.int64),
         ("limit", np.int64),
         ("drawn", np.int64),
+        ("kept", np.bool_),
         ("growing", np.bool_),
     ]
 )
-"""A slot: its response's number, group, key, kind and limit of tokens; the tokens drawn; and whether it has not ended.
+"""A slot: its response's number, group, key, kind and limit of tokens; the tokens drawn; whether the response is kept
+for further requests; and whether it has not ended.
 
 A slot is free if its response has ended."""
 
@@ -44,6 +46,25 @@ class Request(NamedTuple):
     """Index of its settings (`decoding.Settings`)."""
     group: int = 0
     """Index of its prompt in the batch."""
+    kept: bool = False
+    """Whether its keys and values are kept when it has ended, until `Decoder.release` or another one continues it."""
+    continues: int | None = None
+    """Number of a kept response that the prompt continues: it begins with the tokens of its prompt and response."""
+
+
+KEPT_BYTES = 2**30
+"""Bytes of keys and values of ended turns that are kept in any case."""
+
+
+def most_kept_tokens(slots: int, longest: int, token_bytes: int) -> int:
+    """Return the most tokens whose keys and values are kept of ended turns: as many as the slots hold, or `KEPT_BYTES`.
+
+    Args:
+        slots: of the decoder.
+        longest: tokens of a sequence in a slot.
+        token_bytes: bytes of keys and values per token.
+    """
+    return max(slots * longest, KEPT_BYTES // token_bytes)
 
 
 def most_prompts(slots: int, n: int) -> int:
@@ -111,7 +132,7 @@ class SlotScheduler:
         self.slots = np.concatenate([self.slots, np.zeros(added, dtype=SLOT)])
         places = np.concatenate([free[:count], np.arange(first_new, first_new + added)])
         self.slots[places] = np.array(
-            [(number, r.group, r.key, r.kind, r.limit, 0, True) for number, r in chosen], SLOT
+            [(number, r.group, r.key, r.kind, r.limit, 0, r.kept, True) for number, r in chosen], SLOT
         )
         requests = [request for _, request in chosen]
         self._no_longer_queued(requests)
@@ -144,9 +165,9 @@ class SlotScheduler:
             count = first or count  # a group that is larger than all slots is split
         return count
 
-    def next_prompts(self, count: int) -> list[tuple[int, ...]]:
-        """Return the distinct prompts of the next `count` requests of the queue, in order."""
-        return list(dict.fromkeys(request.prompt for _, request in islice(self._queue, count)))
+    def next_requests(self, count: int) -> list[Request]:
+        """Return the next `count` requests of the queue."""
+        return [request for _, request in islice(self._queue, count)]
 
     def keep(self, kept: np.ndarray) -> None:
         """Keep the slots `kept`, int64, and drop the others, which are free."""

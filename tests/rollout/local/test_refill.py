@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from hwgrpo.rollout.counter_rng import stream_keys, uniforms
+from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.local import shared_prefix_attention
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import DistinctRows, ModelRows
 from hwgrpo.rollout.local.decoding import Decoder, Settings
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.slot_scheduler import Request, decode_steps
-from hwgrpo.rollout.local.token_sampling import draw
 from hwgrpo.rollout.stopping import StopDetector
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
-from tests.rollout.decoders import CPU, TOKENIZER, engine_of, model_of, sync_every
+from tests.rollout.decoders import CPU, TOKENIZER, alone, engine_of, model_of, sync_every
 from tests.support.devices.recorder import Recorder
 from tests.support.numbers.rounding import assert_values_close
 
@@ -43,25 +42,6 @@ def requests_of(pairs) -> tuple[PromptBatch, list[Sampling]]:
 
 
 NUMBERED = [(i, ids, sampling) for i, (ids, sampling) in enumerate(MIXED)]
-
-
-def alone(model, prompt: tuple[int, ...], uid: str, sample: int, sampling: Sampling) -> dict[str, Any]:
-    """Return a response by full forward passes of its own sequence, token by token."""
-    watch = StopDetector(TOKENIZER, [*sampling.stop_token_ids, TOKENIZER.eos_token_id], sampling.stop)
-    key = stream_keys(sampling.seed, [uid], [sample])
-    found: dict[str, Any] = {"tokens": [], "logprobs": [], "floors": [], "finished": False}
-    with torch.no_grad():
-        while len(found["tokens"]) < sampling.max_response_tokens and not found["finished"]:
-            logits = model(input_ids=torch.tensor([[*prompt, *found["tokens"]]]), use_cache=False).logits[:, -1]
-            filters = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-            uniform = None if sampling.greedy else uniforms(key, len(found["tokens"]), 1)[:, 0]
-            drawn = draw(logits, uniform, **filters)
-            found["tokens"].append(int(drawn.tokens))
-            found["logprobs"].append(float(drawn.logprobs))
-            found["floors"].append(-np.inf if drawn.floors is None else float(drawn.floors))
-            found["finished"] = bool(watch.ended(np.zeros(1, np.int64), drawn.tokens.numpy())[0])
-    found["text"] = watch.text(found["tokens"], found["finished"])
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -440,15 +420,16 @@ def test_a_parked_response_goes_on_in_another_row_with_tokens_that_were_observed
         rows.arrange(~np.array([second, first]), np.array([3, 6]))
         for token in sampled:
             rows.step(torch.tensor([1, token]))
-        parked = rows._cache.park(1)
+        parked = rows.park(1, 4 + len(sampled))
         rows.arrange(~np.array([second, second]), np.array([3, 3]))
         for token in (2, 3):
             rows.step(torch.tensor([token, token]))
-        rows.arrange(np.array([~first, 0, 1]), np.array([5, 5, 5]))
-        rows._cache.restore(0, parked)
-        logits = torch.cat([rows.step(torch.tensor([token, 4, 4])).clone()[:1] for token in observed])
+        (longer,), last = rows.extend([parked], [[*prompts[0], *sampled, *observed[:2]]])
+        rows.arrange(np.array([~longer, 0, 1]), np.array([5, 5, 5]))
+        steps = [rows.step(torch.tensor([token, 4, 4])).clone()[:1] for token in observed[2:]]
+        logits = torch.cat([last, *steps])
         whole = model(input_ids=torch.tensor([[*prompts[0], *sampled, *observed]]), use_cache=False).logits[0]
-    assert_values_close(logits, whole[-len(observed) :])
+    assert_values_close(logits, whole[1 - len(observed) :])
 
 
 def test_the_models_own_rows_wait_for_all_responses_of_a_part(model):

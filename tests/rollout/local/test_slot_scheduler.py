@@ -124,7 +124,7 @@ def test_the_prompts_that_may_be_held_follow_from_the_groups_that_slots_hold(slo
 def test_a_dropped_group_leaves_the_queue():
     scheduler = scheduler_of(1, requests(0, 1, 0, 1, 2))
     scheduler.admit()
-    assert scheduler.next_prompts(2) == [(1,), (0,)]
+    assert [request.prompt for request in scheduler.next_requests(2)] == [(1,), (0,)]
     scheduler.drop_queued(0)
     assert scheduler.pending == {(1,): 2, (2,): 1}
     scheduler.drop_queued(1)
