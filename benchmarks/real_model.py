@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             results[way] = train(Path(folder) / str(len(results)), [*WAYS[way], *more], args.ranks)
             results = {name: results[name] for name in WAYS if name in results}
             output.write_text(json.dumps(results, indent=1) + "\n")  # keeps the finished ways if a later one fails
-            output.with_suffix(".svg").write_text(picture(results))
+            output.with_suffix(".svg").write_text(picture(results, WAYS))
     print(table(results))
 
 
@@ -98,13 +98,19 @@ def train(output: Path, overrides: Sequence[str], ranks: int) -> dict[str, Any]:
     return read_run(output) | {"peak_mib": usage.ru_maxrss / 1024}
 
 
-def read_run(output: Path) -> dict[str, Any]:
-    """Return the training curve, the validations, the time and the warnings of a run."""
+def read_run(output: Path, further: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the training curve, the validations, the time and the warnings of a run.
+
+    Args:
+        output: folder of the run.
+        further: further columns of the curve -> metrics.
+    """
+    columns = {**COLUMNS, **(further or {})}
     curve: Curve = []
     validations: Curve = []
     for line in map(json.loads, (output / "metrics.jsonl").read_text().splitlines()):
         if "timing_s/step" in line:
-            curve.append({name: line[metric] for name, metric in COLUMNS.items()})
+            curve.append({name: line[metric] for name, metric in columns.items()})
         if found := {
             name: value for name, end in VALIDATION.items() for key, value in line.items() if re.match(end, key)
         }:
@@ -140,8 +146,13 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def picture(results: Mapping[str, Any]) -> str:
-    """Return an SVG of greedy accuracy over steps of each way."""
+def picture(results: Mapping[str, Any], ways: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return an SVG of greedy accuracy over steps of each way.
+
+    Args:
+        results: way -> `read_run`.
+        ways: all ways, by whose order they are coloured.
+    """
     longest = max(result["validations"][-1]["step"] for result in results.values())
     left, top, width, height = 50, 20, 640, 300
 
@@ -161,7 +172,7 @@ def picture(results: Mapping[str, Any]) -> str:
         parts.append(f'<text x="{x}" y="{float(y) + 20:.1f}" text-anchor="middle">{step}</text>')
     parts.append(f'<text x="{left + width / 2}" y="{top + height + 45}" text-anchor="middle">step</text>')
     for number, (way, result) in enumerate(results.items()):
-        color = COLORS[list(WAYS).index(way)]
+        color = COLORS[list(ways).index(way) % len(COLORS)]
         points = [place(point["step"], point["greedy"]) for point in result["validations"]]
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" stroke-width="2"/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>' for x, y in (p.split(",") for p in points)]

@@ -12,6 +12,11 @@ from pathlib import Path
 
 RECIPES = {
     "tiny_sort": "a small model to sort digits",
+    "tiny_calculator": "a small model to use a calculator",
+    "tiny_lookup": "a small model to search documents",
+    "tiny_guess": "a small model in a guessing game",
+    "tiny_spell": "a small model to spell words with a second try",
+    "smollm2_135m_calculator": "LoRA adapters of SmolLM2-135M with a calculator",
     "smollm2_135m_arithmetic": "LoRA adapters of SmolLM2-135M on sums",
     "smollm2_135m_gsm8k": "SmolLM2-135M on GSM8K",
     "smollm2_135m_gsm8k_lora": "LoRA adapters of SmolLM2-135M on GSM8K",
@@ -19,6 +24,8 @@ RECIPES = {
     "qwen2_5_3b_gsm8k_lora": "LoRA adapters of Qwen2.5-3B on GSM8K",
     "qwen2_5_7b_gsm8k": "Qwen2.5-7B on GSM8K",
     "qwen2_5_7b_gsm8k_full": "all parameters of Qwen2.5-7B on GSM8K",
+    "qwen2_5_7b_retool": "Qwen2.5-7B on MATH with a Python interpreter",
+    "qwen2_5_7b_search_r1": "Qwen2.5-7B on TriviaQA with a search engine",
     "qwen3_4b_math": "Qwen3-4B on MATH",
     "qwen3_8b_math": "Qwen3-8B on MATH",
     "qwen3_8b_math_qlora": "adapters of Qwen3-8B in 4 bits on MATH",

@@ -24,7 +24,7 @@ from hwgrpo.training import startup_checks
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-OF_THE_HUB = [name for name in RECIPES if name != "tiny_sort"]
+OF_THE_HUB = [name for name in RECIPES if not name.startswith("tiny_")]
 PUBLISHED = {
     "DeepSeek-LLM-7B": 6_910_365_696,
     "DeepSeek-V3": 671_026_404_352,
