@@ -17,7 +17,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ $# -eq 0 ] || shift
 config="$repo/configs/$recipe.yaml"
-data=$(sed -n 's/^  train: data\/\([a-z0-9]*\)\/.*/\1/p' "$config" 2>/dev/null || true)
+data=$(sed -n 's/^  train: data\/\([a-z0-9_]*\)\/.*/\1/p' "$config" 2>/dev/null || true)
 
 explain() {
     local file="scripts/${launcher##*/}"

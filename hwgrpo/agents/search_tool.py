@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hwgrpo.errors import ConfigError, DataError, nearest
+from hwgrpo.data.agent_tasks import NOTHING_FOUND
+from hwgrpo.data.row_schema import missing_column
+from hwgrpo.data.sources import is_generated, open_rows
+from hwgrpo.errors import ConfigError
 
 K1, B = 1.2, 0.75
 """Saturation of a term's count, and share of the correction for a document's length: Lucene's defaults."""
@@ -21,7 +23,8 @@ class Search:
     """Search over a table of documents.
 
     Args:
-        documents: path of the table, JSON lines or Parquet; a relative one starts at `folder`.
+        documents: the table: whatever `data.train` takes, such as a JSON lines or Parquet file; a relative path starts
+            at `folder`.
         text_column: column with the text of a document.
         title_column: column with a title, which is searched and shown, too; None: there is none.
         top_k: number of documents that a search returns.
@@ -29,8 +32,8 @@ class Search:
         key: the tool's setting, for messages.
 
     Raises:
-        ConfigError: an argument is wrong, or there is no such file.
-        DataError: the table has no such column, or no documents.
+        ConfigError: an argument is wrong.
+        DataError: there is no such table, or it has no such column, or no documents.
     """
 
     def __init__(
@@ -45,13 +48,15 @@ class Search:
     ) -> None:
         if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
             raise ConfigError(f"{key}.kwargs.top_k={top_k!r} must be a whole number of at least 1")
-        path = Path(folder) / Path(str(documents)).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"{key}.kwargs.documents={str(documents)!r}: no file {path}")
+        source = str(documents)
+        if not is_generated(source) and (Path(folder) / Path(source).expanduser()).exists():
+            source = str(Path(folder) / Path(source).expanduser())
+        rows = open_rows(source, "documents" if is_generated(source) else "train", f"{key}.kwargs.documents")
         columns = [text_column] if title_column is None else [title_column, text_column]
-        self._documents = ["\n".join(each) for each in zip(*_read_columns(path, columns), strict=True)]
-        if not self._documents:
-            raise DataError(f"{path} has no documents, which the tool search needs")
+        for column in columns:
+            if column not in rows.columns:
+                raise missing_column(f"{key}.kwargs", column, rows.columns, source)
+        self._documents = ["\n".join("" if row[each] is None else str(row[each]) for each in columns) for row in rows]
         self._top_k = top_k
         self._index = BM25(self._documents)
 
@@ -63,7 +68,9 @@ class Search:
         """
         best = self._index.best(query, self._top_k)
         if not best:
-            return "No document has any of these words."
+            return NOTHING_FOUND
+        if len(best) == 1:
+            return self._documents[best[0]]
         return "\n\n".join(f"[{rank}] {self._documents[number]}" for rank, number in enumerate(best, start=1))
 
     def close(self) -> None:
@@ -117,36 +124,3 @@ class BM25:
 def terms_of(text: str) -> list[str]:
     """Return the terms of a text, in order."""
     return _TERM.findall(text.lower())
-
-
-def _read_columns(path: Path, columns: Sequence[str]) -> list[list[str]]:
-    """Return the columns of a table as texts, "" for null."""
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
-
-        names = parquet.read_schema(path).names
-        _require(path, columns, names)
-        table = parquet.read_table(path, columns=list(columns)).to_pydict()
-        return [["" if each is None else str(each) for each in table[column]] for column in columns]
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{path}, line {number}: not JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: not a JSON object")
-            _require(path, columns, row, f", line {number}")
-            rows.append(["" if row[column] is None else str(row[column]) for column in columns])
-    return [list(each) for each in zip(*rows, strict=True)] or [[] for _ in columns]
-
-
-def _require(path: Path, columns: Sequence[str], names: Sequence[str] | dict[str, object], place: str = "") -> None:
-    for column in columns:
-        if column not in names:
-            near = nearest(column, names)
-            hint = f" Did you mean {near!r}?" if near else ""
-            raise DataError(f"{path}{place}: no column {column!r}; it has: {', '.join(names)}.{hint}")

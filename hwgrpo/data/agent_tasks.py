@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,6 +91,8 @@ def eval_product(expression: str) -> int:
     return int(first) * int(second) if second else sum(map(int, expression.split("+")))
 
 
+NOTHING_FOUND = "No document has any of these words."
+"""Result of a search without a hit."""
 DOCUMENTS = 400
 """Documents of the task `lookup`."""
 
@@ -120,11 +122,9 @@ def lookup() -> ChatTask:
         "no query": lambda key: "".join(str(string.ascii_lowercase.index(letter) % 10) for letter in key),
     }
     rows = [{"prompt": key, "ground_truth": number, "payload": key} for key, number in number_of.items()]
-    return _chat_task("lookup", rows, modes, string.ascii_lowercase, (begin, end, NOTHING_FOUND), "search", "no query")
-
-
-NOTHING_FOUND = "nothing found"
-"""Result of a search without a hit."""
+    tokens = (begin, end, NOTHING_FOUND)
+    task = _chat_task("lookup", rows, modes, string.ascii_lowercase, tokens, "search", "no query")
+    return replace(task, splits={**task.splits, "documents": tuple(documents())})
 
 
 def guess(most: int = 15) -> ChatTask:
