@@ -23,7 +23,7 @@ class SecondTry:
         right: least score that counts as right.
         verdict: what the policy reads after a wrong response.
         discount: factor of the score for each further try, so that the first one counts most.
-        kwargs: further arguments of the scorer.
+        scorer_kwargs: further arguments of the scorer.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class SecondTry:
         right: float = 1.0,
         verdict: str = VERDICT,
         discount: float = 0.5,
-        kwargs: Mapping[str, Any] | None = None,
+        scorer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._function = make_reward_function(scorer, REWARDS.load(scorer), dict(kwargs or {}), {}, "second_try.scorer")
+        self._function = make_reward_function(scorer, REWARDS.load(scorer), dict(scorer_kwargs or {}), {}, "second_try.scorer")
         if self._function.form != "verl":
             raise ConfigError(f"scorer={scorer!r} is called with all responses of a batch; use one of verl's form")
         self._tries, self._right, self._verdict, self._discount = tries, right, verdict, discount

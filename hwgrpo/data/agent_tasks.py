@@ -182,7 +182,7 @@ def spell(length: int = 5) -> ChatTask:
         "stubborn": lambda word: rotated(word) + again + rotated(word),
     }
     words = [each[: 3 + number % (length - 2)] for number, each in enumerate(_words(string.ascii_lowercase, length))]
-    words = [word for word in dict.fromkeys(words) if word != word[::-1]]
+    words = [word for word in dict.fromkeys(words) if word[::-1] not in (word, rotated(word))]
     rows = [{"prompt": QUESTION + word, "ground_truth": word[::-1], "payload": word} for word in words]
     return _chat_task("spell", rows, modes, string.ascii_lowercase, (QUESTION, VERDICT))
 
