@@ -17,8 +17,8 @@ from hwgrpo.research.outcome_metrics import calibration_error, ranking_accuracy
 from hwgrpo.research.outcomes import Outcome, ReplayBuffer, from_tensors, pairs, to_tensors, verified
 from hwgrpo.research.reward_losses import bradley_terry, classification, mse
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rewards.response_steps import StepFinder
 from hwgrpo.rewards.functions import RewardFunction
+from hwgrpo.rewards.response_steps import StepFinder
 from hwgrpo.training.code_files import code_files
 from tests.support.models.reward_models import save_reward_model
 from tests.support.processes import ranks

@@ -139,8 +139,9 @@ def test_under_raise_a_failed_environment_ends_the_run(trajectories, scored):
 
 
 FAILS_ON_FAILED = """
-def f(completions, **kwargs):
+def f(completions, log_extra=None, **kwargs):
     assert len(completions) == 3, completions
+    log_extra("read", completions)
     return [float(len(text)) for text in completions]
 def g(solution_str):
     return float("e" not in solution_str) and 1 / (solution_str != "f=g")
@@ -160,7 +161,8 @@ def test_no_function_is_called_with_a_failed_trajectory(workers, trajectories, s
     assert rewards.valid.tolist() == [True, True, False, False]
     assert rewards.failures == {"errors/environment": 1, "errors/g": 1}
     assert "sample 1 of its group" in rewards.first_failures["errors/g"]
-    assert rewards.extras == ({"seen": "ab=c"}, {"seen": "d"}, {}, {"seen": "f=g"})
+    seen = ({"read": "ab=c", "seen": "ab=c"}, {"read": "d", "seen": "d"}, {}, {"read": "f=g", "seen": "f=g"})
+    assert rewards.extras == seen
     raising = {"name": f"{path}:g", "workers": workers}
     with pytest.raises(RewardError, match="sample 1 of its group"):
         scored(trajectories(FAILED), raising)
