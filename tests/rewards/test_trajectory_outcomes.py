@@ -205,6 +205,18 @@ def test_functions_in_trls_form_get_the_messages_of_a_trajectory(workers, trajec
     assert len(MESSAGES) == 3, "a function changes a copy"
 
 
+def test_a_function_may_get_what_the_policy_wrote_last(trajectories, scored, reward_file):
+    source = "def f(solution_str): return {'score': 1.0, 'read': solution_str}"
+    path = reward_file(source)
+    first = {**OUTCOMES[0], "messages": MESSAGES}
+    ended = [{**each, "messages": MESSAGES[:2]} for each in OUTCOMES[2:]]  # with an observation
+    batch = trajectories((first, {}, *ended))
+    whole = scored(batch, {"name": f"{path}:f"})
+    assert [each["read"] for each in whole.extras] == ["ab=c", "d", "e=", "f=g"]
+    rewards = scored(batch, {"name": f"{path}:f", "text": "last_turn"})
+    assert [each["read"] for each in rewards.extras] == ["c", "d", "", ""]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_functions_in_verls_form_get_the_number_of_turns(workers, trajectories, scored, reward_file):
     """As verl counts: the prompt, each turn of the policy, and each reply to one."""
