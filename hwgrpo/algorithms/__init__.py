@@ -2,6 +2,7 @@
 
 advantages.py           the estimators, rewards -> one advantage per sequence or token: GRPO, RLOO, OPO, ...
 token_advantages.py     estimators with one advantage per token, rewards of steps, or probabilities
+turn_advantages.py      turns compared with those of the same state (GiGPO)
 groups.py               reward statistics over groups
 policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
 losses.py               the policy losses per token: PPO clip, GSPO, CISPO, SAPO, ...

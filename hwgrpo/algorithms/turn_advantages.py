@@ -31,7 +31,7 @@ def gigpo(
     Of a token in turn t: `episode_weight * norm(r) + step_weight * norm(R_t)`, `R_t = r_t + gamma R_(t+1)`. `norm` is
     that of `grpo`: over the group's trajectories, and over the group's turns with the same state. A turn whose state no
     other turn of the group has, or is not known, has the first term alone, as have turns of equal returns. Source:
-    GiGPO (Feng et al. 2025, arXiv 2505.10978, equations 4 to 9).
+    GiGPO (Feng et al. 2025, arXiv 2505.10978).
 
     Args:
         rewards_S, group_S, valid_S, config, lengths_S: as for all estimators.

@@ -59,6 +59,7 @@ VALUES: tuple[tuple[str, Any, Settings], ...] = (
     ("algorithm.kl.sync_every", 100, {"algorithm.kl.coef": 0.1}),
     ("algorithm.kl.sync_share", 0.6, {"algorithm.kl.coef": 0.1, "algorithm.kl.sync_every": 100}),
     ("algorithm.kl.horizon", 2000, {"algorithm.kl.coef": 0.1, "algorithm.kl.target": 0.05}),
+    ("algorithm.process.steps", "turns", {"algorithm.advantage.name": "process"}),
     ("algorithm.process.delimiter", ";", {"algorithm.advantage.name": "process"}),
     ("algorithm.process.pattern", "[;.]", {"algorithm.advantage.name": "process"}),
     ("algorithm.correction.normalize", True, {"algorithm.correction.name": "token_truncate"}),

@@ -16,6 +16,7 @@ services/            reward models, judges and rewards over HTTP
 combine.py           the weighted sum, with gates
 response_text.py     the text of responses that rewards and stop strings see
 response_steps.py    the steps of a response: where they end in its text and its tokens, and their summed rewards
+trajectory_outcomes.py  the reward `environment`, failed environments, turns as steps
 failure_policy.py    one function's values for a batch, with the policies for its failures applied
 processes/           functions in separate processes, which are killed on a timeout
 """

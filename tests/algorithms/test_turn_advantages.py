@@ -159,7 +159,7 @@ def test_a_trajectory_alone_in_its_group_may_have_its_reward_and_no_turn_has_its
 def test_arguments_outside_of_their_limits_are_refused(kwargs: dict[str, float]):
     from hwgrpo.algorithms.turn_advantages import gigpo as estimator
 
-    with pytest.raises(ConfigError, match=r"algorithm.advantage.kwargs"):
+    with pytest.raises(ConfigError, match=r"algorithm\.advantage\.kwargs"):
         check_arguments(estimator, kwargs, "algorithm.advantage.kwargs")
 
 

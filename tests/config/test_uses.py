@@ -25,10 +25,15 @@ CASES = [
     (
         "algorithm.advantage.std=none",
         ["algorithm.advantage.name=rloo"],
-        "set algorithm.advantage.name=gdpo or grpo or",
+        "set algorithm.advantage.name=gdpo or gigpo or grpo or",
         [],
     ),
-    ("algorithm.advantage.singleton=raw", ["algorithm.advantage.name=online_rft"], "advantage.name=gdpo or gpg", []),
+    (
+        "algorithm.advantage.singleton=raw",
+        ["algorithm.advantage.name=online_rft"],
+        "gdpo or gigpo or gpg",
+        [],
+    ),
     ("algorithm.advantage.eps=1e-4", ["algorithm.advantage.std=none"], "advantage.std=group or batch", []),
     ("algorithm.advantage.std_correction=0", ["algorithm.advantage.name=opo"], "advantage.name='opo'", []),
     ("algorithm.correction.high=3", [], "algorithm.correction.name='none'", ["algorithm.correction.name=token_mask"]),

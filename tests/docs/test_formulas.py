@@ -11,6 +11,7 @@ from hwgrpo.algorithms.aggregation import token_weights, tokens_of_prompts
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.losses import SurrogateInput
 from hwgrpo.algorithms.token_advantages import TokenProbs
+from hwgrpo.algorithms.turn_advantages import discounted_returns
 from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, EXACT_KL, KL_ESTIMATORS, POLICY_LOSSES
 from hwgrpo.config.document import entries
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
@@ -20,6 +21,7 @@ from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs
 from hwgrpo.training.stages.make_batch import Advantages
 from hwgrpo.training.stages.score import Score
 from hwgrpo.training.stages.update import SendWeights, Update
+from hwgrpo.values import StepRewards
 from tests.docs.pages import code, page, section, table
 
 PAGE = page("grpo.md")
@@ -92,6 +94,28 @@ def test_worked_token_baselines():
     torch.testing.assert_close(found, torch.cat([1 - baselines, -baselines]), rtol=0, atol=6e-7)
     sums = (1 - 2 * pi + squares).view(2, 3).cumsum(1)
     torch.testing.assert_close(sums, weights.view(2, 3))
+
+
+def test_worked_advantages_of_turns():
+    rows = table(PAGE, "trajectory", "turn", "`R_t`")
+    rewards = [[float(row["reward"]) for row in rows if row["trajectory"] == str(i)] for i in (1, 2, 3)]
+    counts = torch.tensor([0, *map(len, rewards)]).cumsum(0)
+    steps = StepRewards(
+        torch.tensor([float(row["reward"]) for row in rows], dtype=WIDE),
+        torch.tensor([int(row["turn"]) - 1 for row in rows]),  # a token each
+        counts,
+        torch.tensor(["abc".index(row["state"]) for row in rows]),
+    )
+    returns = discounted_returns(steps, 0.9)
+    torch.testing.assert_close(returns, torch.tensor([float(row["`R_t`"]) for row in rows], dtype=WIDE))
+    totals, everyone = torch.tensor([sum(each) for each in rewards], dtype=WIDE), torch.ones(3, dtype=torch.bool)
+    found = []
+    for weights in ({"step_weight": 0}, {"episode_weight": 0, "step_weight": 2}, {"step_weight": 2}):
+        config = AdvantageConfig("gigpo", std="none", kwargs={"gamma": 0.9, **weights})
+        found.append(group_advantages(totals, 0 * counts[1:], everyone, config, counts.diff(), None, steps))
+    for column, values in zip(("first term", "second term", "advantage"), found, strict=True):
+        expected = torch.tensor([float(row[column]) for row in rows])
+        torch.testing.assert_close(values, expected, rtol=0, atol=6e-7)
 
 
 def test_worked_policy_losses():

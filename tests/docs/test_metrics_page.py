@@ -190,6 +190,8 @@ def test_what_depends_on_settings_is_logged_under_those_alone(logged):
     assert not has("gpg", "actor/ratio_mean")
     assert has("stale", "rollout/staleness_max")
     assert not has("on policy", "rollout/staleness_max")
+    assert has("agents", "response_length/sampled/mean")
+    assert not has("on policy", "response_length/sampled/mean")
     for name in ("rollout/groups_late", "rollout/groups_dropped", "val-aux/groups_dropped"):
         assert (has("on policy", name), has("stale", name)) == (False, True)
     assert ["timing_s/save" in line for line in logged["on policy"] if "reward" in line] == [False, True, True]

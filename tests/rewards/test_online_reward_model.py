@@ -18,6 +18,7 @@ from hwgrpo.research.outcomes import Outcome, ReplayBuffer, from_tensors, pairs,
 from hwgrpo.research.reward_losses import bradley_terry, classification, mse
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.functions import RewardFunction
+from hwgrpo.rewards.response_steps import StepFinder
 from hwgrpo.training.code_files import code_files
 from tests.support.models.reward_models import save_reward_model
 from tests.support.processes import ranks
@@ -413,7 +414,10 @@ def test_a_checkpoint_of_another_reward_model_is_refused(folder, opened):
 
 
 def test_steps_have_outcomes_and_scores_of_their_own(opened, make_batch):
-    class Lines:
+    class Lines(StepFinder):
+        def __init__(self):
+            pass
+
         def ends(self, text):
             return [i + 1 for i, letter in enumerate(text) if letter == "\n"] + [len(text)]
 

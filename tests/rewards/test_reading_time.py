@@ -47,8 +47,15 @@ PER_RESPONSE: dict[str, dict[str, Any]] = {
     "language": {"language": "en"},
     "by_source": {"ground_truth": "18", "data_source": "openai/gsm8k"},
 }
-NOT_READING = ("reward_model", "process_reward_model", "online_reward_model", "served_reward_model", "http")
-"""They hand the text on to a tokenizer or a server."""
+NOT_READING = (
+    "reward_model",
+    "process_reward_model",
+    "online_reward_model",
+    "served_reward_model",
+    "http",
+    "environment",
+)
+"""They hand the text on to a tokenizer or a server; `environment` has no use for it."""
 UNITS = (
     *(
         " ",

@@ -139,8 +139,9 @@ def test_under_raise_a_failed_environment_ends_the_run(trajectories, scored):
 
 
 FAILS_ON_FAILED = """
-def f(completions, **kwargs):
+def f(completions, log_extra=None, **kwargs):
     assert len(completions) == 3, completions
+    log_extra("read", completions)
     return [float(len(text)) for text in completions]
 def g(solution_str):
     return float("e" not in solution_str) and 1 / (solution_str != "f=g")
@@ -160,7 +161,8 @@ def test_no_function_is_called_with_a_failed_trajectory(workers, trajectories, s
     assert rewards.valid.tolist() == [True, True, False, False]
     assert rewards.failures == {"errors/environment": 1, "errors/g": 1}
     assert "sample 1 of its group" in rewards.first_failures["errors/g"]
-    assert rewards.extras == ({"seen": "ab=c"}, {"seen": "d"}, {}, {"seen": "f=g"})
+    seen = ({"read": "ab=c", "seen": "ab=c"}, {"read": "d", "seen": "d"}, {}, {"read": "f=g", "seen": "f=g"})
+    assert rewards.extras == seen
     raising = {"name": f"{path}:g", "workers": workers}
     with pytest.raises(RewardError, match="sample 1 of its group"):
         scored(trajectories(FAILED), raising)
@@ -201,6 +203,18 @@ def test_functions_in_trls_form_get_the_messages_of_a_trajectory(workers, trajec
     assert roles == [["assistant", "tool", "assistant"], *[["assistant"]] * 3]
     assert first["messages"] == MESSAGES
     assert len(MESSAGES) == 3, "a function changes a copy"
+
+
+def test_a_function_may_get_what_the_policy_wrote_last(trajectories, scored, reward_file):
+    source = "def f(solution_str): return {'score': 1.0, 'read': solution_str}"
+    path = reward_file(source)
+    first = {**OUTCOMES[0], "messages": MESSAGES}
+    ended = [{**each, "messages": MESSAGES[:2]} for each in OUTCOMES[2:]]  # with an observation
+    batch = trajectories((first, {}, *ended))
+    whole = scored(batch, {"name": f"{path}:f"})
+    assert [each["read"] for each in whole.extras] == ["ab=c", "d", "e=", "f=g"]
+    rewards = scored(batch, {"name": f"{path}:f", "text": "last_turn"})
+    assert [each["read"] for each in rewards.extras] == ["c", "d", "", ""]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
