@@ -9,6 +9,7 @@ replay/       a captured step, run again and compared
 report/ bench/ doctor/ parity/   the page of a run; measurements; diagnosis of a host; a step against fp64
 planning/     memory and time of a run: `--dry-run` and `hwgrpo plan`
 training/     the loop, its set-up, policy, strategies, updates, checkpoints
+agents/       trajectories of several turns, with tools and in environments
 rollout/      engines that sample responses
 observe/      metrics, loggers, terminal, warnings, summary
 algorithms/   what GRPO computes, as pure functions
