@@ -45,8 +45,8 @@ class ProcessTool:
     """A function in `path/to/file.py:function` as a `Tool`, called in processes of its own.
 
     A call that takes longer than `timeout` is stopped, with all processes that it started: in C code, too. Where a
-    process ends with several calls of an async function in it, those that are not late are made once more, each alone
-    in a process: such a function may be called twice.
+    process ends or is blocked with several calls of an async function in it, they are made once more, each alone in a
+    process, but for the one whose time is over first: a call of such a function may be made twice.
 
     Args:
         setting: `path/to/file.py:function`.
@@ -249,16 +249,12 @@ class _Processes:
         if not child.ready:
             self._fail_next(ended)
             return
-        now = time.monotonic()
-        late = [call for call in child.calls.values() if call.deadline < now]
-        for call in late:
-            call.finish(self._late(), "timeout")
-        others = [call for call in child.calls.values() if call not in late]
-        if len(child.calls) == 1:
-            for call in others:
-                call.finish(f"{self._name} lost its process, which {ended}", "died")
-            return
-        for call in reversed(others):  # any of them may have ended the process: each is made alone
+        calls = sorted(child.calls.values(), key=lambda call: call.deadline)
+        if calls and calls[0].deadline < time.monotonic():
+            calls.pop(0).finish(self._late(), "timeout")
+        elif len(calls) == 1:
+            calls.pop().finish(f"{self._name} lost its process, which {ended}", "died")
+        for call in reversed(calls):  # any of them may have ended or blocked the process: each is made alone
             call.alone = True
             self._queued.appendleft(call)
 
