@@ -36,6 +36,8 @@ from hwgrpo.user_code import imported_plugins
 
 GRACE_SECONDS = 1.0
 """Seconds that a call of an async function gets above its timeout: its process cancels it, unless it hangs."""
+CLOSE_SECONDS = 60.0
+"""Seconds for all processes of a tool to end: each is killed with what it started."""
 ASYNC_CALLS = 8
 """Calls of an async function that a process makes at once."""
 SERVE = "hwgrpo.agents.tool_worker:serve"
@@ -169,9 +171,10 @@ class _Processes:
                 return
             self._closing = True
             self._wake()
-        self._thread.join()
-        os.close(self._woken)
-        os.close(self._wakes)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._woken)
+            os.close(self._wakes)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it is awake when the pipe is full

@@ -112,6 +112,9 @@ def test_a_call_inside_reasoning_is_none(name):
 def test_harmony_has_its_reasoning_in_a_channel():
     text = "<|channel|>analysis<|message|>to=functions.f {}<|end|><|start|>assistant<|channel|>final<|message|>No."
     assert read("gpt_oss", text).calls == ()
+    assert read("gpt_oss", f"{text}<|end|><|start|>assistant").content == "No."
+    after_prompt = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}'  # which ends with the role
+    assert read("gpt_oss", after_prompt).calls == (ToolCall("f", {"a": 1}),)
     role_first = '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}'
     assert read("gpt_oss", role_first).calls == (ToolCall("f", {"a": 1}),)
 
