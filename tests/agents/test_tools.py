@@ -333,7 +333,7 @@ BROKEN = {
     "ends.py:f": "its process ended with exit code 7 while it ran the file",
     "plain.py:f": r"f has no JSON schema: .*no docstring",
     "plain.py:C": "is a class; a tool is a function",
-    "pyton": "choose one of: python, search.*Did you mean 'python'.*path/to/file.py:function",
+    "pyton": "choose one of: .*python, search.*Did you mean 'python'.*path/to/file.py:function",
 }
 
 
