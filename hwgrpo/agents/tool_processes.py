@@ -7,7 +7,6 @@ calls may come from any event loop, also from several. Processes are `rewards.pr
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import itertools
 import math
@@ -150,7 +149,6 @@ class _Processes:
             os.set_blocking(descriptor, False)
         self._thread = threading.Thread(target=self._serve, name=f"tool {name}", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
 
     def submit(self, arguments: Mapping[str, Any]) -> Future[ToolResult]:
         """Queue a call; return its result's future. A call that is cancelled before it is made is not made."""
@@ -163,7 +161,6 @@ class _Processes:
 
     def close(self) -> None:
         """End the processes and the thread."""
-        atexit.unregister(self.close)
         if os.getpid() != self._owner:
             return  # a fork of the trainer has no such thread
         with self._lock:

@@ -246,6 +246,13 @@ def test_a_value_without_type_gets_that_of_the_schema():
     assert {name: type(value) for name, value in values.items()}["a"] is str
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+def test_texts_without_quotes_keep_their_spaces_and_tags(name):
+    arguments = {"code": "  if x:\n\n    y()\n", "page": "a </parameter> b </arg_value> c", "empty": "", "line": "\n"}
+    turn = read(name, render(name, calls=(ToolCall("f", arguments),)))
+    assert [dict(each.arguments) for each in turn.calls] == [arguments]
+
+
 PIECES = (
     *(
         "<tool_call>",

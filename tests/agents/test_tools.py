@@ -87,7 +87,9 @@ async def wait(what: str, n: int = 0):
         case "exit": raise SystemExit(3)
         case "cancel": raise asyncio.CancelledError
         case "timeout": raise TimeoutError("of its own")
-        case "die": os._exit(4)
+        case "die":
+            open(f"deaths-{n}", "a").write("x")
+            os._exit(4)
         case "pid": return os.getpid()
         case "together":  # the calls that run at once; the last of n lets all end
             running.append(what)
@@ -265,6 +267,12 @@ def test_an_async_call_that_takes_its_process_along_fails_alone(hasty, what, fai
     culprit, *others = call(hasty[1], {"what": what}, *well)
     assert culprit.failure == failure
     assert [(each.text, each.failure) for each in others] == [(str(number), "") for number in range(5)]
+
+
+def test_a_call_that_lost_its_process_is_made_once_more_and_alone(hasty, folder):
+    died, *others = call(hasty[1], {"what": "die", "n": 77}, *[{"what": "", "n": 200}] * 11)
+    assert (died.failure, {each.text for each in others}) == ("died", {"200"})
+    assert (folder / "deaths-77").read_text() == "xx"
 
 
 def serving(folder):
