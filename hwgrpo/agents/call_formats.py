@@ -397,11 +397,10 @@ def _end_of_value(text: str, start: int, closing: str, following: tuple[str, ...
 
 def gpt_oss(text: str) -> ParsedTurn:
     """Parse harmony, the format of gpt-oss: messages of channels, of which those to a recipient are calls."""
-    parts = _Parts()
-    messages = _HARMONY_BLOCK.split(text)
     if "<|message|>" not in text and "<|channel|>" not in text:
         return ParsedTurn(text)
-    for each in filter(str.strip, messages):
+    parts = _Parts()
+    for number, each in enumerate(_HARMONY_BLOCK.split(text)):
         header, separated, body = each.partition("<|message|>")
         recipient = _HARMONY_RECIPIENT.search(header)
         if recipient is not None:
@@ -419,7 +418,7 @@ def gpt_oss(text: str) -> ParsedTurn:
                 form = "<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>"
                 _refuse(parts, reason, form)
         elif not separated:
-            parts.content.append(each)
+            parts.content.append("" if number else each)  # a header alone is the start of a message that is not there
         elif "analysis" in header:
             parts.reasoning.append(body)
         else:

@@ -7,7 +7,6 @@ calls may come from any event loop, also from several. Processes are `rewards.pr
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import itertools
 import math
@@ -36,6 +35,8 @@ from hwgrpo.user_code import imported_plugins
 
 GRACE_SECONDS = 1.0
 """Seconds that a call of an async function gets above its timeout: its process cancels it, unless it hangs."""
+CLOSE_SECONDS = 60.0
+"""Seconds for all processes of a tool to end: each is killed with what it started."""
 ASYNC_CALLS = 8
 """Calls of an async function that a process makes at once."""
 SERVE = "hwgrpo.agents.tool_worker:serve"
@@ -45,8 +46,8 @@ class ProcessTool:
     """A function in `path/to/file.py:function` as a `Tool`, called in processes of its own.
 
     A call that takes longer than `timeout` is stopped, with all processes that it started: in C code, too. Where a
-    process ends with several calls of an async function in it, those that are not late are made once more, each alone
-    in a process: such a function may be called twice.
+    process ends or is blocked with several calls of an async function in it, they are made once more, each alone in a
+    process, but for the one whose time is over first: a call of such a function may be made twice.
 
     Args:
         setting: `path/to/file.py:function`.
@@ -148,7 +149,6 @@ class _Processes:
             os.set_blocking(descriptor, False)
         self._thread = threading.Thread(target=self._serve, name=f"tool {name}", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
 
     def submit(self, arguments: Mapping[str, Any]) -> Future[ToolResult]:
         """Queue a call; return its result's future. A call that is cancelled before it is made is not made."""
@@ -161,7 +161,6 @@ class _Processes:
 
     def close(self) -> None:
         """End the processes and the thread."""
-        atexit.unregister(self.close)
         if os.getpid() != self._owner:
             return  # a fork of the trainer has no such thread
         with self._lock:
@@ -169,9 +168,10 @@ class _Processes:
                 return
             self._closing = True
             self._wake()
-        self._thread.join()
-        os.close(self._woken)
-        os.close(self._wakes)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._woken)
+            os.close(self._wakes)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it is awake when the pipe is full
@@ -249,16 +249,12 @@ class _Processes:
         if not child.ready:
             self._fail_next(ended)
             return
-        now = time.monotonic()
-        late = [call for call in child.calls.values() if call.deadline < now]
-        for call in late:
-            call.finish(self._late(), "timeout")
-        others = [call for call in child.calls.values() if call not in late]
-        if len(child.calls) == 1:
-            for call in others:
-                call.finish(f"{self._name} lost its process, which {ended}", "died")
-            return
-        for call in reversed(others):  # any of them may have ended the process: each is made alone
+        calls = sorted(child.calls.values(), key=lambda call: call.deadline)
+        if calls and calls[0].deadline < time.monotonic():
+            calls.pop(0).finish(self._late(), "timeout")
+        elif len(calls) == 1:
+            calls.pop().finish(f"{self._name} lost its process, which {ended}", "died")
+        for call in reversed(calls):  # any of them may have ended or blocked the process: each is made alone
             call.alone = True
             self._queued.appendleft(call)
 

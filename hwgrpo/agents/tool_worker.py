@@ -34,6 +34,7 @@ def serve(setup: Mapping[str, Any], link: Link) -> None:
         if setup["describe"]:
             if inspect.isclass(function):
                 raise ConfigError(f"{setup['key']}.name={setup['tool']!r} is a class; a tool is a function")
+            _leave_torch_out()
             schema = make_schema(function, setup["kwargs"], setup["key"])
             ready = {"schema": schema, "is_async": inspect.iscoroutinefunction(function)}
     except ConfigError as error:
@@ -45,6 +46,14 @@ def serve(setup: Mapping[str, Any], link: Link) -> None:
         asyncio.run(calls.serve_concurrently())
     else:
         calls.serve()
+
+
+def _leave_torch_out() -> None:
+    """Let `get_json_schema` not import torch, which takes seconds and hundreds of MiB, for hints of tensors alone."""
+    if "torch" not in sys.modules:
+        from transformers.utils import chat_template_utils
+
+        setattr(chat_template_utils, "is_torch_available", lambda: False)  # noqa: B010 - it is an import there
 
 
 class _Calls:

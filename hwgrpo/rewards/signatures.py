@@ -8,7 +8,7 @@ from typing import Any
 
 from hwgrpo import user_code
 from hwgrpo.catalog import REWARDS
-from hwgrpo.errors import ConfigError, choice_error, nearest
+from hwgrpo.errors import ConfigError, DataError, choice_error, nearest
 from hwgrpo.rewards.functions import OPENED, TRL, TRL_SERVICES, VERL, RewardFunction
 from hwgrpo.support.given_objects import find_object, is_object, name_of
 from hwgrpo.user_code import describe_error, raised_by_user_code
@@ -158,6 +158,7 @@ def make_instance(
 
     Raises:
         ConfigError: an argument is unknown, missing or wrong, or the class raised.
+        DataError: raised by the class.
     """
     parameters = inspect.signature(made).parameters
     open_ended = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
@@ -178,7 +179,7 @@ def make_instance(
         raise ConfigError(f"{key}: {name} needs {', '.join(absent)}; set {key}.kwargs.{absent[0]}")
     try:
         return made(**arguments)
-    except ConfigError:
+    except (ConfigError, DataError):
         raise
     except BaseException as error:
         if not raised_by_user_code(error):

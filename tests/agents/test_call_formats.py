@@ -112,6 +112,9 @@ def test_a_call_inside_reasoning_is_none(name):
 def test_harmony_has_its_reasoning_in_a_channel():
     text = "<|channel|>analysis<|message|>to=functions.f {}<|end|><|start|>assistant<|channel|>final<|message|>No."
     assert read("gpt_oss", text).calls == ()
+    assert read("gpt_oss", f"{text}<|end|><|start|>assistant").content == "No."
+    after_prompt = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}'  # which ends with the role
+    assert read("gpt_oss", after_prompt).calls == (ToolCall("f", {"a": 1}),)
     role_first = '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}'
     assert read("gpt_oss", role_first).calls == (ToolCall("f", {"a": 1}),)
 
@@ -241,6 +244,13 @@ def test_a_value_without_type_gets_that_of_the_schema():
     values = typed_arguments({"function": {"name": "f", "parameters": parameters}}, call.arguments)
     assert values == {"a": "5", "b": 5, "c": True, "d": [1, 2], "e": None, "f": "x"}
     assert {name: type(value) for name, value in values.items()}["a"] is str
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+def test_texts_without_quotes_keep_their_spaces_and_tags(name):
+    arguments = {"code": "  if x:\n\n    y()\n", "page": "a </parameter> b </arg_value> c", "empty": "", "line": "\n"}
+    turn = read(name, render(name, calls=(ToolCall("f", arguments),)))
+    assert [dict(each.arguments) for each in turn.calls] == [arguments]
 
 
 PIECES = (

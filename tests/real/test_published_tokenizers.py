@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from hwgrpo.agents.action import ToolCall
+from hwgrpo.agents.call_formats import detect_call_format
+from hwgrpo.catalog import CALL_FORMATS
 from hwgrpo.config.schema import DataConfig, ModelConfig
 from hwgrpo.data.chat_template import apply_template
 from hwgrpo.data.prompts import build_dataset
@@ -94,3 +97,36 @@ def test_the_result_of_a_tool_is_shown_as_the_template_shows_it(name):
             between.between([read.eos_token_id], True, result)
     else:
         assert read.decode(between.between([read.eos_token_id], True, result)) == TOOL_TURNS[name]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+def test_the_calls_of_a_template_are_read_back_from_its_tokens(name):
+    read, _ = between_turns(name)
+    calls = [ToolCall("look_up", {"city": "São Paulo 🙂", "days": 2}), ToolCall("run", {"code": 'print("a\\n")\n# }'})]
+    as_text = name == "deepseek_v3"  # its template adds arguments to texts, and has no content beside calls
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {
+            "role": "assistant",
+            "content": None if as_text else "Let me see.",
+            "tool_calls": [
+                {"type": "function", "function": {"name": each.name, "arguments": arguments}}
+                for each in calls
+                for arguments in [json.dumps(each.arguments) if as_text else each.arguments]
+            ],
+        },
+    ]
+    prompt = read.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    text = read.apply_chat_template(messages, tokenize=False).removeprefix(prompt)
+    tokens = read.encode(text, add_special_tokens=False)
+    tokens = tokens[: tokens.index(read.eos_token_id)]
+    call_format = detect_call_format(read.chat_template)
+    assert call_format == {"qwen3": "hermes", "deepseek_v3": "deepseek"}[name]
+    turn = CALL_FORMATS.load(call_format)(read.decode(tokens))
+    assert (turn.calls, turn.malformed) == (tuple(calls), ())
+    assert turn.content == ("" if as_text else "Let me see.")
+
+
+def test_templates_without_tools_have_no_call_format():
+    for name in ("gemma3", "llama3_1", "smollm2"):
+        assert detect_call_format(between_turns(name)[0].chat_template) is None

@@ -152,7 +152,7 @@ def test_a_row_without_usable_tests_is_refused(score, tests, columns, message):
     [
         ({"score": "most"}, "kwargs.score of reward code"),
         ({"workers": 0}, "workers"),
-        ({"seconds": 0}, "kwargs.seconds=0 of reward code"),
+        ({"seconds": 0}, "kwargs.seconds=0 of the sandbox"),
         ({"memory_mib": 1}, "kwargs.memory_mib=1"),
         ({"site_packages": "numpy"}, "kwargs.site_packages=.*numpy.* must be true or false"),
         ({"sandbox_level": "strong"}, "reward.sandbox.level"),

@@ -10,6 +10,7 @@ BOUNDED = {
     "self.wait()": "the checkpoint saver's own, which has a limit",
     "run.saver.wait()": "as above",
     "event.wait()": "within asyncio.timeout",
+    "ended.wait()": "the process of a tool, until the trainer closes its pipe",
     "task.result()": "of a task of asyncio that has ended",
     "work.wait()": "of a collective that is completed",
     "self._changed.wait_for(ready)": "within asyncio.wait_for, which has one",
