@@ -117,6 +117,8 @@ def _maker(loaded: Callable[..., Any], kwargs: Mapping[str, Any], setting: str) 
     def make() -> Any:
         try:
             return loaded(**own_copy(dict(kwargs)))
+        except ConfigError as error:
+            raise ConfigError(f"{setting}: {error}") from error
         except Exception as error:
             raise ConfigError(f"{setting}: making it failed: {describe_error(error)}") from error
 

@@ -68,7 +68,9 @@ def load_given(
     for argument, prefix, listed in (("tools", TOOL, tools), ("environments", ENVIRONMENT, environments)):
         if listed is not None:
             entries, functions = reward_entries(listed, argument, prefix)
-            tree.setdefault("rollout", {}).setdefault("agent", {})[argument] = entries
+            rollout = tree.setdefault("rollout", {})
+            rollout.setdefault("workflow", "tools" if environments is None else "environment")
+            rollout.setdefault("agent", {})[argument] = entries
             objects |= functions
     if reward_weights is not None:
         _set_weights(tree.get("reward", {}).get("functions") or [], reward_weights)

@@ -52,7 +52,8 @@ class Trainer:
             entries as in `reward.functions`, or a mapping from names to functions. They run in this process.
         reward_weights: a weight for each reward function.
         tools: functions that the policy may call, in place of `rollout.agent.tools`: functions, names and entries as
-            there. A function runs in threads of this process: a call that is late is abandoned, not killed.
+            there. A function runs in threads of this process: a call that is late is abandoned, not killed. The
+            default of `rollout.workflow` is then `tools`, with environments `environment`.
         environments: classes, or functions that make instances, in place of `rollout.agent.environments`; a mapping
             gives them names.
 

@@ -154,7 +154,7 @@ def test_a_script_with_environments_and_tools_calls_both_and_scores_the_instance
     trainer.train()
     assert seen[0] == "[tools add look up ]<user>Go. Count to 2.<assistant>"
     counts = [2, 3, 2, 3]
-    for completions, environments, limit in read:
+    for _, environments, limit in read:
         assert limit == [2] * 4
         assert [each.count for each in environments] == counts
         assert len({id(each) for each in environments}) == 4
@@ -235,9 +235,7 @@ def test_rows_choose_among_environments_and_each_class_has_a_column(chat_folder,
             environment_factory={"one": Counter},
         )
     with pytest.raises(ConfigError, match="environment is missing"):
-        GRPOTrainer(
-            "tools", None, GRPOConfig("o", **SMALL), [{"prompt": "a"}], environment_factory={"one": Counter}
-        )
+        GRPOTrainer("tools", None, GRPOConfig("o", **SMALL), [{"prompt": "a"}], environment_factory={"one": Counter})
 
 
 def test_tools_alone_train_a_model_that_samples_by_itself(chat_folder):
@@ -294,7 +292,7 @@ def fails() -> Any:
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "a tool without a docstring": ([lambda_free := (lambda a: a)], None, r"tools\[0\]=.*no function with a name"),
+    "a tool without a docstring": ([lambda a: a], None, r"tools\[0\]=.*no function with a name"),
     "an undocumented method": (None, Undocumented, r"environment_factory\.go: go has no JSON schema: .*Give each"),
     "a method without hints": (None, {"x": Untyped}, r"environment_factory\['x'\]\.go: go has no JSON schema"),
     "two tools of one name": ([add, add], None, r"tools\[1\]: two tools have the name 'add'"),
@@ -328,9 +326,9 @@ def test_a_tool_and_a_method_of_one_name_are_refused():
 
 def test_what_the_door_needs_is_said_before_the_run(chat_folder):
     arguments = {"args": GRPOConfig("out", **SMALL), "environment_factory": Plain}
-    with pytest.raises(ConfigError, match="reward_funcs is missing.*get_reward"):
+    with pytest.raises(ConfigError, match=r"reward_funcs is missing.*get_reward"):
         GRPOTrainer("tools", None, train_dataset=[{"prompt": "a"}], **arguments)
-    with pytest.raises(ConfigError, match="train_dataset is missing.*columns by which reset makes one"):
+    with pytest.raises(ConfigError, match=r"train_dataset is missing.*columns by which reset makes one"):
         GRPOTrainer("tools", None, **arguments)
     tokenizer = character_tokenizer(chat=True)
     with pytest.raises(ConfigError, match="does not show how the model calls tools"):
