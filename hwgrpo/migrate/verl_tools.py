@@ -102,7 +102,8 @@ class VerlTools:
         return run_in_background(self._finish())
 
     def _choose(self, row: Mapping[str, Any]) -> None:
-        extra = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
+        info = row.get("extra_info")
+        extra = info if isinstance(info, Mapping) else {}
         given = extra.get("tools_kwargs") or row.get("tools_kwargs") or {}
         self._kwargs = {name: each for name, each in given.items() if each}  # parquet writes None for missing ones
         selected = extra.get("tool_selection")

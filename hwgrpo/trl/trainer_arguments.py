@@ -60,11 +60,11 @@ def renamed(others: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an unknown one.
     """
     known = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "peft_config")
+    known += ("callbacks", "optimizers", "quantization_config", "tools", "environment_factory")
     result = {}
     for name, value in others.items():
         if name not in _TUTORIALS:
-            others = ("callbacks", "optimizers", "quantization_config", "tools", "environment_factory")
-            near = nearest(name, [*known, *_TUTORIALS, *_REFUSED, *others])
+            near = nearest(name, [*known, *_TUTORIALS, *_REFUSED])
             raise ConfigError(f"GRPOTrainer: unknown argument {name}" + (f": did you mean {near}?" if near else ""))
         result[_TUTORIALS[name]] = value
         note(f"GRPOTrainer: TRL has no argument {name}; it is read as {_TUTORIALS[name]}")

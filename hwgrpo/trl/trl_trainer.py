@@ -27,7 +27,7 @@ from hwgrpo.trl.script_methods import ScriptMethods
 from hwgrpo.trl.trainer_arguments import check_overrides, refuse, renamed
 from hwgrpo.trl.trainer_callbacks import Callbacks
 from hwgrpo.trl.trl_agents import Agents
-from hwgrpo.trl.trl_datasets import evaluation_rows, longest_prompt, rows_of
+from hwgrpo.trl.trl_datasets import longest_prompt, rows_of
 from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import LogWindow
 from hwgrpo.trl.trl_steps import TrainingSteps
@@ -122,7 +122,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             raise ConfigError(f"train_dataset is missing: give rows with a column prompt{which}")
         opens = environment_factory is not None
         self.train_dataset = rows_of(train_dataset, "train_dataset", taken, needs_prompt=not opens)
-        self.eval_dataset = evaluation_rows(eval_dataset, needs_prompt=not opens)
+        self.eval_dataset = self._evaluation_rows(eval_dataset)
         if self._agents is not None:
             for name, rows in (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset)):
                 self._agents.check_rows(rows or (), name)

@@ -110,8 +110,8 @@ def scripted(turn: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> lis
         return turn(text)
 
     def init(self: Any, engine: Any, workflow: Any, name: str, tokenizer: Any, *others: Any) -> None:
-        over = Over(tokenizer, said)
-        over.engine = engine  # type: ignore[attr-defined]
+        over: Any = Over(tokenizer, said)
+        over.engine = engine
         made(self, over, workflow, name, tokenizer, *others)
 
     monkeypatch.setattr(WorkflowEngine, "__init__", init)
