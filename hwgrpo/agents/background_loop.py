@@ -17,14 +17,21 @@ def background_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run_in_background(coroutine: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
+LONGEST = 3600.0
+"""Seconds of a call without a time limit of its own."""
+_GRACE = 10.0
+"""Seconds that the loop may take to cancel a coroutine, before it counts as blocked."""
+
+
+def run_in_background(coroutine: Coroutine[Any, Any, Any], seconds: float = LONGEST) -> Any:
     """Run a coroutine in the background loop; return its result.
 
     Args:
         coroutine: it is cancelled after the time limit.
-        seconds: the time limit; None: none.
+        seconds: the time limit.
 
     Raises:
-        TimeoutError: it took longer.
+        TimeoutError: it took longer, or another coroutine blocks the loop.
     """
-    return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, seconds), background_loop()).result()
+    running = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, seconds), background_loop())
+    return running.result(seconds + _GRACE)

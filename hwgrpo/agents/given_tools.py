@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hwgrpo.agents.action import ToolResult
-from hwgrpo.agents.background_loop import background_loop
+from hwgrpo.agents.background_loop import LONGEST, background_loop
 from hwgrpo.agents.tool_results import pack_result, unpack_result
 from hwgrpo.agents.tool_schema import MalformedCall, typed_arguments
 from hwgrpo.errors import error_text
@@ -80,7 +80,9 @@ class GivenTool:
 
         def run() -> None:
             value, error = None, None
-            place.enter()
+            if not place.enter():
+                _tell(loop, started, None, TimeoutError())
+                return
             _tell(loop, started, None, None)
             try:
                 value = self._function(**arguments)
@@ -107,8 +109,8 @@ class _Place:
     def __init__(self, free: threading.Semaphore) -> None:
         self._free, self._lock, self._left = free, threading.Lock(), False
 
-    def enter(self) -> None:
-        self._free.acquire()
+    def enter(self) -> bool:
+        return self._free.acquire(timeout=LONGEST)
 
     def leave(self) -> None:
         with self._lock:
