@@ -11,7 +11,7 @@ import pytest
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model
-from hwgrpo.rollout.workflow import WorkflowEngine
+from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
 from hwgrpo.trl.trl_agents import Agents, result_text
 from tests.agents.scripted import ScriptedEngine, chat_tokenizer
@@ -123,7 +123,7 @@ def outcomes(folder: str = "out") -> list[dict[str, Any]]:
     return [json.loads(line)["outcome"] for line in lines]
 
 
-ARGUMENTS = SMALL | {"max_completion_length": 400, "learning_rate": 1e-3}
+ARGUMENTS = SMALL | {"max_completion_length": 600, "learning_rate": 1e-3}
 
 
 def test_a_script_with_environments_and_tools_calls_both_and_scores_the_instances(chat_folder, monkeypatch):
