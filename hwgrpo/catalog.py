@@ -254,6 +254,7 @@ ENVIRONMENTS = Registry(
     {
         "guessing_game": "hwgrpo.agents.guessing_game:GuessingGame",
         "second_try": "hwgrpo.agents.second_try:SecondTry",
+        "verl_tools": "hwgrpo.migrate.verl_tools:VerlTools",
     },
 )
 """Classes of environments, for `rollout.agent.environments`."""

@@ -61,6 +61,8 @@ class Action:
     turn: int
     """Number of the turn in its trajectory, from 0."""
     parsed: ParsedTurn
+    last: bool = False
+    """Whether the trajectory ends with it, by `rollout.agent.max_turns`: the policy reads no answer to it."""
 
     @property
     def content(self) -> str:

@@ -15,6 +15,7 @@ from hwgrpo.agents.action import Action, Message, Step
 from hwgrpo.catalog import ENVIRONMENTS
 from hwgrpo.errors import ConfigError, choice_error, quoted, shown
 from hwgrpo.own_copies import own_copy
+from hwgrpo.support.given_objects import find_object, is_object, name_of
 from hwgrpo.user_code import describe_error, split_name
 
 SHOWN_CHARS = 200
@@ -31,6 +32,10 @@ class Environment(Protocol):
     Further attributes that are read where an environment has them:
 
     - `tools`: JSON schemas that the chat template shows the model.
+    - `finish()`: called once when a trajectory has ended without a failure; it returns a reward that is added to that
+      of the last turn, or None. It may be `async`.
+    - `for_rewards`: an object that reward functions of TRL's form get in `environments`. The instance serves no other
+      trajectory until the response has been scored and dropped.
     - `state()`: a text by which states are equal, for estimators that compare the turns of a group (`gigpo`).
     - `close()`: frees its resources.
 
@@ -91,8 +96,9 @@ def load_environments(entries: Sequence[Any]) -> tuple[EnvironmentKind, ...]:
     kinds: dict[str, EnvironmentKind] = {}
     for number, entry in enumerate(entries):
         key = f"rollout.agent.environments.{number}.name"
-        loaded = ENVIRONMENTS.load(entry.name)
-        name = split_name(entry.name)[1]
+        given = is_object(entry.name)
+        loaded = find_object(entry.name, key) if given else ENVIRONMENTS.load(entry.name)
+        name = name_of(entry.name) if given else split_name(entry.name)[1]
         missing = [each for each in ("reset", "step") if inspect.isclass(loaded) and not hasattr(loaded, each)]
         if missing:
             raise ConfigError(f"{key}={shown(entry.name)} has no method {missing[0]!r}; see docs/agents.md")
@@ -111,6 +117,8 @@ def _maker(loaded: Callable[..., Any], kwargs: Mapping[str, Any], setting: str) 
     def make() -> Any:
         try:
             return loaded(**own_copy(dict(kwargs)))
+        except ConfigError as error:
+            raise ConfigError(f"{setting}: {error}") from error
         except Exception as error:
             raise ConfigError(f"{setting}: making it failed: {describe_error(error)}") from error
 
@@ -185,6 +193,20 @@ class Instance:
         """
         return checked_step(await self._call("step", seconds, action), f"{self.kind.name}.step")
 
+    async def finish(self, seconds: float) -> float:
+        """End the episode; return the reward that is added to the last turn's.
+
+        Args:
+            seconds: the time limit.
+
+        Raises:
+            EnvironmentFailure: it raised, was late, or returned no finite number.
+        """
+        if not hasattr(self.environment, "finish"):
+            return 0.0
+        reward = await self._call("finish", seconds)
+        return 0.0 if reward is None else checked_reward(reward, f"{self.kind.name}.finish")
+
     async def state(self, seconds: float) -> str | None:
         """Return the text by which states are equal; None where the environment has none."""
         if not hasattr(self.environment, "state"):
@@ -234,6 +256,7 @@ class Instances:
 
     def __init__(self) -> None:
         self._free: dict[str, list[Instance]] = {}
+        self._closed = False
 
     def get(self, kind: EnvironmentKind) -> Instance:
         """Return an instance that nothing uses."""
@@ -242,10 +265,14 @@ class Instances:
 
     def put_back(self, instance: Instance) -> None:
         """Keep an instance for another trajectory. One that failed is not put back: a call may still run in it."""
-        self._free[instance.kind.name].append(instance)
+        if self._closed:
+            instance.close()
+        else:
+            self._free.setdefault(instance.kind.name, []).append(instance)
 
     def close(self) -> None:
-        """Close all instances that nothing uses."""
+        """Close all instances that nothing uses, and others when they are put back."""
+        self._closed = True
         for instance in [each for free in self._free.values() for each in free]:
             instance.close()
         self._free.clear()
@@ -281,15 +308,23 @@ def checked_step(value: Any, where: str) -> Step:
         raise EnvironmentFailure(
             f"{where} returned {quoted(value, SHOWN_CHARS)}; expected a Step, or (observation, reward, done)"
         )
-    try:
-        reward = float(value.reward)
-    except (TypeError, ValueError, OverflowError):
-        reward = float("nan")
-    if not abs(reward) < float("inf"):
-        raise EnvironmentFailure(
-            f"{where} returned the reward {quoted(value.reward, SHOWN_CHARS)}, not a finite number"
-        )
+    reward = checked_reward(value.reward, where)
     observation = value.observation if isinstance(value.observation, str) else None
     if observation is None and not value.done:
         observation = checked_messages(value.observation, where)
     return Step(observation or "", reward, bool(value.done), value.results, value.extras)
+
+
+def checked_reward(value: Any, where: str) -> float:
+    """Return a reward of an environment as a number.
+
+    Raises:
+        EnvironmentFailure: it is no finite number.
+    """
+    try:
+        reward = float(value)
+    except (TypeError, ValueError, OverflowError):
+        reward = float("nan")
+    if not abs(reward) < float("inf"):
+        raise EnvironmentFailure(f"{where} returned the reward {quoted(value, SHOWN_CHARS)}, not a finite number")
+    return reward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,14 +94,20 @@ class EnvironmentWorkflow:
                 with clock:
                     await self._reset(instance, prompt, clock.left)
             await self._turns(trajectory, sampler, instance, record, clock)
+            if instance is not None:
+                record.finish(await instance.finish(self._agent.turn_timeout))
         except EnvironmentFailure as failure:
             if not trajectory.segments:  # a trajectory has a turn
                 await sampler.sample(trajectory, max_tokens=1)
             record.fail(str(failure), sum(segment.role == "sampled" for segment in trajectory.segments))
-        else:
-            if instance is not None:
+            instance = None  # a call may still run in it
+        trajectory.outcome = outcome = Outcome(record.outcome())
+        if instance is not None:
+            outcome.environment = getattr(instance.environment, "for_rewards", None)
+            if outcome.environment is None:
                 self._instances.put_back(instance)
-        trajectory.outcome = record.outcome()
+            else:
+                weakref.finalize(outcome, self._instances.put_back, instance).atexit = False
         trajectory.finished = record.stop in ("done", "max_turns")
         return trajectory
 
@@ -125,7 +132,8 @@ class EnvironmentWorkflow:
             if not segment.token_ids:
                 record.stop = "length"
                 return
-            action = self.action(segment.token_ids, segment.text, segment.finished, len(record.rewards))
+            last = len(record.rewards) + 1 == most_turns
+            action = self.action(segment.token_ids, segment.text, segment.finished, len(record.rewards), last=last)
             with clock:
                 step = await self._answer(action, instance, clock.left)
             record.add(action, step, state)
@@ -133,7 +141,7 @@ class EnvironmentWorkflow:
                 record.stop = "done"
             elif trajectory.truncated or (not segment.finished and not trajectory.left):
                 record.stop = "length"
-            elif most_turns is not None and len(record.rewards) >= most_turns:
+            elif last:
                 record.stop = "max_turns"
             if record.stop:
                 return
@@ -147,10 +155,10 @@ class EnvironmentWorkflow:
         """Return the answer to a turn: of the tools that it calls, else of the environment."""
         own = {schema["function"]["name"] for schema in instance.tools} if instance is not None else {}
         if self._tools.answer(action, own):
-            return await self._tools.step(action, seconds)
+            return Step("") if action.last else await self._tools.step(action, seconds)  # nothing reads the results
         return Step("", done=True) if instance is None else await instance.step(action, seconds)
 
-    def action(self, token_ids: Sequence[int], text: str, finished: bool, turn: int) -> Action:
+    def action(self, token_ids: Sequence[int], text: str, finished: bool, turn: int, *, last: bool = False) -> Action:
         """Return a turn as an action.
 
         Args:
@@ -158,13 +166,14 @@ class EnvironmentWorkflow:
             text: their text.
             finished: whether the policy ended its turn.
             turn: its number, from 0.
+            last: whether it is the last one by `rollout.agent.max_turns`.
         """
         parsed = ParsedTurn(text)
         if self._parse is not None:
             ended = finished and token_ids[-1] in self._tokenizer.all_special_ids
             tokens = token_ids[:-1] if ended else token_ids
             parsed = self._parse(self._tokenizer.decode(tokens, skip_special_tokens=False))
-        return Action(text, tuple(token_ids), finished, turn, parsed)
+        return Action(text, tuple(token_ids), finished, turn, parsed, last)
 
     def _kind_of(self, prompt: Prompt) -> EnvironmentKind | None:
         return environment_of(self._kinds, prompt.columns, 0, prompt.place) if self._kinds else None
@@ -190,6 +199,19 @@ def call_format(agent: Any, tokenizer: Any) -> CallFormat | None:
             f"of {', '.join(CALL_FORMATS.names())}"
         )
     return None if name is None else CALL_FORMATS.load(name)
+
+
+class Outcome(dict[str, Any]):
+    """What happened in a trajectory, as JSON has it, with the environment that reward functions read.
+
+    A copy, as for another process, is a plain dict.
+    """
+
+    environment: Any = None
+    """The environment's `for_rewards`; None: it has none, or failed."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 class Clock:
@@ -250,6 +272,11 @@ class Record:
         unanswered = turns - len(self.rewards)
         self.rewards += [0.0] * unanswered
         self.states += [None] * unanswered
+
+    def finish(self, reward: float) -> None:
+        """Add a reward of the whole trajectory to that of its last turn."""
+        if self.rewards:
+            self.rewards[-1] += reward
 
     def outcome(self) -> dict[str, Any]:
         """Return it as JSON has it; see `OUTCOME` for the keys."""

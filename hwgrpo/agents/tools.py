@@ -9,12 +9,15 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hwgrpo.agents.action import Tool
+from hwgrpo.agents.given_tools import GivenTool
 from hwgrpo.agents.thread_tool import ThreadTool
 from hwgrpo.agents.tool_processes import ProcessTool
+from hwgrpo.agents.tool_schema import make_schema
 from hwgrpo.catalog import TOOLS
 from hwgrpo.config.schema import ToolConfig
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.rewards.signatures import make_instance
+from hwgrpo.support.given_objects import find_object, is_object, name_of
 from hwgrpo.user_code import FORM, names_a_file
 
 KEY = "rollout.agent.tools"
@@ -60,6 +63,11 @@ def close_tools(tools: Sequence[Tool]) -> None:
 def _load(config: ToolConfig, key: str, folder: str, sandbox_level: str) -> Tool:
     kwargs: Any = OmegaConf.to_container(config.kwargs) if OmegaConf.is_config(config.kwargs) else config.kwargs
     options: Mapping[str, Any] = {"key": key, "max_chars": config.max_chars, "truncate": config.truncate}
+    if is_object(config.name):
+        function = find_object(config.name, f"{key}.name")
+        schema = make_schema(function, kwargs, key, name_of(config.name))
+        limits: Mapping[str, Any] = {"max_chars": config.max_chars, "truncate": config.truncate}
+        return GivenTool(function, schema, kwargs, timeout=config.timeout, workers=config.workers, **limits)
     if names_a_file(config.name):
         return ProcessTool(
             config.name, kwargs, timeout=config.timeout, workers=config.workers, folder=folder, **options

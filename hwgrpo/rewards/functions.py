@@ -36,7 +36,9 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 OPENED = "opened_markers"
 """Parameter of verl's form that only functions which name it get: the markers that the prompt leaves open."""
 TRL = ("prompts", "completions", "completion_ids")
-TRL_SERVICES = ("trainer_state", "log_extra", "log_metric", "environments")
+ENVIRONMENTS = "environments"
+"""Parameter of TRL's form for the environments of the responses (`for_rewards`), which are no copies."""
+TRL_SERVICES = ("trainer_state", "log_extra", "log_metric", ENVIRONMENTS)
 Failed = Callable[[int, Exception], None]
 """Callback for a failed call: (number of the call, its exception)."""
 
@@ -125,7 +127,7 @@ class Signature:
             ],
             "completion_ids": completions.token_lists(),
             "trainer_state": None if step is None else SimpleNamespace(global_step=step),
-            "environments": None,
+            ENVIRONMENTS: None,
         }
         return [self._accepted(arguments)]
 
@@ -189,6 +191,9 @@ class RewardFunction(Signature):
         calls = self.calls(batch, completions, step)
         if self.form == "verl":
             return self._each(calls, seed), extras
+        environments = [getattr(outcome, "environment", None) for outcome in completions.outcomes]
+        if self.form == "trl" and any(each is not None for each in environments):
+            calls[0] |= self._accepted({ENVIRONMENTS: environments})
         try:
             with seeded(*seed, 0):
                 return wait_for(self.start(calls[0], extras)), extras
@@ -211,7 +216,7 @@ class RewardFunction(Signature):
             extras: a dict per response, filled by the logging functions of TRL's form.
         """
         kwargs = own_copy(dict(self.kwargs))
-        arguments = {name: self._own(value) for name, value in arguments.items()}
+        arguments = {name: value if name == ENVIRONMENTS else self._own(value) for name, value in arguments.items()}
         if self.form != "trl":
             return self.call(**arguments, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Python objects that settings name: `object://NAME`, for prompts and reward functions given to `hwgrpo.Trainer`.
+"""Python objects that settings name: `object://NAME`, for what is given to `hwgrpo.Trainer`.
 
 A name is known only within `given`, which a trainer enters while it checks its settings and builds its run.
 """
@@ -12,6 +12,8 @@ from typing import Any
 from hwgrpo.errors import ConfigError
 
 PREFIX = "object://"
+TOOL, ENVIRONMENT = f"{PREFIX}tool:", f"{PREFIX}environment:"
+"""Prefixes of tools and environments, which may have the names of reward functions."""
 
 _objects: dict[str, Any] = {}
 
@@ -40,6 +42,9 @@ def is_object(name: object) -> bool:
 
 def name_of(name: str) -> str:
     """Return the name of an object without the prefix; any other name unchanged."""
+    for prefix in (TOOL, ENVIRONMENT):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
     return name.removeprefix(PREFIX)
 
 

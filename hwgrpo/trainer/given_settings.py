@@ -17,7 +17,7 @@ from hwgrpo.config.validate import check_resume
 from hwgrpo.data.given_rows import part_of
 from hwgrpo.data.row_schema import missing_column
 from hwgrpo.errors import ConfigError, shown
-from hwgrpo.support.given_objects import PREFIX, find_object, given, is_object, name_of
+from hwgrpo.support.given_objects import ENVIRONMENT, PREFIX, TOOL, find_object, given, is_object, name_of
 
 TRAIN, VALIDATION, EVALUATION = (f"{PREFIX}{name}" for name in ("train", "validation", "evaluation"))
 MODEL, TOKENIZER = f"{PREFIX}model", f"{PREFIX}tokenizer"
@@ -34,13 +34,15 @@ def load_given(
     reward_weights: Sequence[float] | None = None,
     model: Any = None,
     tokenizer: Any = None,
+    tools: Any = None,
+    environments: Any = None,
 ) -> tuple[Config, dict[str, Any]]:
     """Return checked settings that name the given objects, and the objects by these names.
 
     Args:
         config: loaded settings, which stay as they are; a recipe; or a mapping with nested or dotted keys.
         overrides: `key=value` arguments.
-        train_data, validation_data, rewards, reward_weights, model, tokenizer: as for `Trainer`.
+        train_data, validation_data, rewards, reward_weights, model, tokenizer, tools, environments: as for `Trainer`.
 
     Raises:
         ConfigError, DataError: as `load_config` does; or an object cannot be used, or an override names another.
@@ -63,6 +65,13 @@ def load_given(
         entries, functions = reward_entries(rewards)
         tree.setdefault("reward", {})["functions"] = entries
         objects |= functions
+    for argument, prefix, listed in (("tools", TOOL, tools), ("environments", ENVIRONMENT, environments)):
+        if listed is not None:
+            entries, functions = reward_entries(listed, argument, prefix)
+            rollout = tree.setdefault("rollout", {})
+            rollout.setdefault("workflow", "tools" if environments is None else "environment")
+            rollout.setdefault("agent", {})[argument] = entries
+            objects |= functions
     if reward_weights is not None:
         _set_weights(tree.get("reward", {}).get("functions") or [], reward_weights)
     with given(objects):
@@ -96,12 +105,16 @@ def _given_of(config: Config, tree: Any, defaults: Any, section: Any, prefix: st
     return result
 
 
-def reward_entries(rewards: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def reward_entries(
+    rewards: Any, argument: str = "rewards", prefix: str = PREFIX
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return entries of `reward.functions`, and the functions among them by the names there.
 
     Args:
         rewards: a function or a name; a mapping from names to functions; or a sequence of functions, names and entries
             as in `reward.functions`, whose `name` may be a function.
+        argument: of `Trainer`, for messages; tools and environments have such entries, too.
+        prefix: begins the names.
 
     Raises:
         ConfigError: one is neither, has no name, or has the name of another.
@@ -112,15 +125,15 @@ def reward_entries(rewards: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         listed = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     entries, objects = [], {}
     for number, item in enumerate(listed):
-        key = f"rewards[{number}]"
+        key = f"{argument}[{number}]"
         entry = dict(item) if isinstance(item, Mapping) else {"name": item}
         function, alias = entry.get("name"), entry.pop("as", None)
         if callable(function):
-            name = PREFIX + (_checked_name(alias, key) if alias is not None else _name_of(function, key))
+            name = prefix + (_checked_name(alias, key) if alias is not None else _name_of(function, key))
             if objects.setdefault(name, function) is not function:
                 raise ConfigError(
                     f"{key}: two functions have the name {name_of(name)!r}; name them by a mapping, "
-                    'e.g. rewards={"short": f, "long": g}'
+                    f'e.g. {argument}={{"short": f, "long": g}}'
                 )
             entry["name"] = name
         elif not isinstance(function, str):
@@ -159,6 +172,8 @@ def check_objects(config: Config) -> None:
 def check_prompts(rows: Any, name: str, key: str, config: Config) -> None:
     """Raise `DataError` if an object is no sequence of rows with a prompt."""
     part = part_of(rows, name, key)
+    if config.rollout.agent.environments:  # which may give the prompts
+        return
     if config.data.prompt_key not in part.columns:
         raise missing_column("data.prompt_key", config.data.prompt_key, part.columns, name)
 
@@ -181,7 +196,8 @@ def _name_of(function: Any, key: str) -> str:
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)
     if name == "<lambda>":
-        raise ConfigError(f'{key} is a lambda, which has no name; give it one by a mapping: rewards={{"name": ...}}')
+        argument = key.partition("[")[0]
+        raise ConfigError(f'{key} is a lambda, which has no name; give it one by a mapping: {argument}={{"name": ...}}')
     return _checked_name(name, key)
 
 

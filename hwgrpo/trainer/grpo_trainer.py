@@ -51,6 +51,11 @@ class Trainer:
         rewards: reward functions in place of `reward.functions`: a function or name, a sequence of functions, names and
             entries as in `reward.functions`, or a mapping from names to functions. They run in this process.
         reward_weights: a weight for each reward function.
+        tools: functions that the policy may call, in place of `rollout.agent.tools`: functions, names and entries as
+            there. A function runs in threads of this process: a call that is late is abandoned, not killed. The
+            default of `rollout.workflow` is then `tools`, with environments `environment`.
+        environments: classes, or functions that make instances, in place of `rollout.agent.environments`; a mapping
+            gives them names.
 
     Raises:
         ConfigError, DataError: with the wrong value and its remedy.
@@ -67,6 +72,8 @@ class Trainer:
         validation_data: Any = None,
         rewards: Any = None,
         reward_weights: Sequence[float] | None = None,
+        tools: Any = None,
+        environments: Any = None,
     ) -> None:
         with RestoredEnvironment():
             self._config, self._objects = load_given(
@@ -78,6 +85,8 @@ class Trainer:
                 reward_weights=reward_weights,
                 model=model,
                 tokenizer=tokenizer,
+                tools=tools,
+                environments=environments,
             )
             self._host = prepare_host(self._config)
             if model is not None:

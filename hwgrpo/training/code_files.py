@@ -51,12 +51,11 @@ def source_of(function: Any) -> str | None:
 def _codes(config: Config) -> dict[str, tuple[str, bytes]]:
     """Return setting -> (name of the file, its content)."""
     codes = {key: (file.name, file.read_bytes()) for key, file in code_files(config).items() if file.is_file()}
-    for i, function in enumerate(config.reward.functions):
-        if is_object(function.name):
-            key = f"reward.functions.{i}.name"
-            source = source_of(find_object(function.name, key))
+    for setting in function_settings(config):
+        if is_object(setting.name):
+            source = source_of(find_object(setting.name, setting.key))
             if source is not None:
-                codes[key] = f"{name_of(function.name)}.py", source.encode()
+                codes[setting.key] = f"{name_of(setting.name)}.py", source.encode()
     return codes
 
 

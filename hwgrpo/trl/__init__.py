@@ -4,6 +4,7 @@ early_environment.py  the backend's variables, set at the import
 trl_trainer.py        `GRPOTrainer`: its constructor and `train`
 trainer_arguments.py  its arguments that are renamed or refused
 trainer_parts.py      what its parts share, and its log
+trl_agents.py         `tools` and `environment_factory`
 trl_steps.py          the steps of a run, and what is due after each
 trl_evaluation.py     evaluations
 script_methods.py     what scripts call beside training

@@ -206,7 +206,7 @@ class GRPOConfig(_Arguments):
         """Return the arguments that were given, or set later, as the settings of a TRL run.
 
         Args:
-            **known: `prompts`, `longest_prompt` and `evaluates` of `trl_settings`.
+            **known: `prompts`, `longest_prompt`, `evaluates` and `agents` of `trl_settings`.
 
         Raises:
             ConfigError: an illegal value, or a field of this transformers version that has no counterpart.

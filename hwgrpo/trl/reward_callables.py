@@ -13,8 +13,8 @@ import torch
 
 from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, nearest, shown
+from hwgrpo.rewards.functions import ENVIRONMENTS, TRL_SERVICES
 from hwgrpo.rewards.functions import TRL as TRL_ARGUMENTS
-from hwgrpo.rewards.functions import TRL_SERVICES
 from hwgrpo.support.template_clock import clock_options
 from hwgrpo.trl.grpo_config import note
 
@@ -22,7 +22,6 @@ SCORED = "_scored"
 """Name of the entry that drops responses for which every function returned None; no function's name begins with _."""
 _RESPONSES = "responses"
 _MODEL = "reward_model"
-_ENVIRONMENTS = "environments"
 _ONE = "solution_str"
 """Argument of verl's signature, which scores one response a call."""
 
@@ -155,10 +154,10 @@ class RewardCallables:
             parameters = inspect.signature(entry["name"]).parameters.values()
             named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
             needed = [each.name for each in named if each.default is each.empty]
-            if _ENVIRONMENTS in needed and _ENVIRONMENTS not in columns:
+            if ENVIRONMENTS in needed and ENVIRONMENTS not in columns:
                 raise ConfigError(
-                    f"reward_funcs: {entry['as']} needs {_ENVIRONMENTS}, and there are none here; give a reward "
-                    "function that reads the response"
+                    f"reward_funcs: {entry['as']} needs {ENVIRONMENTS}, and there are none: give "
+                    "environment_factory, or a reward function that reads the response"
                 )
             known = {*columns, *TRL_ARGUMENTS, *TRL_SERVICES, "ground_truth"}
             missing = [name for name in needed if name not in known]

@@ -16,7 +16,6 @@ from hwgrpo.trl.model_card import model_card
 from hwgrpo.trl.script_accelerator import ScriptAccelerator
 from hwgrpo.trl.trainer_callbacks import Callbacks
 from hwgrpo.trl.trainer_parts import TrainerParts
-from hwgrpo.trl.trl_datasets import evaluation_rows
 from hwgrpo.trl.trl_errors import MissingName, trl_names
 
 _SCHEDULE = "set optim, learning_rate, lr_scheduler_type and warmup_steps; state.log_history has learning_rate"
@@ -115,7 +114,7 @@ class ScriptMethods(TrainerParts):
         Raises:
             ConfigError: there are none.
         """
-        rows = self.eval_dataset if eval_dataset is None else evaluation_rows(eval_dataset)
+        rows = self.eval_dataset if eval_dataset is None else self._evaluation_rows(eval_dataset)
         if rows is None:
             raise ConfigError("get_eval_dataloader: give eval_dataset here, or to the constructor")
         return self._rows(rows)

@@ -15,9 +15,10 @@ _TUTORIALS = {
 }
 """Arguments that no TRL version has, or that earlier ones had -> the argument."""
 _REFUSED = {
-    "tools": ("tools are not converted", "rollout.workflow=FILE.py:COROUTINE of hwgrpo train"),
-    "environment_factory": ("environments are not converted", "rollout.workflow=FILE.py:COROUTINE of hwgrpo train"),
-    "rollout_func": ("responses are sampled by the engine", "rollout.source=FILE.py:FUNCTION of hwgrpo train"),
+    "rollout_func": (
+        "responses are sampled by the engine",
+        "tools or environment_factory, or rollout.workflow=FILE.py:COROUTINE of hwgrpo train",
+    ),
 }
 
 _NEVER_CALLED = (
@@ -59,10 +60,11 @@ def renamed(others: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an unknown one.
     """
     known = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class", "peft_config")
+    known += ("callbacks", "optimizers", "quantization_config", "tools", "environment_factory")
     result = {}
     for name, value in others.items():
         if name not in _TUTORIALS:
-            near = nearest(name, [*known, *_TUTORIALS, *_REFUSED, "callbacks", "optimizers", "quantization_config"])
+            near = nearest(name, [*known, *_TUTORIALS, *_REFUSED])
             raise ConfigError(f"GRPOTrainer: unknown argument {name}" + (f": did you mean {near}?" if near else ""))
         result[_TUTORIALS[name]] = value
         note(f"GRPOTrainer: TRL has no argument {name}; it is read as {_TUTORIALS[name]}")

@@ -14,6 +14,8 @@ from hwgrpo.trainer import Trainer
 from hwgrpo.trl.grpo_config import GRPOConfig
 from hwgrpo.trl.reward_callables import RewardCallables
 from hwgrpo.trl.trainer_callbacks import Callbacks
+from hwgrpo.trl.trl_agents import Agents
+from hwgrpo.trl.trl_datasets import evaluation_rows
 from hwgrpo.trl.trl_metrics import LogWindow
 
 
@@ -28,6 +30,7 @@ class TrainerParts:
     _evaluates_by_name: bool
     _model: Any
     _rewards: RewardCallables
+    _agents: Agents | None
     _settings: dict[str, Any]
     _batches: Batches
     _callbacks: Callbacks
@@ -44,6 +47,10 @@ class TrainerParts:
         """Return where an ended run has its model; with peft_config, the adapter."""
         name = "final-adapter" if self._settings.get("model.lora.rank") else "final"
         return Path(str(self.args.output_dir)) / name
+
+    def _evaluation_rows(self, dataset: Any) -> Any:
+        """Return the rows of a dataset for evaluation; environments may give their prompts."""
+        return evaluation_rows(dataset, needs_prompt=self._agents is None or not self._agents.has_environments)
 
     def log(self, logs: Mapping[str, float], start_time: float | None = None) -> None:
         """Add metrics to `state.log_history`, with epoch and step, and call on_log."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.trl.trainer_parts import TrainerParts
-from hwgrpo.trl.trl_datasets import evaluation_rows
 from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import named_validation
 
@@ -29,7 +28,7 @@ class Evaluation(TrainerParts):
             ConfigError: there is no dataset.
         """
         del ignore_keys
-        rows = self.eval_dataset if eval_dataset is None else evaluation_rows(eval_dataset)
+        rows = self.eval_dataset if eval_dataset is None else self._evaluation_rows(eval_dataset)
         if rows is None:
             raise ConfigError("evaluate: give eval_dataset here, or to the constructor")
         by_name = self._evaluates_by_name if eval_dataset is None else isinstance(eval_dataset, Mapping)

@@ -26,6 +26,7 @@ NAMES = {
     "completions/clipped_ratio": "response_length/clip_ratio",
     **{name: name for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")},
     "cispo_clip_ratio": "cispo_clip_ratio",
+    **{name: name for name in ("tools/call_frequency", "tools/failure_frequency")},
     "step_time": "timing_s/step",
 }
 """TRL's name -> the metric of a step here."""

@@ -22,11 +22,12 @@ from hwgrpo.trainer import Trainer
 from hwgrpo.trl import trl_checkpoints
 from hwgrpo.trl.grpo_config import FIELDS, GRPOConfig, note
 from hwgrpo.trl.peft_settings import check_model, lora_settings, quantize_setting
-from hwgrpo.trl.reward_callables import RewardCallables
+from hwgrpo.trl.reward_callables import ENVIRONMENTS, RewardCallables
 from hwgrpo.trl.script_methods import ScriptMethods
 from hwgrpo.trl.trainer_arguments import check_overrides, refuse, renamed
 from hwgrpo.trl.trainer_callbacks import Callbacks
-from hwgrpo.trl.trl_datasets import evaluation_rows, longest_prompt, rows_of
+from hwgrpo.trl.trl_agents import Agents
+from hwgrpo.trl.trl_datasets import longest_prompt, rows_of
 from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import LogWindow
 from hwgrpo.trl.trl_steps import TrainingSteps
@@ -50,7 +51,10 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         optimizers: (None, None); the optimizer is that of the arguments.
         quantization_config: a BitsAndBytesConfig, with peft_config.
         peft_config: a LoraConfig.
-        tools, rollout_func, environment_factory: None.
+        tools: functions that the policy may call, sync or async.
+        rollout_func: None.
+        environment_factory: makes an environment with `reset`, methods that the policy calls, and perhaps `get_reward`;
+            or a mapping of several, among which the column `environment` chooses.
         **others: names of tutorials for these, read with a notice.
 
     Raises:
@@ -80,7 +84,9 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         reward_funcs = named_here.get("reward_funcs", reward_funcs)
         processing_class = named_here.get("processing_class", processing_class)
         args = named_here.get("args", args)
-        refuse({"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory})
+        refuse({"rollout_func": rollout_func})
+        has_agents = bool(tools) or environment_factory is not None
+        self._agents = Agents(tools, environment_factory) if has_agents else None
         if any(each is not None for each in optimizers):
             raise ConfigError(
                 "optimizers: the optimizer is sharded and saved with the run, and is none of yours; set optim, "
@@ -111,19 +117,34 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         batches = settings.batches()
         taken = math.ceil(steps / batches.updates_per_step) * batches.prompts_per_step if steps > 0 else None
         if train_dataset is None:
-            raise ConfigError("train_dataset is missing: give rows with a column prompt")
-        self.train_dataset = rows_of(train_dataset, "train_dataset", taken)
-        self.eval_dataset = evaluation_rows(eval_dataset)
+            environment = environment_factory is not None
+            which = ", or with columns by which reset makes one, the same in each call" if environment else ""
+            raise ConfigError(f"train_dataset is missing: give rows with a column prompt{which}")
+        opens = environment_factory is not None
+        self.train_dataset = rows_of(train_dataset, "train_dataset", taken, needs_prompt=not opens)
+        self.eval_dataset = self._evaluation_rows(eval_dataset)
+        if self._agents is not None:
+            for name, rows in (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset)):
+                self._agents.check_rows(rows or (), name)
+            reward_funcs = [*([] if reward_funcs is None else _listed(reward_funcs)), *self._agents.rewards]
+            if isinstance(reward_processing_classes, list | tuple):
+                reward_processing_classes = [*reward_processing_classes, *[None] * len(self._agents.rewards)]
+            if not reward_funcs:
+                raise ConfigError(
+                    "reward_funcs is missing: give a function, or an environment_factory whose class has get_reward"
+                )
         self._evaluates_by_name = isinstance(eval_dataset, Mapping)
         self._rewards = RewardCallables(
             reward_funcs,
             reward_processing_classes,
             lambda: self.state,
             options=settings["chat_template_kwargs"],
-            conversations=not isinstance(self.train_dataset[0]["prompt"], str),
+            conversations=has_agents or not isinstance(self.train_dataset[0]["prompt"], str),
             device=lambda: self._trainer.device,
         )
-        self._rewards.check_columns(part_of(self.train_dataset, "train_dataset", "train_dataset").columns)
+        columns = part_of(self.train_dataset, "train_dataset", "train_dataset").columns
+        reads = (ENVIRONMENTS,) if self._agents is not None and self._agents.has_environments else ()
+        self._rewards.check_columns((*columns, *reads))
         if settings["eval_strategy"] != "no" and self.eval_dataset is None:
             raise ConfigError(f"eval_strategy={settings['eval_strategy']} needs eval_dataset")
         if not isinstance(model, str):
@@ -155,12 +176,19 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         """
         reads_length = settings["max_prompt_length"] is None and settings["vllm_max_model_length"] is None
         tokenizer, longest = self._tokenizer(), None
+        if self._agents is not None and tokenizer is not None:
+            self._agents.check_template(tokenizer)
         if tokenizer is not None and reads_length:
             datasets = [each for each in (self.train_dataset, self.eval_dataset) if each is not None]
-            longest = longest_prompt(datasets, tokenizer, settings["chat_template_kwargs"] or {})
+            longest = longest_prompt(datasets, tokenizer, settings["chat_template_kwargs"] or {}, self._agents)
         evaluates = self.eval_dataset is not None
         imported = import_trl(
-            self.args.settings(prompts=len(self.train_dataset), longest_prompt=longest, evaluates=evaluates)
+            self.args.settings(
+                prompts=len(self.train_dataset),
+                longest_prompt=longest,
+                evaluates=evaluates,
+                agents=self._agents is not None,
+            )
         )
         refused = [f"{each.key}={shown(each.value)}: {each.note}" for each in imported.refused()]
         if refused:
@@ -168,7 +196,13 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         for entry in imported.entries:
             if entry.group == "ignored" and entry.note and entry.key in self.args.given_names():
                 note(f"{entry.key}={shown(entry.value)}: {entry.note}")
-        return imported.settings
+        return imported.settings | ({} if self._agents is None else self._agents.settings)
+
+    def _weights(self) -> list[float] | None:
+        """Return the weights of the reward functions; those of environments have the weight 1, as in TRL."""
+        if self.args.reward_weights is None or self._agents is None:
+            return self.args.reward_weights
+        return [*self.args.reward_weights, *[1.0] * len(self._agents.rewards)]
 
     def _make(self, resume: str) -> Trainer:
         """Return the run underneath; the model is loaded at its first use."""
@@ -188,7 +222,8 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
                 tokenizer=self.processing_class,
                 train_data=self.train_dataset,
                 validation_data=self.eval_dataset if validates else None,
-                rewards=self._rewards.weigh(self.args.reward_weights),
+                rewards=self._rewards.weigh(self._weights()),
+                environments=None if self._agents is None else self._agents.environments,
             )
         # without validations it is no setting that load_config accepts, but evaluate() reads it
         trainer.config.trainer.validation_n = self.args.num_generations_eval or self.args.num_generations or 8
@@ -363,6 +398,10 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 
     def _completions_per_update(self) -> int:
         return self._batches.prompts_per_update * (self.args.num_generations or 1)
+
+
+def _listed(rewards: Any) -> list[Any]:
+    return list(rewards) if isinstance(rewards, list | tuple) else [rewards]
 
 
 def _has_run(folder: Any) -> bool:

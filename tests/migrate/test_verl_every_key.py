@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hwgrpo.config.schema import EnvironmentConfig
 from hwgrpo.migrate.tables.verl_names import ROWS, current_name
 from tests.migrate.test_verl_meaning import ACTOR, CHANGES, CORRECTION, MODEL, ROLLOUT, value
 from tests.migrate.verl_runs import BASE, config_of, imported
@@ -13,6 +14,22 @@ ADAPTER = str(Path(__file__).parent)
 LORA = f"{MODEL}lora_rank=8"
 KL_IN_REWARD = "algorithm.use_kl_in_reward=True"
 SAMPLED = f"{ROLLOUT}val_kwargs.temperature=1.0"
+
+TURNS = f"{ROLLOUT}multi_turn."
+TOOLS = (f"{ROLLOUT}agent.default_agent_loop=tool_agent", f"{TURNS}tool_config_path=t.yaml")
+
+
+def verl_tools(**changed: Any) -> EnvironmentConfig:
+    """Return the environment of verl's tool files, with verl's defaults."""
+    kwargs = {
+        "tool_config": "t.yaml",
+        "function_tools": "f.py",
+        "max_parallel_calls": 1,
+        "max_tool_response_length": 256,
+        "tool_response_truncate_side": "middle",
+    }
+    return EnvironmentConfig("verl_tools", {name: each for name, each in (kwargs | changed).items() if each})
+
 
 FURTHER: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("data.train_files=[a.parquet,b.parquet]",), {"data.train": ["a.parquet", "b.parquet"]}),
@@ -123,6 +140,25 @@ FURTHER: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         {"rollout.engine": "sglang_server", "rollout.engine_kwargs": {"attention_backend": "fa3"}},
     ),
     ((f"{ROLLOUT}name=sglang", f"{ROLLOUT}engine_kwargs.vllm.swap_space=4"), {"rollout.engine_kwargs": {}}),
+    (
+        (f"{TURNS}enable=True", f"{TURNS}tool_config_path=t.yaml", f"{TURNS}function_tool_path=f.py"),
+        {"rollout.workflow": "environment", "rollout.agent.environments": [verl_tools()]},
+    ),
+    (
+        (*TOOLS, f"{TURNS}max_parallel_calls=4", f"{TURNS}max_tool_response_length=512"),
+        {
+            "rollout.agent.environments": [
+                verl_tools(function_tools=None, max_parallel_calls=4, max_tool_response_length=512)
+            ]
+        },
+    ),
+    (
+        (*TOOLS, f"{TURNS}tool_response_truncate_side=left"),
+        {"rollout.agent.environments": [verl_tools(function_tools=None, tool_response_truncate_side="left")]},
+    ),
+    ((*TOOLS, f"{TURNS}max_assistant_turns=5"), {"rollout.agent.max_turns": 5}),
+    ((*TOOLS, f"{TURNS}max_assistant_turns=5", f"{TURNS}max_user_turns=3"), {"rollout.agent.max_turns": 4}),
+    ((*TOOLS, f"{TURNS}format=glm"), {"rollout.agent.call_format": "glm"}),
     ((SAMPLED, f"{ROLLOUT}val_kwargs.top_k=20"), {"trainer.validation_sampling.top_k": 20}),
     ((KL_IN_REWARD, "algorithm.kl_penalty=mse"), {"algorithm.kl.estimator": "k2"}),
     (

@@ -212,9 +212,9 @@ class CallableProcessor(ProcessorMixin):
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [print]}, "tools is not supported"),
-    ({"rollout_func": print}, "rollout.source"),
-    ({"environment_factory": print}, "environment_factory is not supported"),
+    ({"tools": [print]}, "tools[0]: print takes *args"),
+    ({"rollout_func": print}, "rollout.workflow"),
+    ({"environment_factory": print}, "environment_factory() made null, which has no reset"),
     ({"optimizers": (object(), None)}, "optimizers"),
     ({"reward_funcs": lambda environments, **_: [each.score for each in environments]}, "needs environments"),
     ({"reward_funcs": None}, "reward_funcs is missing"),

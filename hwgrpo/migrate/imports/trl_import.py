@@ -21,6 +21,7 @@ CONVERSIONS: tuple[Conversion, ...] = (
     trl_algorithm.correction,
     trl_algorithm.rewards,
     trl_run.sampling,
+    trl_run.agents,
     trl_run.engine,
     trl_run.devices,
     trl_run.validation,

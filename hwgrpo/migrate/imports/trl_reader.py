@@ -48,6 +48,7 @@ def trl_settings(
     prompts: int | None = None,
     longest_prompt: int | None = None,
     evaluates: bool = False,
+    agents: bool = False,
 ) -> TrlSettings:
     """Return settings under the names of the tables, checked.
 
@@ -57,11 +58,14 @@ def trl_settings(
         prompts: rows of the training data, if known.
         longest_prompt: tokens of the longest prompt, if known.
         evaluates: whether validation data is given as an object.
+        agents: whether the script has tools or environments.
 
     Raises:
         ConfigError: unknown keys, all of them, with the nearest known ones; or an illegal value, with the legal ones.
     """
-    settings = TrlSettings(environment=environment, prompts=prompts, longest_prompt=longest_prompt, evaluates=evaluates)
+    settings = TrlSettings(
+        environment=environment, prompts=prompts, longest_prompt=longest_prompt, evaluates=evaluates, agents=agents
+    )
     fill(settings, {key: _typed(key, value) for key, value in values.items()})
     return settings
 

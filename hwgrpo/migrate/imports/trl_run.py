@@ -71,6 +71,16 @@ def engine(v: TrlSettings) -> Iterator[Converted]:
     yield Remark(_SERVER, "without effect beside vllm_mode=colocate")
 
 
+def agents(v: TrlSettings) -> Iterator[Converted]:
+    """Convert the limit of turns; it has an effect with tools or environments alone."""
+    key = "max_tool_calling_iterations"
+    if not v.agents:
+        yield Remark((key,), "there are tools only where a script gives them to GRPOTrainer")
+    elif v[key] is not None:
+        yield Assignment("rollout.workflow", "environment", ())
+        yield Assignment("rollout.agent.max_turns", v[key] + 1, (key,))
+
+
 def devices(v: TrlSettings) -> Iterator[Converted]:
     """Convert the device, FSDP and DeepSpeed, of arguments or of `accelerate launch`."""
     environment = v.environment

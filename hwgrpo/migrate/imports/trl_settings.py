@@ -38,6 +38,8 @@ class TrlSettings(PeerSettings):
     """Tokens of the longest prompt; None: not known."""
     evaluates: bool = False
     """Whether validation data is given as an object."""
+    agents: bool = False
+    """Whether the script has tools or environments."""
 
     def world_size(self) -> int:
         """Return the number of devices."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwgrpo.migrate.imports import verl_algorithm, verl_batches, verl_devices
+from hwgrpo.migrate.imports import verl_agents, verl_algorithm, verl_batches, verl_devices
 from hwgrpo.migrate.imports.import_result import Imported
 from hwgrpo.migrate.imports.peer_import import Conversion, import_peer
 from hwgrpo.migrate.imports.verl_settings import ACTOR, VerlSettings
@@ -18,6 +18,7 @@ CONVERSIONS: tuple[Conversion, ...] = (
     verl_algorithm.correction,
     verl_algorithm.filtered_groups,
     verl_algorithm.rewards,
+    verl_agents.agents,
     verl_devices.engine,
     verl_devices.sampling,
     verl_devices.parallelism,

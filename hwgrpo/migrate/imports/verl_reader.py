@@ -28,6 +28,8 @@ _PATHS = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.model.lora_adapter_path",
     "reward.custom_reward_function.path",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path",
 )
 """Settings in which a variable that is not set is read when the recipe runs, as the script reads it."""
 _SETTING = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")

@@ -57,7 +57,6 @@ IGNORED = (
     *ignored(_HUB, "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
     *ignored(_BEST, "metric_for_best_model", "greater_is_better"),
     *ignored("transformers' scripts read it; GRPOTrainer.train() trains", "do_train", "do_eval", "do_predict"),
-    *ignored("there are no agents here", "max_tool_calling_iterations"),
     *ignored("the engine chooses a port", "vllm_group_port"),
     *ignored("rows are read at once", "dataset_streaming", "streaming"),
     *ignored("buffers are not broadcast", "ignore_bias_buffers"),

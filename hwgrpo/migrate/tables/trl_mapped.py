@@ -174,6 +174,13 @@ _GENERATION = (
     same("min_p", "rollout.min_p", None, "0 is off", type="number"),
     joint("generation_kwargs", "rollout.stop", None, "stop strings; others are refused", type="mapping"),
     same("chat_template_kwargs", "data.chat_template_kwargs", None, type="mapping"),
+    joint(
+        "max_tool_calling_iterations",
+        "rollout.agent.max_turns",
+        None,
+        "turns: one more, which reads the last results",
+        type="int",
+    ),
     joint("use_vllm", "rollout.engine", False, "vllm in the training process, vllm_server in its own"),
     joint("vllm_mode", "rollout.engine", "colocate", values={"colocate": "vllm", "server": "vllm_server"}),
     joint("vllm_enable_sleep_mode", "rollout.sleep_mode", False, "auto is true, never is false"),

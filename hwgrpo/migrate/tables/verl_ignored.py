@@ -104,6 +104,11 @@ IGNORED = (
         ),
         ignored(_SEED, "seed"),
         ignored("there are no agent workers", "agent.num_workers", "agent.agent_loop_manager_class"),
+        ignored(
+            "tokens are never decoded and tokenized again between turns",
+            "multi_turn.use_inference_chat_template",
+            "multi_turn.tokenization_sanity_check_mode",
+        ),
         ignored(_OFF, "multi_turn.*", "skip_dump_dir", "quantization_config_file", "mtp"),
         ignored("metrics.jsonl and completions.jsonl have it", "trace.*", "prometheus.*"),
         ignored(_PROFILE, "profiler.*"),
@@ -131,6 +136,7 @@ IGNORED = (
             "return_full_prompt",
         ),
         ignored("only used with images", "return_multi_modal_inputs", "image_patch_size"),
+        ignored("prompts show the tools of rollout.multi_turn", "tool_config_path"),
         ignored(
             "validations use all prompts at once, in the order of the file", "val_batch_size", "validation_shuffle"
         ),

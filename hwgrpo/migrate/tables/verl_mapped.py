@@ -20,6 +20,7 @@ _TYPES_OF_KL = {
     **dict.fromkeys(("full", "abs+"), ""),
 }
 _STATES = "trainer.offload"
+_AGENTS, _WORKFLOW = "rollout.agent.environments", "rollout.workflow"
 _MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 _ACTOR = section(
@@ -155,6 +156,31 @@ _ROLLOUT = section(
         type="text",
     ),
     joint("n", "rollout.n", 1),
+    joint("multi_turn.enable", _WORKFLOW, False, "environment, with tools"),
+    joint("agent.default_agent_loop", _WORKFLOW, "single_turn_agent", "tool_agent is environment; of all rows"),
+    joint("multi_turn.tool_config_path", _AGENTS, None, "verl_tools with kwargs.tool_config", type="text"),
+    joint("multi_turn.function_tool_path", _AGENTS, None, "verl_tools with kwargs.function_tools", type="text"),
+    joint("multi_turn.max_parallel_calls", _AGENTS, 1, "calls of a turn that are made"),
+    joint("multi_turn.max_tool_response_length", _AGENTS, 256, "characters"),
+    joint(
+        "multi_turn.tool_response_truncate_side",
+        _AGENTS,
+        "middle",
+        "the side that is left out, as in verl of August 2026; before, left kept the left one",
+        values={side: side for side in ("left", "middle", "right")},
+    ),
+    joint("multi_turn.max_assistant_turns", "rollout.agent.max_turns", None, "the smaller of both", type="int"),
+    joint("multi_turn.max_user_turns", "rollout.agent.max_turns", None, "and one turn that reads it", type="int"),
+    joint(
+        "multi_turn.format",
+        "rollout.agent.call_format",
+        "hermes",
+        values={
+            **{name: name for name in ("hermes", "qwen3_coder", "glm", "kimi")},
+            "gpt-oss": "gpt_oss",
+            **dict.fromkeys(("deepseek_v4", "gemma4", "minimax", "seed"), ""),
+        },
+    ),
     same("temperature", "rollout.temperature", 1.0),
     same("top_p", "rollout.top_p", 1.0, "log-probs of the local engine are of the kept tokens, verl's of all"),
     same("top_k", "rollout.top_k", -1, "0 is off, not -1; log-probs as with top_p", replaces={-1: 0}),

@@ -10,7 +10,6 @@ _PIPELINE = "there is no pipeline parallelism"
 _EXPERTS = "experts are not spread over ranks by expert"
 _SHARD = "trainer.strategy=fsdp2, which shards all weights"
 _ROUTER = "router losses and biases of Megatron have no counterpart"
-_TURNS = "tools and environments of verl are not converted"
 _TURN = "rollout.workflow=FILE.py:COROUTINE (docs/extend.md)"
 _OWN_DATA = "own classes for data are not supported"
 _FILES = "files with the rows; hwgrpo data convert writes them"
@@ -34,7 +33,6 @@ REFUSED = (
             None,
             keys=("sampler.class_path", "sampler.class_name"),
         ),
-        refused(_TURNS, _TURN, None, keys=("tool_config_path",)),
         refused("the tokenizer is the model's", "model.tokenizer", None, keys=("tokenizer",)),
     ),
     *section(
@@ -144,14 +142,19 @@ REFUSED = (
         refused(
             "a response ends with its end-of-sequence token", "rollout.stop_token_ids", False, keys=("ignore_eos",)
         ),
-        refused(_TURNS, _TURN, False, keys=("multi_turn.enable",)),
-        refused(_TURNS, _TURN, "single_turn_agent", keys=("agent.default_agent_loop",)),
         refused(
-            _TURNS,
+            "agent loops of your own are not converted",
             _TURN,
             None,
             keys=("agent.agent_loop_config_path", "agent.custom_async_server.path", "agent.custom_async_server.name"),
         ),
+        refused(
+            "interactions of verl are not converted",
+            "rollout.agent.environments=[FILE.py:CLASS] (docs/agents.md)",
+            None,
+            keys=("multi_turn.interaction_config_path",),
+        ),
+        refused("a rollout is not repeated", "rollout.n", None, keys=("multi_turn.num_repeat_rollouts",)),
         refused(
             "a copy of the engine is sharded by tensors alone",
             "rollout.tensor_parallel_size, rollout.engine_kwargs",
