@@ -40,7 +40,7 @@ OUTCOME: Mapping[str, str] = {
     "calls": "tool -> calls",
     "failed_calls": "kind of failure -> calls",
     "seconds": "tool -> seconds",
-    "messages": "the turns and what was observed, as chat messages; a turn at which it failed has no reward",
+    "messages": "the turns and what was observed, as chat messages",
 }
 """Keys of a trajectory's outcome."""
 

@@ -453,7 +453,8 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
     class Stage:
         def generate(self, batch, sampling):
             drawn.append(sampling)
-            return SimpleNamespace(prompt_index=torch.arange(2).repeat_interleave(sampling.n), dropped={})
+            index = torch.arange(2).repeat_interleave(sampling.n)
+            return SimpleNamespace(prompt_index=index, dropped={}, outcomes=())
 
         def score(self, batch, completions, drawing):
             values = rewards[len(completions.prompt_index) // 2].double().flatten()
