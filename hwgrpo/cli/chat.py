@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import signal
 import sys
@@ -244,7 +245,8 @@ class Transcript:
     def rewards(self, values: Mapping[str, float]) -> None:
         """Print what reward functions gave."""
         for name, value in values.items():
-            self.say(f"reward function {terminal_line(name)}: {value:g}")
+            shown = "none" if math.isnan(value) else f"{value:g}"
+            self.say(f"reward function {terminal_line(name)}: {shown}")
 
     def say(self, text: str) -> None:
         """Print a line of the command's own."""

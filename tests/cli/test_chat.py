@@ -116,7 +116,7 @@ def test_typed_tool_calls_are_calls(chat, games, monkeypatch):
 def test_a_failure_of_the_environment_is_shown(chat, games):
     code, shown = chat(*by_hand(games, "Even"), "--row", "3", typed="x\n")
     assert code == 0
-    assert "policy: x\n\nended: failed after 0 turns" in shown
+    assert "policy: x\n\nended: failed after 1 turn" in shown
     assert "failure: Even.step ValueError: no such number" in shown
 
 
@@ -159,6 +159,7 @@ def measured(games: Path, capsys) -> tuple[dict, list[dict]]:
 
 def test_a_run_plays_the_row_as_it_is_evaluated(chat, games, capsys):
     _, samples = measured(games, capsys)
+    assert samples[3]["reward"] is None, "its environment fails"
     for row in (0, 3):
         outcome = samples[row]["outcome"]
         code, shown = chat(games / "run", "--row", str(row), "--greedy")
@@ -167,7 +168,8 @@ def test_a_run_plays_the_row_as_it_is_evaluated(chat, games, capsys):
         said = [each["content"] for each in outcome["messages"] if each["role"] == "assistant"]
         assert [turn.removesuffix(" (cut at the limit of tokens)") for turn in turns] == said
         assert f"ended: {outcome['stop']} after {len(outcome['turn_rewards'])} turn" in shown
-        assert f"reward function score: {samples[row]['rewards']['score']:g}" in shown
+        score = samples[row]["rewards"]["score"]
+        assert f"reward function score: {'none' if score is None else f'{score:g}'}" in shown
 
 
 def test_eval_has_figures_of_each_environment_and_of_turns_and_failures(games, capsys):
@@ -180,10 +182,12 @@ def test_eval_has_figures_of_each_environment_and_of_turns_and_failures(games, c
     for name, figures in result["environments"].items():
         rewards = [sample["reward"] for sample in sampled if sample["outcome"]["environment"] == name]
         assert (figures["prompts"], len(rewards)) == ({"Guess": 2, "Even": 3}[name], 4 * figures["prompts"])
-        assert figures["mean_reward"] == pytest.approx(sum(rewards) / len(rewards))
+        counted = [reward for reward in rewards if reward is not None]
+        assert len(rewards) - len(counted) == {"Guess": 0, "Even": 4}[name], "failures are masked"
+        assert figures["mean_reward"] == pytest.approx(sum(counted) / len(counted))
         groups = [rewards[i : i + 4] for i in range(0, len(rewards), 4)]
         for k in (1, 2):
-            expected = [pass_at_k(4, sum(reward >= 1 for reward in group), k) for group in groups]
+            expected = [pass_at_k(4, sum((reward or 0) >= 1 for reward in group), k) for group in groups]
             assert figures[f"pass@{k}"] == pytest.approx(sum(expected) / len(groups))
     assert main(["eval", str(games / "run"), "--n", "2"]) == 0
     shown = capsys.readouterr().out
