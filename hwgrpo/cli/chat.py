@@ -87,7 +87,8 @@ def _run(args: argparse.Namespace, stack: ExitStack) -> int:
         from hwgrpo.models.tiny import byte_tokenizer
 
         byte_tokenizer().save_pretrained(bytes_folder)
-        config.model.tokenizer = bytes_folder
+        Path(bytes_folder, "config.json").write_text("{}")
+        config.model.path = config.model.tokenizer = bytes_folder
     display = Transcript(typed=args.by_hand)
     user = None
     if talks:

@@ -3,11 +3,9 @@
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from hwgrpo.agents.action import ParsedTurn, ToolCall
 from hwgrpo.cli.eval import pass_at_k
 from hwgrpo.cli.main import main
 from tests.support.runs import runs
@@ -97,13 +95,7 @@ def test_an_environment_is_played_by_hand_without_a_model(chat, games):
     )
 
 
-def test_typed_tool_calls_are_calls(chat, games, monkeypatch):
-    def parse(text: str) -> ParsedTurn:
-        written = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-        return ParsedTurn("", (ToolCall(written["name"], written["arguments"]),))
-
-    formats = SimpleNamespace(load={"hermes": parse}.__getitem__)
-    monkeypatch.setattr("hwgrpo.agents.episode.CALL_FORMATS", formats)
+def test_typed_tool_calls_are_calls(chat, games):
     call = '<tool_call>{"name": "look", "arguments": {"at": 3}}</tool_call>'
     code, shown = chat(*by_hand(games, "Echo"), "rollout.agent.max_turns=2", typed=f"{call}\n{call}\n")
     assert code == 0
