@@ -497,13 +497,16 @@ def test_a_validation_has_the_rewards_of_each_environment_and_the_turns_of_sampl
     rewards = {1: [1.0, 0.0, 0.5], 2: [1.0, 0.0, 2.0, 3.0, torch.nan, torch.nan]}
 
     class Stage:
-        row_counts: dict[str, float] = {}
+        @property
+        def row_counts(self) -> dict[str, float]:
+            return {}
 
         def generate(self, batch, sampling):
             index = torch.arange(3).repeat_interleave(sampling.n)
             outcomes = tuple(
-                {"environment": environments[i], "turn_rewards": [0.0] * (i + sampling.n), "stop": "done", "reward": 9.0,
-                 "failure": "broke" if i == 2 else "", "calls": {"look": i}, "failed_calls": {}, "seconds": {"look": 1}}
+                {"environment": environments[i], "turn_rewards": [0.0] * (i + sampling.n), "stop": "done",
+                 "reward": 9.0, "failure": "broke" if i == 2 else "", "calls": {"look": i}, "failed_calls": {},
+                 "seconds": {"look": 1}}
                 for i in index.tolist()
             )  # fmt: skip
             return SimpleNamespace(prompt_index=index, dropped={}, outcomes=outcomes if acted else ())
