@@ -47,7 +47,7 @@ def run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any, memory: A
         elif request == "greedy":
             assert run.validation is not None
             greedy = replace(run.sampling, n=1, greedy=True)
-            total, *_ = scores(run.engine, run.validation, run.rewards, greedy, range(len(run.validation)))
+            total = scores(run.engine, run.validation, run.rewards, greedy, range(len(run.validation))).rewards
             reply({"accuracy": float(total.mean()), "rows": len(total)})
         elif isinstance(request, dict):
             reply(_compare(run, model, setting, request))

@@ -18,5 +18,6 @@ calculator_tool.py   the tool `calculator`
 search_tool.py       the tool `search`
 guessing_game.py     the environment `guessing_game`
 second_try.py        the environment `second_try`
+followed_episode.py  an episode that a person follows or plays, turn by turn
 agent_metrics.py     metrics of turns and calls
 """

@@ -134,9 +134,10 @@ class EnvironmentWorkflow:
                 return
             last = len(record.rewards) + 1 == most_turns
             action = self.action(segment.token_ids, segment.text, segment.finished, len(record.rewards), last=last)
+            record.messages.append(action.message)  # also of a turn at which the environment fails
             with clock:
                 step = await self._answer(action, instance, clock.left)
-            record.add(action, step, state)
+            record.add(step, state)
             if step.done:
                 record.stop = "done"
             elif trajectory.truncated or (not segment.finished and not trajectory.left):
@@ -255,11 +256,10 @@ class Record:
         self._failed: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
 
-    def add(self, action: Action, step: Step, state: str | None) -> None:
-        """Add a turn and the answer to it."""
+    def add(self, step: Step, state: str | None) -> None:
+        """Add the answer to a turn."""
         self.rewards.append(step.reward)
         self.states.append(state)
-        self.messages.append(action.message)
         for name, result in step.results:
             self._calls[name] = self._calls.get(name, 0) + 1
             self._seconds[name] = self._seconds.get(name, 0.0) + result.seconds

@@ -93,7 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try this reward (built in, or path/to/file.py:function); may be repeated. Default: the recipe's, "
         "else the reward of the rows' data_source",
     )
-    inspect.add_argument("--recipe", metavar="RECIPE", help="use data.* and reward.functions of this recipe")
+    inspect.add_argument(
+        "--recipe",
+        metavar="RECIPE",
+        help="use data.* and reward.functions of this recipe, and the prompts and tools of its environments",
+    )
     inspect.add_argument(
         "--score-rows",
         type=int,
@@ -222,4 +226,10 @@ def _settings(args: argparse.Namespace) -> Settings:
     if wanted is not None:  # the last, as a reward may change the directory
         folder = os.getcwd()
         rewards = [open_reward(entry, context, key, folder=folder) for entry, key in wanted]
-    return Settings(DataConfig(train="") if config is None else config.data, rewards, tokenizer, args.score_rows)
+    change = None
+    if config is not None:
+        from hwgrpo.agents.agent_rows import rows_of_agents
+
+        change = rows_of_agents(config)
+    data = DataConfig(train="") if config is None else config.data
+    return Settings(data, rewards, tokenizer, args.score_rows, change)

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -14,6 +15,8 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.support.text import terminal_line
 
 if TYPE_CHECKING:
+    import torch
+
     from hwgrpo.config import Config
     from hwgrpo.rewards.combine import RewardPipeline
     from hwgrpo.rewards.randomness import Seed
@@ -49,15 +52,16 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate and print; return the exit code."""
     from hwgrpo.cli.backend_selection import prepare_host
 
-    config = _config(args)
+    config = evaluation_settings(args)
     ks = _ks(args.k, args.n)
     file = _open(args.completions)
     host = prepare_host(config)
 
+    from hwgrpo.agents.agent_metrics import agent_metrics
     from hwgrpo.support.jsonlines import jsonable
     from hwgrpo.training.evaluate import build_evaluation
 
-    evaluation = build_evaluation(config, host.backend, host.local_rank, _checkpoint(args))
+    evaluation = build_evaluation(config, host.backend, host.local_rank, checkpoint_of(args))
     for note in evaluation.notes:
         print(f"hwgrpo: {note}", file=sys.stderr)
     if file is None:
@@ -69,11 +73,12 @@ def run(args: argparse.Namespace) -> int:
                 replace(evaluation, rewards=_Recording(evaluation.rewards, file, "sampled")).sampled(args.n),
             )
     evaluation.rewards.close()
-    (greedy, greedy_dropped), (sampled, sampled_dropped) = results
+    greedy, sampled = results
+    failed = sum(bool(outcome["failure"]) for outcome in sampled.outcomes)
     result = {
         "schema": "hwgrpo.eval/1",
         "model": config.model.path,
-        **({"checkpoint": str(_checkpoint(args))} if _checkpoint(args) else {}),
+        **({"checkpoint": str(checkpoint_of(args))} if checkpoint_of(args) else {}),
         **({"adapter": config.model.lora.adapter} if config.model.lora.adapter else {}),
         "data": evaluation.dataset.name,
         "prompts": len(evaluation.dataset),
@@ -82,26 +87,61 @@ def run(args: argparse.Namespace) -> int:
         "n": args.n,
         "temperature": config.rollout.temperature,
         "success": args.success,
-        **({"groups_dropped": greedy_dropped + sampled_dropped} if config.rollout.group_timeout is not None else {}),
-        "greedy_reward": float(greedy.nanmean()),
-        "mean_reward": float(sampled.nanmean()),
-        "greedy_pass": float((greedy >= args.success).double().mean()),  # a sample without a reward has not passed
+        **({"groups_dropped": greedy.dropped + sampled.dropped} if config.rollout.group_timeout is not None else {}),
+        **figures(greedy.rewards, sampled.rewards, ks, args.success),
     }
-    passed = (sampled >= args.success).sum(1).tolist()
-    for k in ks:
-        result[f"pass@{k}"] = sum(pass_at_k(args.n, c, k) for c in passed) / len(passed)
+    if sampled.outcomes:
+        agents = agent_metrics(sampled.outcomes)
+        result |= {"mean_turns": agents["agent/turns/mean"], "mean_calls": agents["tools/call_frequency"]}
+        result["failed"] = f"{failed} of {len(sampled.outcomes)}" if not args.json else failed
+    of_greedy = greedy.by_environment()
+    environments = {
+        name: {"prompts": len(rewards), **figures(of_greedy[name], rewards, ks, args.success)}
+        for name, rewards in sampled.by_environment().items()
+        if name in of_greedy
+    }
     if args.json:
+        result |= {"environments": environments} if environments else {}
         print(json.dumps(jsonable(result), indent=1, allow_nan=False))
         return 0
+    _print(result)
+    for name, own in environments.items():
+        print(f"\nenvironment {terminal_line(name)}")
+        _print(own)
+    return 0
+
+
+def figures(greedy: torch.Tensor, sampled: torch.Tensor, ks: Sequence[int], success: float) -> dict[str, float]:
+    """Return mean rewards, the share of passing greedy responses, and pass@k; a sample without reward has not passed.
+
+    Args:
+        greedy: [P, 1] rewards, NaN: none.
+        sampled: [P, n] rewards.
+        ks: the ks of pass@k.
+        success: lowest reward that passes.
+    """
+    passed = (sampled >= success).sum(1).tolist()
+    return {
+        "greedy_reward": float(greedy.nanmean()),
+        "mean_reward": float(sampled.nanmean()),
+        "greedy_pass": float((greedy >= success).double().mean()),
+        **{f"pass@{k}": sum(pass_at_k(sampled.shape[1], each, k) for each in passed) / len(passed) for k in ks},
+    }
+
+
+def _print(result: Mapping[str, object]) -> None:
     for name, value in result.items():
         if name == "schema":
             continue
         print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {terminal_line(str(value))}")
-    return 0
 
 
-def _config(args: argparse.Namespace) -> Config:
+def evaluation_settings(args: argparse.Namespace, *, all_rows: bool = True) -> Config:
     """Return the settings of the evaluation.
+
+    Args:
+        args: `recipe`, `overrides`, `model` and `max_rows`.
+        all_rows: read all rows, whatever the recipe says, unless `max_rows` limits them.
 
     Raises:
         ConfigError: the folder is neither a run's nor an adapter or a checkpoint in it, or has no model.
@@ -115,7 +155,7 @@ def _config(args: argparse.Namespace) -> Config:
     from hwgrpo.rollout.engine_kind import engine_kind
 
     recipe, overrides = Path(args.recipe), list(args.overrides)
-    checkpoint = _checkpoint(args)
+    checkpoint = checkpoint_of(args)
     if checkpoint is not None:
         recipe = checkpoint.resolve().parent.parent / "config.yaml"
         if args.model is not None:
@@ -145,9 +185,8 @@ def _config(args: argparse.Namespace) -> Config:
         print_code(recipe)
     if args.max_rows is not None and args.max_rows < 1:
         raise ConfigError(f"--max-rows {args.max_rows}: use 1 or more, or leave it out for all rows")
-    # all rows, unless this command says otherwise
     limit = [] if args.max_rows is None else [f"data.validation_max_rows={args.max_rows}"]
-    overrides = ["data.validation_max_rows=0", *overrides, *limit]
+    overrides = [*(["data.validation_max_rows=0"] if all_rows else []), *overrides, *limit]
     config = load_config(
         recipe,
         overrides,
@@ -199,7 +238,7 @@ def _date_of_run(folder: Path) -> str | None:
         return None
 
 
-def _checkpoint(args: argparse.Namespace) -> Path | None:
+def checkpoint_of(args: argparse.Namespace) -> Path | None:
     """Return the checkpoint, if the argument names one."""
     folder = Path(args.recipe)
     return folder if (folder / "manifest.json").is_file() else None

@@ -30,6 +30,7 @@ COMMANDS = (
     "plan",
     "launch",
     "eval",
+    "chat",
     "export",
     "report",
     "compare-runs",

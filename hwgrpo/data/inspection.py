@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Settings:
     """A transformers tokenizer, or None."""
     score_rows: int
     """Rows per file to check rewards on; 0 is all."""
+    change_rows: Callable[[Rows, int], Rows] | None = None
+    """As for `build_dataset`: rows with the prompts of environments, and tools."""
 
 
 @dataclass
@@ -100,11 +102,15 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
     """Return a file's report, and the first place of each prompt."""
     config = settings.data
     broken: Broken = {}
-    part = read_file(path, broken)
+    part = read_file(path, broken if settings.change_rows is None else None)
+    rows = Rows([part])
+    if settings.change_rows is not None:
+        rows = settings.change_rows(rows, len(rows))
+        part = replace(part, rows=rows, columns=rows.columns)
     if part.columns and config.prompt_key not in part.columns:
         raise _no_prompts(config.prompt_key, part)
     good, bad = _read_rows(part, broken, config)
-    tokens = None if settings.tokenizer is None else _token_lengths(part, good, bad, settings)
+    tokens = None if settings.tokenizer is None else _token_lengths(rows, part, good, bad, settings)
     for index in bad:
         good.prompts.pop(index, None)
     sampled = _spread([index for index in good.prompts if good.keys[index] is not None], settings.score_rows)
@@ -170,9 +176,9 @@ def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int
     return good, bad
 
 
-def _token_lengths(part: Part, good: _Good, bad: dict[int, str], settings: Settings) -> list[int]:
+def _token_lengths(rows: Rows, part: Part, good: _Good, bad: dict[int, str], settings: Settings) -> list[int]:
     """Return token lengths after the chat template; add the errors of rows to `bad`."""
-    rows, counts = Rows([part]), []
+    counts = []
     indices = [index for index in good.prompts if index not in bad]
     for start in range(0, len(indices), TOKENIZE_BATCH):
         rendered = {}

@@ -27,6 +27,15 @@ INITIALIZER_RANGE = 0.06
 """Standard deviation of initial weights. The usual 0.02 suits wide models; at width 64 learning starts late with it."""
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """A character model has no role markers: a conversation is its contents, one after the other."""
+ROLES_TEMPLATE = (
+    '{% if tools %}tools, called as <tool_call>{"name": ..., "arguments": {...}}</tool_call>:\n'
+    "{% for tool in tools %}{{ tool.function | tojson }}\n{% endfor %}{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "{{ (eos_token if message.role == 'assistant' else '') + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""Of `byte_tokenizer`."""
 
 
 def make(
@@ -80,6 +89,23 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         model_max_length=POSITIONS,
+    )
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of one token per byte, for any text; its chat template shows roles and Hermes' calls."""
+    special = {token: 256 + i for i, token in enumerate((PAD, EOS))}
+    alphabet = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(alphabet | special, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        chat_template=ROLES_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=10**6,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.observe.trajectory_text import compact_turns
 from hwgrpo.support.jsonlines import StepLines
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Sample:
     prompt: str
     """The last user message of a conversation, else the prompt."""
     response: str
+    """Of a trajectory its turns (`compact_turns`)."""
     reward: float | None
     """None when a failure policy took the sample out."""
     ground_truth: Any = None
@@ -44,7 +46,9 @@ def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards
     index = step % len(completions)
     prompt = batch.prompts[int(completions.prompt_index[index])]
     reward = float(rewards.total[index]) if rewards.valid[index] else None
-    return Sample(last_user_message(prompt) or prompt.text, completions.texts[index], reward, prompt.ground_truth)
+    turns = compact_turns(completions.outcomes[index]) if completions.outcomes else None
+    response = completions.texts[index] if turns is None else turns
+    return Sample(last_user_message(prompt) or prompt.text, response, reward, prompt.ground_truth)
 
 
 def last_user_message(prompt: Prompt) -> str | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from hwgrpo.agents.action import Step
+from hwgrpo.agents.agent_rows import AgentRows
+from hwgrpo.agents.episode import Record
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.ragged import offsets_of
@@ -36,6 +40,9 @@ def try_rewards(rewards: RewardPipeline, dataset: PromptDataset, tokenizer: Any)
     answer = own_answer(prompt.ground_truth) or None
     kind = "a made-up response" if answer is None else "the answer itself"
     batch, completions = PromptBatch((prompt,)), _completions((answer or MADE_UP, ""), tokenizer)
+    if isinstance(dataset.rows, AgentRows):
+        environment = str(prompt.columns.get("environment") or "")
+        completions = replace(completions, outcomes=tuple(_outcome(environment, text) for text in completions.texts))
     tried = f"{prompt.place}" + (f", whose answer is {_shown(answer)}" if answer else "")
     try:
         scored = rewards.score(batch, completions, 1)
@@ -62,6 +69,15 @@ def _completions(texts: tuple[str, ...], tokenizer: Any) -> Completions:
         finished=torch.ones(len(texts), dtype=torch.bool),
         texts=texts,
     )
+
+
+def _outcome(environment: str, text: str) -> dict[str, Any]:
+    """Return the outcome of a trajectory of one turn without reward."""
+    record = Record(environment)
+    record.messages.append({"role": "assistant", "content": text})
+    record.add(Step("", done=True), None)
+    record.stop = "done"
+    return record.outcome()
 
 
 def _why(rewards: RewardPipeline, number: int, batch: PromptBatch, completions: Completions) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,10 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
 
     Returns:
         `{total, kept, texts, groups: {step, uid, source, prompt, question, truth, start}, rows: {response, reward,
-        advantage, length, finished, rewards: {name: [...]}, extras}}`. Completions of one group (step and uid) follow
-        each other in `rows`; `start` has one entry more than there are groups. prompt, question (the last user
-        message), truth and source are indices into `texts`; extras maps a row's number to what a reward function
-        returned beside the score.
+        advantage, length, finished, rewards: {name: [...]}, extras, outcomes}}`. Completions of one group (step and
+        uid) follow each other in `rows`; `start` has one entry more than there are groups. prompt, question (the last
+        user message), truth and source are indices into `texts`; extras maps a row's number to what a reward function
+        returned beside the score, outcomes to `compact_outcome`. A row whose outcome has turns has no `response`.
 
     Raises:
         DataError: the file has a line, other than a torn last one, that this project did not write.
@@ -88,7 +88,7 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
     rows: dict[str, Any] = {name: [] for name in ("response", "reward", "advantage", "length", "finished")}
     functions = sorted({name for records in grouped.values() for r in records for name in r.get("rewards") or {}})
     rows["rewards"] = {name: [] for name in functions}
-    rows["extras"] = {}
+    rows["extras"], rows["outcomes"] = {}, {}
     for (step, uid), records in grouped.items():
         first = records[0]
         truth, question = first.get("ground_truth"), first.get("question")
@@ -106,7 +106,11 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
             dropped = {"dropped": record["dropped"]} if record.get("dropped") else {}
             if extras := {**(record.get("extras") or {}), **dropped}:
                 rows["extras"][len(rows["response"])] = extras
-            rows["response"].append(_text(record.get("response")))
+            outcome = compact_outcome(record.get("outcome"))
+            if outcome:
+                rows["outcomes"][len(rows["response"])] = outcome
+            # the turns are the response once more
+            rows["response"].append("" if outcome and outcome["turns"] else _text(record.get("response")))
             for name in ("reward", "advantage", "length"):
                 rows[name].append(compact(record.get(name)))
             rows["finished"].append(int(bool(record.get("finished", True))))
@@ -120,6 +124,43 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
         "groups": groups,
         "rows": rows,
     }
+
+
+def compact_outcome(outcome: Any) -> dict[str, Any] | None:
+    """Return what the page shows of a trajectory in an environment or with tools; None where there is no outcome.
+
+    Args:
+        outcome: of a record (`hwgrpo.agents.episode.OUTCOME`).
+
+    Returns:
+        `{environment, stop, failure, calls, failed, turns}`: numbers of calls and of failed ones, and each message as
+        `{role, text, name, reasoning, calls: [[name, arguments]], reward}`, without what it does not have. A single
+        turn without calls has no `turns`: it is the response.
+    """
+    if not isinstance(outcome, Mapping) or not outcome:
+        return None
+    rewards = iter(outcome.get("turn_rewards") or ())
+    turns = [_turn(message, rewards) for message in outcome.get("messages") or ()]
+    plain = len(turns) == 1 and not {"calls", "reasoning"} & turns[0].keys()
+    return {
+        **{name: _text(outcome.get(name)) for name in ("environment", "stop", "failure")},
+        "calls": sum((outcome.get("calls") or {}).values()),
+        "failed": sum((outcome.get("failed_calls") or {}).values()),
+        "turns": [] if plain else turns,
+    }
+
+
+def _turn(message: Mapping[str, Any], rewards: Iterator[Any]) -> dict[str, Any]:
+    """Return a message of a trajectory; one of the policy has the next reward."""
+    turn: dict[str, Any] = {"role": _text(message.get("role")), "text": _text(message.get("content"))}
+    for name, key in (("name", "name"), ("reasoning", "reasoning_content")):
+        if message.get(key):
+            turn[name] = _text(message[key])
+    if calls := [call["function"] for call in message.get("tool_calls") or ()]:
+        turn["calls"] = [[_text(call.get("name")), call.get("arguments")] for call in calls]
+    if turn["role"] == "assistant":
+        turn["reward"] = compact(next(rewards, None))
+    return turn
 
 
 def _text(value: Any) -> str:

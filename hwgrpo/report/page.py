@@ -35,6 +35,7 @@ SCRIPTS = (
     "curves.js",
     "overview.js",
     "search.js",
+    "turns.js",
     "groups.js",
     "settings.js",
     "main.js",

@@ -135,6 +135,9 @@ class WorkflowParts:
     """The chat template between turns; None: the tokenizer has none."""
 
 
+MakeWorkflow = Callable[[WorkflowParts], Workflow]
+
+
 class GroupDropped(Exception):
     """Raised in a workflow whose tokens came too late; its text is the reason."""
 

@@ -25,6 +25,7 @@ from hwgrpo.rollout.engine import Engine, Session, TurnRequest
 from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.workflow import (
     GroupDropped,
+    MakeWorkflow,
     Sampler,
     TokenRequest,
     Trajectory,
@@ -283,7 +284,13 @@ class WorkflowEngine:
 
 
 def with_workflow(
-    engine: Engine, name: str, tokenizer: Any, timeout: float, turns: TurnTemplate | None = None, config: Any = None
+    engine: Engine,
+    name: str,
+    tokenizer: Any,
+    timeout: float,
+    turns: TurnTemplate | None = None,
+    config: Any = None,
+    make: MakeWorkflow | None = None,
 ) -> Engine:
     """Return the engine of the run's workflow; single turns need none around the engine itself.
 
@@ -294,13 +301,14 @@ def with_workflow(
         timeout: `trainer.process_group_timeout`, in seconds.
         turns: the chat template between turns; None: the tokenizer has none.
         config: the run's settings, for a workflow that is a class; None: it is none, and works in rounds.
+        make: makes the workflow; None: it is the one of that name.
 
     Raises:
         ConfigError: the workflow is no coroutine, nor a class whose instances are.
     """
-    if name == DEFAULT:
+    if name == DEFAULT and make is None:
         return engine
-    named: Any = WORKFLOWS.load(name)
+    named: Any = WORKFLOWS.load(name) if make is None else make(WorkflowParts(config, tokenizer, turns))
     workflow = named
     if inspect.isclass(workflow):
         workflow = named(WorkflowParts(config, tokenizer, turns))

@@ -35,6 +35,7 @@ from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
+from hwgrpo.rollout.workflow import MakeWorkflow
 from hwgrpo.rollout.workflow_engine import with_workflow
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
@@ -178,6 +179,7 @@ def build_engine(
     gate: Gate | None = None,
     weights: PolicyWeights | None = None,
     run_id: str | None = None,
+    workflow: MakeWorkflow | None = None,
 ) -> Engine:
     """Return the rollout engine of the configuration.
 
@@ -190,6 +192,7 @@ def build_engine(
         gate: gate at which an engine that generates in its own thread pauses for new weights.
         weights: the policy's weights for other engines; None: they are unsharded on this rank.
         run_id: the run's id on rank 0, by which a server recognizes the resumed run.
+        workflow: makes the workflow in place of `rollout.workflow`.
     """
     parts = EngineParts(
         config=config,
@@ -204,17 +207,26 @@ def build_engine(
     )
     engine = engine_kind(config.rollout).make(parts)
     limit = config.trainer.process_group_timeout
-    turns = _turn_template(config, policy, tokenizer)
-    return with_workflow(engine, config.rollout.workflow, tokenizer, limit, turns, config)
+    turns = turn_template(config, policy.model.generation_config, tokenizer)
+    return with_workflow(engine, config.rollout.workflow, tokenizer, limit, turns, config, workflow)
 
 
-def _turn_template(config: Config, policy: PolicyModel, tokenizer: Any) -> TurnTemplate | None:
-    """Return the chat template between the turns of a workflow, with the options that prompts get."""
+def turn_template(config: Config, generation_config: Any, tokenizer: Any) -> TurnTemplate | None:
+    """Return the chat template between the turns of a workflow, with the options that prompts get.
+
+    Args:
+        config: the run's settings.
+        generation_config: the model's; None: the tokenizer alone has tokens that end a turn.
+        tokenizer: has the chat template.
+
+    Returns:
+        None where it has none.
+    """
     if tokenizer.chat_template is None:
         return None
     place = f"rollout.workflow={config.rollout.workflow}"
     render = partial(apply_template, config=config.data, tokenizer=tokenizer, place=place)
-    ends = end_token_ids(tokenizer, policy.model.generation_config, config.rollout.stop_token_ids)
+    ends = end_token_ids(tokenizer, generation_config, config.rollout.stop_token_ids)
     return TurnTemplate(render, tokenizer, ends)
 
 

@@ -191,6 +191,7 @@ def test_a_failing_environment_is_named_in_the_outcome(monkeypatch, kind):
     broken = type("Broken", (Guess,), {"step": step})
     done, _ = play(environments(broken, monkeypatch=monkeypatch), [1])
     assert all(said in each["failure"] and each["failure"].startswith("broken.step") for each in done.outcomes)
+    assert done.outcomes[0]["messages"] == [{"role": "assistant", "content": "1"}]
     assert len(done) == 2
 
 

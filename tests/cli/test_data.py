@@ -209,6 +209,34 @@ def test_a_recipe_says_what_columns_and_rewards_are(hwgrpo, tmp_path):
     assert (without.returncode, "no column 'prompt'" in without.stderr) == (1, True)
 
 
+def test_a_recipe_with_environments_has_their_prompts_and_tools(hwgrpo, tmp_path):
+    (tmp_path / "game.py").write_text(
+        "class Game:\n    tools = [{'type': 'function', 'function': {'name': 'look', 'parameters': {}}}]\n"
+        "    def reset(self, row):\n        return 'Which number' if row['number'] else None\n"
+        "    def step(self, action):\n        return '', 1.0, True\n"
+    )
+    write_jsonl(tmp_path / "mine.jsonl", [{"number": 1}, {"number": 2}])
+    (tmp_path / "mine.yaml").write_text(
+        "model: {path: builtin/tiny, chat_template: chat.jinja}\ndata: {train: mine.jsonl}\n"
+        "reward: {functions: [length]}\n"
+        "rollout: {workflow: environment, agent: {environments: ['game.py:Game']}}\n"
+    )
+    (tmp_path / "chat.jinja").write_text("{% for t in tools or [] %}one {% endfor %}{{ messages[0].content }}")
+    words = Tokenizer(models.WordLevel({"?": 0, "$": 1, "one": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", eos_token="$")
+    tokenizer.save_pretrained(str(tmp_path / "words"))
+    done = hwgrpo("data", "inspect", "mine.jsonl", "--recipe", "mine.yaml", "--tokenizer", "words", "--json")
+    assert done.returncode == 0, done.stderr
+    (file,) = json.loads(done.stdout)["files"]
+    assert file["prompts"] == {"messages: user": 2}
+    assert file["tokens"] == {"min": 3, "median": 3, "p95": 3, "max": 3}
+    write_jsonl(tmp_path / "mine.jsonl", [{"number": 1}, {"number": 0}])
+    done = hwgrpo("data", "inspect", "mine.jsonl", "--recipe", "mine.yaml")
+    assert done.returncode == 1
+    assert "mine.jsonl, line 2" in done.stderr
+
+
 def test_tokens_are_counted_with_a_tokenizers_folder(hwgrpo, tmp_path):
     words = Tokenizer(models.WordLevel({"?": 0, "$": 1, "one": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -40,7 +40,7 @@ def run(tmp_path):
 
 
 def settings(folder: Path, *words: str, max_rows: int | None = None):
-    return eval._config(Namespace(recipe=str(folder), overrides=words, model=None, max_rows=max_rows))
+    return eval.evaluation_settings(Namespace(recipe=str(folder), overrides=words, model=None, max_rows=max_rows))
 
 
 @pytest.mark.parametrize(

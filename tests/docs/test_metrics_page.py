@@ -37,7 +37,10 @@ RUNS = {
     "filtered": ("algorithm.filter_groups.enable=true", "data.difficulty.hard_threshold=0"),
     **{loss: (*OFF_POLICY, f"algorithm.loss.name={loss}") for loss in ("cispo", "gspo", "sapo", "gpg")},
     "agents": (
-        *("rollout.workflow=environment", "rollout.agent.environments=[FOLDER/failing.py:Echo]"),
+        *(
+            "rollout.workflow=environment",
+            "rollout.agent.environments=[FOLDER/failing.py:Echo, FOLDER/failing.py:Again]",
+        ),
         *("rollout.agent.max_turns=2", "rollout.max_response_tokens=64", "data.max_prompt_tokens=200"),
         "reward.functions=[FOLDER/failing.py:even]",
     ),
@@ -60,6 +63,10 @@ class Echo:
 
     def step(self, action):
         return action.content, 0.5, False
+
+
+class Again(Echo):
+    pass
 """
 
 

@@ -121,3 +121,34 @@ def test_the_sample_shown_belongs_together_and_moves_on_each_step():
 def test_an_empty_batch_has_no_sample_to_show():
     batch, completions, rewards, _ = batch_of([])
     assert pick_sample(1, batch, completions, rewards) is None
+
+
+CALL = {"function": {"name": "search", "arguments": {"query": "a b", "k": 3}}}
+TURNS = {
+    "messages": [
+        {"role": "assistant", "content": "I look\nit up.", "tool_calls": [CALL]},
+        {"role": "tool", "name": "search", "content": "x" * 300 + "end"},
+        {"role": "assistant", "content": "5"},
+    ],
+    "turn_rewards": [0.0, -0.5],
+    "stop": "done",
+    "failure": "",
+}
+
+
+def test_a_sample_of_several_turns_is_shown_as_its_turns_and_a_single_turn_as_its_text():
+    batch, completions, rewards, _ = batch_of([3])
+    single = TURNS | {"messages": TURNS["messages"][2:]}
+    failed = TURNS | {"failure": "Guess.step broke", "turn_rewards": []}
+    completions = dataclasses.replace(completions, outcomes=(TURNS, single, failed))
+    samples = [pick_sample(step, batch, completions, rewards) for step in range(3)]
+    first, second, third = [None if sample is None else sample.response.splitlines() for sample in samples]
+    assert first == [
+        'policy: I look it up. search(query="a b", k=3)',
+        f"tool search: {'x' * 66} … {'x' * 30}end",
+        "policy: 5 [-0.5]",
+        "(done)",
+    ]
+    assert second == ["response 1"]
+    assert third is not None
+    assert third[2:] == ["policy: 5", "(Guess.step broke)"]

@@ -120,3 +120,22 @@ def test_a_broken_reward_is_found_before_the_models_shape_is_read(planned, monke
     monkeypatch.setattr(dry_run, "model_shape", lambda *_: pytest.fail("the model was touched"))
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         planned("'@raises'")
+
+
+def test_rewards_that_read_the_outcome_of_a_trajectory_are_tried_with_one(tmp_path: Path):
+    (tmp_path / "game.py").write_text(
+        "class Game:\n    def reset(self, row):\n        return 'Which number?'\n"
+        "    def step(self, action):\n        return '', 1.0, True\n"
+        "def score(batch, completions):\n"
+        "    return [o['reward'] + len(o['messages'][0]['content']) for o in completions.outcomes]\n"
+    )
+    (tmp_path / "train.jsonl").write_text('{"number": 1}\n')
+    words = (
+        f"data.train={tmp_path}/train.jsonl",
+        f"reward.functions=[{tmp_path}/game.py:score]",
+        "rollout.workflow=environment",
+        f"rollout.agent.environments=[{tmp_path}/game.py:Game]",
+    )
+    shown = make_plan(runs.small(tmp_path / "run", *words), BACKEND, 1).text
+    assert "score: 18 for a made-up response, 0 for an empty response" in shown
+    assert "1 prompts" in shown

@@ -91,6 +91,80 @@ def test_what_a_model_wrote_is_shown_and_not_run(browser: Browser, make_run):
     assert browser.texts(".row .prompt") == [ATTACK]
 
 
+@pytest.fixture
+def trajectories(make_run) -> Path:
+    """Report of a group: one trajectory that searched and was done, one that failed, and a single turn."""
+    call = {"function": {"name": "search", "arguments": {"query": ATTACK, "k": 3}}}
+    code = {"function": {"name": "python", "arguments": {"code": "a = 1\nprint(a)"}}}
+    found = "".join(f"{i}. line {i}\n" for i in range(40)) + "needle"
+    messages = [
+        {"role": "assistant", "content": ATTACK, "tool_calls": [call, code], "reasoning_content": "a thought"},
+        {"role": "tool", "name": "search", "content": found},
+        {"role": "tool", "name": "python", "content": ATTACK},
+        {"role": "assistant", "content": "answer"},
+    ]
+    outcome = {"environment": "Lookup", "stop": "done", "failure": "", "turn_rewards": [-0.5, 1.5]}
+    outcome |= {"calls": {"search": 1, "python": 1}, "failed_calls": {}, "messages": messages}
+    failed = outcome | {"stop": "failed", "failure": f"Lookup.step {ATTACK}", "turn_rewards": [], "messages": []}
+    single = outcome | {"turn_rewards": [1.0], "messages": messages[3:], "calls": {}}
+    line = {"step": 1, "uid": "0:0", "prompt": "p", "response": "raw text", "reward": 1.0, "advantage": 0.0}
+    lines = [{**line, "outcome": each, "finished": each is not failed} for each in (outcome, failed, single)]
+    return report(make_run([{"step": 1, "reward": 1.0}], lines))
+
+
+def test_a_trajectory_is_its_turns_with_calls_rewards_and_its_end(browser: Browser, trajectories: Path):
+    browser.open(trajectories, tab="groups")
+    assert browser.texts(".who") == ["policyreward −0.50", "toolsearch", "toolpython", "policyreward +1.50"]
+    colors = "[...document.querySelectorAll('.turn')].map((e) => getComputedStyle(e).borderLeftColor)"
+    first, second, third, last = browser.evaluate(colors)
+    assert first == last != second == third
+    assert browser.texts(".turn .call") == [
+        f"search(\n  query={json.dumps(ATTACK)}\n  k=3\n)",
+        "python(\n  code=\n    a = 1\n    print(a)\n)",
+    ]
+    assert browser.texts(".reasoning pre") == ["a thought"]
+    assert browser.texts(".completion .stop") == ["done", "failed", "done"]
+    assert browser.texts(".completion .about") == [
+        "#1 · 0 tokens · 2 turns · 2 calls · Lookup",
+        "#2 · 0 tokens · 1 turn · 2 calls · Lookup",
+        "#3 · 0 tokens · 1 turn · Lookup",
+    ]
+    assert browser.texts(".failure") == [f"Lookup.step {ATTACK}"]
+    assert browser.texts(".completion > pre.text") == ["raw text"] * 2
+    assert browser.evaluate("document.title") == "run · hwgrpo report"
+    assert browser.evaluate("document.querySelectorAll('img, iframe').length") == 0
+    assert browser.complaints() == []
+
+
+def test_long_observations_are_folded_and_open_by_a_click_or_for_what_was_searched(
+    browser: Browser, trajectories: Path
+):
+    browser.open(trajectories, tab="groups")
+    folded = "[...document.querySelectorAll('.turn .long')].map((e) => e.open)"
+    assert browser.evaluate(folded) == [False]
+    assert browser.texts(".long .first") == ["0. line 0\n1. line 1\n2. line 2"]
+    assert browser.texts(".long u") == ["all 41 lines"]
+    browser.click(".long summary")
+    assert browser.evaluate(folded) == [True]
+    browser.type("[type=search]", "needle")
+    wait_for_count(browser, "1 group, 1 completion of 3")
+    assert browser.evaluate(folded) == [True]
+    assert browser.texts("mark") == ["needle"]
+    for words, count in (("query=", 1), ("a thought", 1), ("lookup.step", 1), ("raw text", 2)):
+        browser.type("[type=search]", words)
+        wait_for_count(browser, f"1 group, {count} completion{'s' * (count > 1)} of 3")
+
+
+def test_trajectories_are_filtered_by_their_end(browser: Browser, trajectories: Path, request):
+    browser.open(trajectories, tab="groups")
+    choice = "document.querySelector('[aria-label=\"why the trajectory ended\"]')"
+    assert browser.evaluate(f"[...{choice}.options].map((each) => each.value)") == ["", "done", "failed"]
+    browser.evaluate(f"{choice}.value = 'failed', {choice}.dispatchEvent(new Event('change'))")
+    wait_for_count(browser, "1 group, 1 completion of 3")
+    browser.open(request.getfixturevalue("page"), tab="groups")
+    assert browser.evaluate(f"{choice}.hidden"), "a run of single turns has no such filter"
+
+
 def test_the_policy_of_the_page_stops_a_script_that_is_not_its_own(browser: Browser, page: Path):
     browser.open(page)
     browser.evaluate(
@@ -351,6 +425,15 @@ def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser:
     browser.type("details.all input", "odd/")
     browser.wait_for("document.querySelectorAll('details.all .chart').length === 1")
     assert browser.texts("details.all h3") == ["odd/metric"]
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_trajectories_fit_every_screen(browser: Browser, trajectories: Path, width: int):
+    browser.open(trajectories, width=width, height=844, tab="groups")
+    browser.click(".row")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    wide = "[...document.querySelectorAll('.turn')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert browser.evaluate(wide) == 0
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])

@@ -84,3 +84,32 @@ def test_numbers_are_short_and_what_is_not_finite_is_null():
 def test_a_run_without_completions_has_no_groups(make_run):
     data = read_completions(make_run(), 100)
     assert (data["total"], data["groups"]["start"]) == (0, [0])
+
+
+def test_trajectories_keep_their_turns_with_calls_and_the_reward_of_each(make_run):
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "x", "k": 3}}}
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "found", "name": "search"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    outcome = {"environment": "Guess", "stop": "failed", "failure": "Guess.step broke", "turn_rewards": [0.25]}
+    outcome |= {"calls": {"search": 2, "run": 1}, "failed_calls": {"error": 1}, "messages": messages}
+    single = {"environment": "", "stop": "done", "turn_rewards": [1.0], "messages": messages[2:]}
+    rows = read_completions(make_run(None, [line(1, outcome=outcome), line(1, outcome=single), line(1)]), 100)["rows"]
+    assert rows["response"] == ["", "yes", "yes"]
+    assert rows["outcomes"][0] == {
+        "environment": "Guess",
+        "stop": "failed",
+        "failure": "Guess.step broke",
+        "calls": 3,
+        "failed": 1,
+        "turns": [
+            {"role": "assistant", "text": "", "reasoning": "hm", "calls": [["search", {"query": "x", "k": 3}]],
+             "reward": 0.25},
+            {"role": "tool", "text": "found", "name": "search"},
+            {"role": "assistant", "text": "yes", "reward": None},
+        ],
+    }  # fmt: skip
+    assert rows["outcomes"][1]["turns"] == []
+    assert rows["outcomes"].keys() == {0, 1}

@@ -175,8 +175,8 @@ def test_measuring_a_model_goes_on_after_a_reward_that_hangs(function, tmp_path,
         runs.small(tmp_path / "run", settings, "data.validation=task://sort?digits=3"), BACKEND, 0
     )
     with evaluation.rewards:
-        assert evaluation.greedy()[0].isnan().any()
-        assert not evaluation.greedy()[0].isnan().all()
+        assert evaluation.greedy().rewards.isnan().any()
+        assert not evaluation.greedy().rewards.isnan().all()
     soon(lambda: processes() == [])
 
 

@@ -235,7 +235,7 @@ def test_late_groups_are_counted_where_some_ranks_had_no_deadline_yet():
 def test_rewards_of_a_validation_stay_with_their_prompts():
     class Stage:
         def generate(self, batch, sampling):
-            return SimpleNamespace(prompt_index=torch.tensor([0, 0, 2, 2]), dropped={1: REASON})
+            return SimpleNamespace(prompt_index=torch.tensor([0, 0, 2, 2]), dropped={1: REASON}, outcomes=())
 
         def score(self, batch, completions, drawing):
             return Rewards(
@@ -246,7 +246,8 @@ def test_rewards_of_a_validation_stay_with_their_prompts():
             return Prompt(str(row), "p", (1,), None, {})
 
     stage: Any = Stage()
-    found, _, dropped, _ = scores(stage, stage, stage, Sampling(2, 4), range(3))
+    scored = scores(stage, stage, stage, Sampling(2, 4), range(3))
+    found, dropped = scored.rewards, scored.dropped
     assert found.nan_to_num(-1).tolist() == [[1, 2], [-1, -1], [3, 4]]
     assert dropped == 1
 

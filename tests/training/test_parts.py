@@ -453,7 +453,8 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
     class Stage:
         def generate(self, batch, sampling):
             drawn.append(sampling)
-            return SimpleNamespace(prompt_index=torch.arange(2).repeat_interleave(sampling.n), dropped={})
+            index = torch.arange(2).repeat_interleave(sampling.n)
+            return SimpleNamespace(prompt_index=index, dropped={}, outcomes=())
 
         def score(self, batch, completions, drawing):
             values = rewards[len(completions.prompt_index) // 2].double().flatten()
@@ -488,3 +489,53 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
         "val-aux/rows": 2,
         "val-aux/rows_available": 3,
     }
+
+
+@pytest.mark.parametrize("acted", [True, False])
+def test_a_validation_has_the_rewards_of_each_environment_and_the_turns_of_sampled_trajectories(acted: bool):
+    environments = ["a", "b", "a"]
+    rewards = {1: [1.0, 0.0, 0.5], 2: [1.0, 0.0, 2.0, 3.0, torch.nan, torch.nan]}
+
+    class Stage:
+        @property
+        def row_counts(self) -> dict[str, float]:
+            return {}
+
+        def generate(self, batch, sampling):
+            index = torch.arange(3).repeat_interleave(sampling.n)
+            outcomes = tuple(
+                {"environment": environments[i], "turn_rewards": [0.0] * (i + sampling.n), "stop": "done",
+                 "reward": 9.0, "failure": "broke" if i == 2 else "", "calls": {"look": i}, "failed_calls": {},
+                 "seconds": {"look": 1}}
+                for i in index.tolist()
+            )  # fmt: skip
+            return SimpleNamespace(prompt_index=index, dropped={}, outcomes=outcomes if acted else ())
+
+        def score(self, batch, completions, drawing):
+            values = torch.tensor(rewards[len(completions.prompt_index) // 3]).double()
+            return Rewards(total=values.nan_to_num(), valid=~values.isnan(), per_function={})
+
+        def prompt(self, row: int, epoch: int) -> Prompt:
+            return Prompt(f"{row}", "p", (1,), None, {"environment": environments[row]}, source="s")
+
+        def __len__(self) -> int:
+            return 3
+
+    stage: Any = Stage()
+    values = validate(stage, stage, stage, settings("trainer.validation_n=2"), Single(torch.device("cpu"), "gloo"), 0)
+    assert values["val-core/s/reward/mean@2"] == 1.5
+    found = {name: value for name, value in values.items() if name.startswith("val-aux/") and "stderr" not in name}
+    expected = {
+        "val-aux/a/reward/greedy": 0.75,
+        "val-aux/a/reward/mean@2": 0.5,
+        "val-aux/a/reward/best@2": 1.0,
+        "val-aux/b/reward/greedy": 0.0,
+        "val-aux/b/reward/mean@2": 2.5,
+        "val-aux/b/reward/best@2": 3.0,
+        "val-aux/agent/turns/mean": 3.0,
+        "val-aux/agent/failures": 1 / 3,
+        "val-aux/agent/stop/done": 1.0,
+        "val-aux/tools/call_frequency": 1.0,
+        "val-aux/tools/failure_frequency": 0.0,
+    }
+    assert found == pytest.approx(expected if acted else {})

@@ -37,6 +37,9 @@ class GroupBrowser {
     ["stepFrom", "stepTo", "rewardFrom", "rewardTo"].forEach((name, i) => {
       this.controls[name].placeholder = Number.isFinite(bounds[i]) || i > 1 ? String(bounds[i]) : "";
     });
+    const stops = [...new Set(data.outcomes.map((outcome) => outcome.stop))].filter(Boolean).sort();
+    this.controls.stop.append(...stops.map((stop) => h("option", { value: stop }, stop)));
+    this.controls.stop.hidden = stops.length === 0;
     this.refresh();
   }
 
@@ -50,13 +53,14 @@ class GroupBrowser {
       stepFrom: number("lowest step"), stepTo: number("highest step"),
       rewardFrom: number("lowest reward"), rewardTo: number("highest reward"),
       finished: choice("finished or truncated", ["", "Finished or not"], ["1", "Finished"], ["0", "Truncated"]),
+      stop: choice("why the trajectory ended", ["", "Any end"]),
       order: choice("order of the groups", ["step", "First steps first"], ["latest", "Last steps first"], ["best", "Highest reward"],
         ["worst", "Lowest reward"], ["spread", "Widest spread"], ["longest", "Longest"]),
     };
     controls.form = h("form", { class: "bar filters", onsubmit: (event) => event.preventDefault(), onreset: () => setTimeout(() => this.refresh()) },
       controls.words, h("span", { class: "range" }, "Step", controls.stepFrom, "to", controls.stepTo),
       h("span", { class: "range" }, "Reward", controls.rewardFrom, "to", controls.rewardTo),
-      controls.finished, controls.order, h("button", { type: "reset" }, "Clear"));
+      controls.finished, controls.stop, controls.order, h("button", { type: "reset" }, "Clear"));
     return controls;
   }
 
@@ -75,7 +79,8 @@ class GroupBrowser {
     this.words = controls.words.value.trim();
     this.listed = this.data.find({
       stepFrom: number(controls.stepFrom), stepTo: number(controls.stepTo), rewardFrom: number(controls.rewardFrom), rewardTo: number(controls.rewardTo),
-      finished: controls.finished.value === "" ? null : Number(controls.finished.value), pattern: patternOf(this.words), order: controls.order.value,
+      finished: controls.finished.value === "" ? null : Number(controls.finished.value),
+      stop: controls.stop.value === "" ? null : controls.stop.value, pattern: patternOf(this.words), order: controls.order.value,
     });
     const { found, completions } = this.listed;
     this.count.textContent = `${plural(found.length, "group")}, ${plural(completions, "completion")}`
@@ -152,7 +157,7 @@ class GroupBrowser {
       h("h3", {}, "Prompt"), h("pre", { class: "text", tabindex: 0 }, marked(data.text("prompt", group), this.words)),
       ...(truth === null ? [] : [h("h3", {}, "Ground truth"), h("pre", { class: "text", tabindex: 0 }, marked(truth, this.words))]),
       h("h3", {}, plural(rows.length, "completion")),
-      h("div", { class: "cards" }, ordered.map((r) => this.card(r, r - rows[0]))));
+      h("div", { class: rows.some((r) => data.rows.outcomes[r]?.turns.length) ? "cards wide" : "cards" }, ordered.map((r) => this.card(r, r - rows[0]))));
     this.showMarks();
   }
 
@@ -160,12 +165,14 @@ class GroupBrowser {
   showMarks() {
     for (const box of this.detail.querySelectorAll("pre.text")) {
       const first = box.querySelector("mark");
+      if (first !== null) box.closest("details")?.setAttribute("open", "");
       if (first !== null) box.scrollTop = first.getBoundingClientRect().top - box.getBoundingClientRect().top - 40;
     }
   }
 
   card(row, place) {
-    const { reward, advantage, length, finished, response, rewards, extras } = this.data.rows;
+    const { reward, advantage, length, finished, response, rewards, extras, outcomes } = this.data.rows;
+    const outcome = outcomes[row];
     const sign = advantage[row] === null || Math.abs(advantage[row]) < 0.005 ? "even" : advantage[row] > 0 ? "above" : "below";
     const names = Object.keys(rewards);
     const hit = this.listed.hits[row] === 1;
@@ -173,10 +180,12 @@ class GroupBrowser {
       h("header", {},
         h("span", { class: "pair" }, "reward ", h("b", {}, formatNumber(reward[row]))),
         h("span", { class: "pair advantage" }, "advantage ", h("b", {}, formatSigned(advantage[row]))),
-        finished[row] ? null : h("span", { class: "badge warn" }, "truncated"),
+        outcome ? stopBadge(outcome) : finished[row] ? null : h("span", { class: "badge warn" }, "truncated"),
         reward[row] === null ? h("span", { class: "badge bad" }, "taken out") : null,
-        h("span", { class: "about muted" }, `#${place + 1} · ${plural(length[row] ?? 0, "token")}${hit ? "" : " · does not meet the filter"}`)),
-      h("pre", { class: "text", tabindex: 0 }, response[row] === "" ? h("span", { class: "muted" }, "(empty)") : marked(response[row], this.words)),
+        h("span", { class: "about muted" }, `#${place + 1} · ${plural(length[row] ?? 0, "token")}${outcome ? aboutTrajectory(outcome) : ""}${hit ? "" : " · does not meet the filter"}`)),
+      outcome?.failure ? h("p", { class: "failure bad" }, marked(outcome.failure, this.words)) : null,
+      outcome?.turns.length ? h("ol", { class: "turns" }, outcome.turns.map((turn) => turnOf(turn, this.words)))
+        : h("pre", { class: "text", tabindex: 0 }, response[row] === "" ? h("span", { class: "muted" }, "(empty)") : marked(response[row], this.words)),
       names.length > 1 ? h("dl", { class: "parts" }, names.map((name) => [h("dt", {}, name), h("dd", {}, formatNumber(rewards[name][row]))]).flat()) : null,
       extras[row] ? h("details", {}, h("summary", {}, "Extras"), h("pre", { class: "text" }, JSON.stringify(extras[row], null, 1))) : null);
   }

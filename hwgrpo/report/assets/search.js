@@ -22,6 +22,8 @@ class Groups {
       this.length.push(tokens / Math.max(1, this.end(g) - this.start(g)));
     }
     const rewards = reward.filter((value) => value !== null);
+    this.outcomes = Object.values(raw.rows.outcomes);
+    this.words = raw.rows.response.map((text, r) => (r in raw.rows.outcomes ? `${text}\n${trajectoryText(raw.rows.outcomes[r])}` : text));
     this.low = rewards.reduce((a, b) => Math.min(a, b), Infinity);
     this.high = rewards.reduce((a, b) => Math.max(a, b), -Infinity);
   }
@@ -41,11 +43,12 @@ class Groups {
 
   /**
    * Groups with at least one completion that meets every wish, in the wished order, and which completions those are.
-   * wishes: stepFrom, stepTo, rewardFrom, rewardTo (null: no limit), finished (null | 1 | 0), pattern (RegExp | null), order
+   * wishes: stepFrom, stepTo, rewardFrom, rewardTo (null: no limit), finished (null | 1 | 0), stop (null | why it ended),
+   * pattern (RegExp | null), order
    */
   find(wishes) {
-    const { reward, finished, response } = this.rows;
-    const hits = new Uint8Array(response.length);
+    const { reward, finished, outcomes } = this.rows;
+    const hits = new Uint8Array(reward.length);
     const found = [];
     let completions = 0;
     const told = wishes.pattern === null ? null : this.texts.map((text) => wishes.pattern.test(text));
@@ -59,8 +62,9 @@ class Groups {
       let any = false;
       for (let r = this.start(g); r < this.end(g); r++) {
         if (wishes.finished !== null && finished[r] !== wishes.finished) continue;
+        if (wishes.stop !== null && outcomes[r]?.stop !== wishes.stop) continue;
         if (!inRange(reward[r])) continue;
-        if (!about && !wishes.pattern.test(response[r])) continue;
+        if (!about && !wishes.pattern.test(this.words[r])) continue;
         hits[r] = 1;
         completions += 1;
         any = true;
