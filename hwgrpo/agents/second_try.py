@@ -35,7 +35,9 @@ class SecondTry:
         discount: float = 0.5,
         scorer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._function = make_reward_function(scorer, REWARDS.load(scorer), dict(scorer_kwargs or {}), {}, "second_try.scorer")
+        self._function = make_reward_function(
+            scorer, REWARDS.load(scorer), dict(scorer_kwargs or {}), {}, "second_try.scorer"
+        )
         if self._function.form != "verl":
             raise ConfigError(f"scorer={scorer!r} is called with all responses of a batch; use one of verl's form")
         self._tries, self._right, self._verdict, self._discount = tries, right, verdict, discount
