@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hwgrpo.config.bound_arguments import Below
     from hwgrpo.config.fields import Limits
     from hwgrpo.rollout.deadlines import GroupDeadlines
-    from hwgrpo.rollout.engine import Engine
+    from hwgrpo.rollout.engine import Engine, Session, TurnRequest
     from hwgrpo.rollout.engine_kind import EngineKind
     from hwgrpo.rollout.engine_parts import EngineParts
     from hwgrpo.rollout.local.engine import local_engine
@@ -53,6 +53,7 @@ __all__ = [
     "Prompt",
     "ResponseSource",
     "Sampler",
+    "Session",
     "Sharding",
     "Single",
     "SourceParts",
@@ -65,6 +66,7 @@ __all__ = [
     "TokenProbs",
     "ToolResult",
     "Trajectory",
+    "TurnRequest",
     "local_engine",
     "on_demand",
     "policy_loss",
@@ -81,7 +83,7 @@ _HOMES = {
     "hwgrpo.config.bound_arguments": ("Below",),
     "hwgrpo.config.fields": ("Limits",),
     "hwgrpo.rollout.deadlines": ("GroupDeadlines",),
-    "hwgrpo.rollout.engine": ("Engine",),
+    "hwgrpo.rollout.engine": ("Engine", "Session", "TurnRequest"),
     "hwgrpo.rollout.engine_kind": ("EngineKind",),
     "hwgrpo.rollout.engine_parts": ("EngineParts",),
     "hwgrpo.rollout.local.engine": ("local_engine",),

@@ -321,13 +321,17 @@ class Updated:
 def test_kept_keys_and_values_are_those_of_older_weights_after_an_update():
     of = Updated()
     settings = [Settings(PLAIN, StopDetector(TOKENIZER, (), ()))]
-    rows = DistinctRows(LeanRows(of.model, CPU))
-    decoder = Decoder(rows, 2, CPU, settings, apply_new_weights=lambda: of.version)
+    lean = LeanRows(of.model, CPU)
+    decoder = Decoder(DistinctRows(lean), 2, CPU, settings, apply_new_weights=lambda: of.version)
 
     def response(request: Request) -> dict[str, np.ndarray]:
         decoder.submit(request)
         with torch.no_grad():
-            ended = [each for responses in decoder.run() for each in responses]
+            ended, held = [], []
+            for responses in decoder.run():
+                ended += responses
+                held.append(len(lean._cache._parked))
+        assert held == [request.continues is not None] + [0] * (request.limit - 1), "a copy until the first step"
         return ended[0].per_token
 
     prompt, observed = (5, 6, 7), (20, 21)
