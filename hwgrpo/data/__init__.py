@@ -1,6 +1,7 @@
 """Prompts: file formats, synthetic tasks, chat templates, the resumable sampler.
 
 tasks.py           task://sort, add, copy: synthetic prompts with disjoint splits, and warm-start demonstrations
+agent_tasks.py     task://calculator, lookup, guess, spell: the same with tools and in environments
 reasoning_gym_rows.py   reasoning_gym://...: rows of tasks of the package reasoning-gym
 expansion.py       compressed files that expand to far more than their size
 formats.py         one data file -> rows; every error names the file and line
@@ -17,6 +18,7 @@ chat_targets.py    which tokens of a conversation are trained
 row_filter.py      the rows that meet `data.keep`
 sampler.py         the order in which prompts are visited, exactly resumable
 difficulty.py      the same without prompts that were too easy or too hard when they were last sampled
+tool_descriptions.py  tools in a system message, for chat templates that show none
 published.py       datasets that `hwgrpo data` converts: columns, instruction, reward
 raw_rows.py        a row as it is published -> prompt, ground truth, further columns
 final_answers.py   the final answer in a worked solution
