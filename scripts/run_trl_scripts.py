@@ -309,8 +309,8 @@ def save_tiny_model(folder: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = (
         "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}{{ m['role'] }}: "
-        "{{ m['content'] }}{% for call in m['tool_calls'] or [] %}<tool_call>{{ call['function'] | tojson }}</tool_call>"
-        "{% endfor %}\n{% endfor %}"
+        "{{ m['content'] }}{% for call in m['tool_calls'] or [] %}<tool_call>{{ call['function'] | tojson }}"
+        "</tool_call>{% endfor %}\n{% endfor %}"
     )
     set_seed(0)
     config = Qwen2Config(
