@@ -93,7 +93,7 @@ def run(command: str, recipe: str, output: Path, settings: Sequence[str]) -> Non
         raise SystemExit(f"the run ended with exit code {status}: {' '.join(arguments)}")
 
 
-def warm_start(folder: Path, model: str) -> Path:
+def warm_start(folder: Path, model: str | None) -> Path:
     """Return the folder of SmolLM2 after supervised training on the demonstrations."""
     rows = folder / "demonstrations.jsonl"
     write_demonstrations(rows)

@@ -58,7 +58,8 @@ def make(
     """
     tokenizer = character_tokenizer(task.alphabet)
     if isinstance(task, ChatTask):
-        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*ROLES, *task.tokens)])
+        tokens: list[str | AddedToken] = [AddedToken(text, normalized=False) for text in (*ROLES, *task.tokens)]
+        tokenizer.add_tokens(tokens)
         tokenizer.chat_template = AGENT_TEMPLATE
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
