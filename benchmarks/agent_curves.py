@@ -2,7 +2,7 @@
 
     python benchmarks/agent_curves.py --output benchmarks/results/agents.json
     python scripts/fetch_smollm2.py FOLDER
-    python benchmarks/agent_curves.py --model FOLDER --ways "SmolLM2 calculator" --output benchmarks/results/agents.json
+    python benchmarks/agent_curves.py --model FOLDER --output benchmarks/results/agents_smollm2.json
 
 Every way trains a recipe, one after another. The control draws the rewards of a step's trajectories in another order
 (`reward.shuffle`), so that they say nothing of what was done. SmolLM2 is warm-started first, by `hwgrpo sft` on
@@ -42,8 +42,8 @@ WAYS: dict[str, list[str]] = {
     "search": ["tiny_lookup"],
     "guessing": ["tiny_guess"],
     "spelling": ["tiny_spell"],
-    "SmolLM2 calculator": [SMOLLM2],
-    "SmolLM2 calculator, rewards shuffled": [SMOLLM2, "reward.shuffle=true"],
+    "SmolLM2 calculator": [SMOLLM2, "model.dtype=bfloat16"],
+    "SmolLM2 calculator, rewards shuffled": [SMOLLM2, "model.dtype=bfloat16", "reward.shuffle=true"],
 }
 SMOKE = ["model.path=builtin://tiny?task=calculator&steps=2", "trainer.max_steps=2", "data.validation_max_rows=8"]
 METRICS = {"calls": "tools/call_frequency", "turns": "agent/turns/mean"}
@@ -54,7 +54,7 @@ DEMONSTRATIONS = 300
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, write the curves and their picture, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct")
+    parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct, for its ways")
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), metavar="WAY", help=f"of: {'; '.join(WAYS)}")
     parser.add_argument("--output", help="JSON file of the results; those of other ways that it holds are kept")
     parser.add_argument("--demonstrations", help="only write the conversations of SmolLM2's warm start to this file")
@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.demonstrations:
         write_demonstrations(Path(args.demonstrations))
         return
-    ways = args.ways or (["calculator, seed 0"] if args.smoke else [way for way in WAYS if WAYS[way][0] != SMOLLM2])
+    of_model = [way for way in WAYS if (WAYS[way][0] == SMOLLM2) == (args.model is not None)]
+    ways = args.ways or (["calculator, seed 0"] if args.smoke else of_model)
     if not args.smoke and (args.output is None or (args.model is None and any(WAYS[w][0] == SMOLLM2 for w in ways))):
         parser.error("--output is required, and --model for the ways with SmolLM2")
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for way in ways:
             recipe, *settings = WAYS[way]
             if recipe == SMOLLM2:
-                warm = warm or [f"model.path={warm_start(Path(folder), args.model)}", "trainer.threads=2"]
+                warm = warm or [f"model.path={warm_start(Path(folder), args.model)}", "trainer.threads=1"]
             print(f"training: {way}", file=sys.stderr, flush=True)
             more = SMOKE if args.smoke else warm if recipe == SMOLLM2 else []
             run("train", recipe, Path(folder) / str(ways.index(way)), [*settings, *more])
@@ -97,12 +98,18 @@ def warm_start(folder: Path, model: str | None) -> Path:
     """Return the folder of SmolLM2 after supervised training on the demonstrations."""
     rows = folder / "demonstrations.jsonl"
     write_demonstrations(rows)
-    settings = [f"model.path={model}", f"data.train={rows}", "data.validation=null", "trainer.validate_every=0"]
+    settings = [
+        f"model.path={model}",
+        "model.dtype=bfloat16",
+        f"data.train={rows}",
+        "data.validation=null",
+        "trainer.validate_every=0",
+    ]
     run(
         "sft",
         SMOLLM2,
         folder / "warm",
-        [*settings, "trainer.prompts_per_step=16", "trainer.max_steps=14", "trainer.threads=2"],
+        [*settings, "trainer.prompts_per_step=16", "trainer.max_steps=14", "trainer.threads=1"],
     )
     return folder / "warm" / "final"
 
