@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hwgrpo.agents.action import Action, Step, ToolResult
+    from hwgrpo.agents.action import Action, StepResult, ToolResult
     from hwgrpo.algorithms.losses import SurrogateInput
     from hwgrpo.algorithms.scope import policy_loss, scoped
     from hwgrpo.algorithms.token_advantages import TokenProbs, token_level
@@ -57,7 +57,7 @@ __all__ = [
     "Sharding",
     "Single",
     "SourceParts",
-    "Step",
+    "StepResult",
     "StepRewards",
     "StepState",
     "Strategy",
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hwgrpo.agents.action": ("Action", "Step", "ToolResult"),
+    "hwgrpo.agents.action": ("Action", "StepResult", "ToolResult"),
     "hwgrpo.algorithms.scope": ("policy_loss", "scoped"),
     "hwgrpo.algorithms.losses": ("SurrogateInput",),
     "hwgrpo.algorithms.token_advantages": ("TokenProbs", "token_level"),

@@ -1,6 +1,6 @@
 """Agents: trajectories of several turns with tools and environments, through `rollout.workflow`.
 
-action.py            the values between policy and environment: Action, ToolCall, ToolResult, Step
+action.py            the values between policy and environment: Action, ToolCall, ToolResult, StepResult
 environments.py      environments of the user: the protocol, calls with time limits, choice by row, reuse
 agent_rows.py        prompts that environments give, and the tools that the chat template shows
 episode.py           the workflows `environment` and `tools`

@@ -1,7 +1,7 @@
 """The values between the policy and its environment.
 
-A turn of the policy becomes an `Action`; the environment answers with a `Step`. Tools are an environment, whose steps
-are the results of the calls.
+A turn of the policy becomes an `Action`; the environment answers with a `StepResult`. Tools are an environment, whose
+steps are the results of the calls.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ class Tool(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """The environment's answer to an action.
 
     Example:
-        >>> Step("The number is larger.", reward=0.0, done=False).messages
+        >>> StepResult("The number is larger.", reward=0.0, done=False).messages
         [{'role': 'user', 'content': 'The number is larger.'}]
     """
 

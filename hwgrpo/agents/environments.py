@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hwgrpo.agents.action import Action, Message, Step
+from hwgrpo.agents.action import Action, Message, StepResult
 from hwgrpo.catalog import ENVIRONMENTS
 from hwgrpo.errors import ConfigError, choice_error, quoted, shown
 from hwgrpo.own_copies import own_copy
@@ -47,8 +47,8 @@ class Environment(Protocol):
         ...
         ...     def step(self, action):
         ...         if action.content.strip() == str(self.number):
-        ...             return Step("", reward=1.0, done=True)
-        ...         return Step("No. Try again.")
+        ...             return StepResult("", reward=1.0, done=True)
+        ...         return StepResult("No. Try again.")
     """
 
     def reset(self, row: Mapping[str, Any]) -> Any:
@@ -65,7 +65,7 @@ class Environment(Protocol):
         ...
 
     def step(self, action: Action) -> Any:
-        """Answer a turn of the policy with a `Step`, or `(observation, reward, done)`."""
+        """Answer a turn of the policy with a `StepResult`, or `(observation, reward, done)`."""
         ...
 
 
@@ -181,7 +181,7 @@ class Instance:
             return opening
         return checked_messages(opening, f"{self.kind.name}.reset")
 
-    async def step(self, action: Action, seconds: float) -> Step:
+    async def step(self, action: Action, seconds: float) -> StepResult:
         """Return the environment's answer to a turn.
 
         Args:
@@ -296,23 +296,23 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
     return [dict(message) for message in messages]
 
 
-def checked_step(value: Any, where: str) -> Step:
+def checked_step(value: Any, where: str) -> StepResult:
     """Return a step of an environment, `(observation, reward, done)` included.
 
     Raises:
         EnvironmentFailure: it is none, its reward is no finite number, or its observation is neither text nor messages.
     """
     if isinstance(value, tuple) and len(value) == 3:
-        value = Step(*value)
-    if not isinstance(value, Step):
+        value = StepResult(*value)
+    if not isinstance(value, StepResult):
         raise EnvironmentFailure(
-            f"{where} returned {quoted(value, SHOWN_CHARS)}; expected a Step, or (observation, reward, done)"
+            f"{where} returned {quoted(value, SHOWN_CHARS)}; expected a StepResult, or (observation, reward, done)"
         )
     reward = checked_reward(value.reward, where)
     observation = value.observation if isinstance(value.observation, str) else None
     if observation is None and not value.done:
         observation = checked_messages(value.observation, where)
-    return Step(observation or "", reward, bool(value.done), value.results, value.extras)
+    return StepResult(observation or "", reward, bool(value.done), value.results, value.extras)
 
 
 def checked_reward(value: Any, where: str) -> float:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hwgrpo.agents.action import Action, CallFormat, ParsedTurn, Step
+from hwgrpo.agents.action import Action, CallFormat, ParsedTurn, StepResult
 from hwgrpo.agents.agent_rows import OpenedRow
 from hwgrpo.agents.call_formats import detect_call_format
 from hwgrpo.agents.environments import (
@@ -152,12 +152,14 @@ class EnvironmentWorkflow:
                 trajectory.truncated, record.stop = True, "length"
                 return
 
-    async def _answer(self, action: Action, instance: Instance | None, seconds: float) -> Step:
+    async def _answer(self, action: Action, instance: Instance | None, seconds: float) -> StepResult:
         """Return the answer to a turn: of the tools that it calls, else of the environment."""
         own = {schema["function"]["name"] for schema in instance.tools} if instance is not None else {}
         if self._tools.answer(action, own):
-            return Step("") if action.last else await self._tools.step(action, seconds)  # nothing reads the results
-        return Step("", done=True) if instance is None else await instance.step(action, seconds)
+            return (
+                StepResult("") if action.last else await self._tools.step(action, seconds)
+            )  # nothing reads the results
+        return StepResult("", done=True) if instance is None else await instance.step(action, seconds)
 
     def action(self, token_ids: Sequence[int], text: str, finished: bool, turn: int, *, last: bool = False) -> Action:
         """Return a turn as an action.
@@ -256,7 +258,7 @@ class Record:
         self._failed: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
 
-    def add(self, step: Step, state: str | None) -> None:
+    def add(self, step: StepResult, state: str | None) -> None:
         """Add the answer to a turn."""
         self.rewards.append(step.reward)
         self.states.append(state)

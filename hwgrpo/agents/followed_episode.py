@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hwgrpo.agents.action import Action, Step
+from hwgrpo.agents.action import Action, StepResult
 from hwgrpo.agents.environments import Instance
 from hwgrpo.agents.episode import EnvironmentWorkflow
 from hwgrpo.errors import RunError
@@ -30,7 +30,7 @@ class Display(Protocol):
         """Show a turn of the policy, before it is answered."""
         ...
 
-    def answer(self, step: Step) -> None:
+    def answer(self, step: StepResult) -> None:
         """Show the answer to a turn."""
         ...
 
@@ -48,12 +48,12 @@ class FollowedWorkflow(EnvironmentWorkflow):
         super().__init__(parts)
         self._display, self._user = display, user
 
-    async def _answer(self, action: Action, instance: Instance | None, seconds: float) -> Step:
+    async def _answer(self, action: Action, instance: Instance | None, seconds: float) -> StepResult:
         self._display.turn(action)
         step = await super()._answer(action, instance, seconds)
         if step.done and instance is None and self._user is not None:
             said = self._user()
-            return Step("", done=True) if said is None else Step(said)
+            return StepResult("", done=True) if said is None else StepResult(said)
         self._display.answer(step)
         return step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.agents.action import Action, Step
+from hwgrpo.agents.action import Action, StepResult
 from hwgrpo.data.agent_tasks import GUESSES, HIGHER, LOWER
 
 
@@ -26,16 +26,16 @@ class GuessingGame:
         self._number = int(row[self._key])
         self._guesses = []
 
-    def step(self, action: Action) -> Step:
+    def step(self, action: Action) -> StepResult:
         """Answer a guess with `higher` or `lower`; one that is no number costs a turn."""
         guess = action.content.strip()
         self._guesses.append(guess)
         last = len(self._guesses) == self._turns
         if not guess.isdecimal():
-            return Step("Answer with a number.", done=last)
+            return StepResult("Answer with a number.", done=last)
         if int(guess) == self._number:
-            return Step("", reward=1.0, done=True)
-        return Step(HIGHER if int(guess) < self._number else LOWER, done=last)
+            return StepResult("", reward=1.0, done=True)
+        return StepResult(HIGHER if int(guess) < self._number else LOWER, done=last)
 
     def state(self) -> str:
         """Return the guesses so far: what the next one is chosen by."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.agents.action import Action, Step
+from hwgrpo.agents.action import Action, StepResult
 from hwgrpo.catalog import REWARDS
 from hwgrpo.data.agent_tasks import VERDICT
 from hwgrpo.data.row_schema import read_ground_truth
@@ -48,7 +48,7 @@ class SecondTry:
         self._prompt = Prompt("", str(row.get("prompt", "")), (), answer, row, source=str(row.get("data_source", "")))
         self._done = 0
 
-    def step(self, action: Action) -> Step:
+    def step(self, action: Action) -> StepResult:
         """Score a response; the reward is that of the last one."""
         (value,) = self._function.per_sample([self._prompt], [action.content])
         if isinstance(value, BaseException):
@@ -56,7 +56,7 @@ class SecondTry:
         score = float(value["score"] if isinstance(value, Mapping) else value)
         factor, self._done = self._discount**self._done, self._done + 1
         last = score >= self._right or self._done == self._tries
-        return Step(self._verdict, reward=score * factor if last else 0.0, done=last)
+        return StepResult(self._verdict, reward=score * factor if last else 0.0, done=last)
 
     def state(self) -> str:
         """Return the number of the try."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from hwgrpo.agents.action import Action, Step, Tool, ToolCall, ToolResult
+from hwgrpo.agents.action import Action, StepResult, Tool, ToolCall, ToolResult
 from hwgrpo.agents.tools import close_tools
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.turn_template import TurnTemplate
@@ -43,7 +43,7 @@ class Tools:
         called = {call.name for call in action.calls}
         return bool(self._tools) and bool(called or action.parsed.malformed) and not (called and called <= {*others})
 
-    async def step(self, action: Action, seconds: float) -> Step:
+    async def step(self, action: Action, seconds: float) -> StepResult:
         """Return the results of a turn's calls, which run at the same time, in the order of the calls.
 
         Args:
@@ -53,7 +53,7 @@ class Tools:
         results = await asyncio.gather(*(self._result(call, seconds) for call in action.calls))
         named = [(call.name, result) for call, result in zip(action.calls, results, strict=True)]
         named += [("", ToolResult(text, "malformed")) for text in action.parsed.malformed]
-        return Step(
+        return StepResult(
             [self._message(name, result.text) for name, result in named],
             reward=sum(result.reward for _, result in named),
             results=tuple(named),

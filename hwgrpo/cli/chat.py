@@ -20,7 +20,7 @@ from hwgrpo.support.text import terminal_line, terminal_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hwgrpo.agents.action import Action, Step
+    from hwgrpo.agents.action import Action, StepResult
     from hwgrpo.config import Config
     from hwgrpo.training.evaluate import Evaluation
 
@@ -221,7 +221,7 @@ class Transcript:
             cut = "" if action.finished else " (cut at the limit of tokens)"
             self._line("policy", (message_text(action.message) or action.text) + cut, "bold blue")
 
-    def answer(self, step: Step) -> None:
+    def answer(self, step: StepResult) -> None:
         """Print the reward of a turn, and what is observed."""
         from hwgrpo.observe.trajectory_text import message_text, speaker
 

@@ -24,7 +24,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hwgrpo.agents.action import Action, Step, ToolCall, ToolResult
+from hwgrpo.agents.action import Action, StepResult, ToolCall, ToolResult
 from hwgrpo.agents.background_loop import run_in_background
 from hwgrpo.agents.tool_results import shorten
 from hwgrpo.agents.tool_schema import MalformedCall, make_schema, typed_arguments
@@ -86,12 +86,12 @@ class VerlTools:
         run_in_background(self._release())  # of a trajectory that failed
         self._choose(row)
 
-    def step(self, action: Action) -> Step:
+    def step(self, action: Action) -> StepResult:
         """Answer the calls of a turn; a turn without calls ends the trajectory."""
         if not action.calls or action.last:
-            return Step("", done=not action.calls)
+            return StepResult("", done=not action.calls)
         results = run_in_background(self._results(action.calls[: self._most]))
-        return Step(
+        return StepResult(
             [{"role": "tool", "content": result.text} for _, result in results],
             reward=sum(result.reward for _, result in results),
             results=tuple(results),

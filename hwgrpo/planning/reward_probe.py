@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hwgrpo.agents.action import Step
+from hwgrpo.agents.action import StepResult
 from hwgrpo.agents.agent_rows import AgentRows
 from hwgrpo.agents.episode import Record
 from hwgrpo.data.prompts import PromptDataset
@@ -75,7 +75,7 @@ def _outcome(environment: str, text: str) -> dict[str, Any]:
     """Return the outcome of a trajectory of one turn without reward."""
     record = Record(environment)
     record.messages.append({"role": "assistant", "content": text})
-    record.add(Step("", done=True), None)
+    record.add(StepResult("", done=True), None)
     record.stop = "done"
     return record.outcome()
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hwgrpo.agents.action import Action, Step, ToolCall, ToolResult
+from hwgrpo.agents.action import Action, StepResult, ToolCall, ToolResult
 from hwgrpo.agents.background_loop import background_loop, run_in_background
 from hwgrpo.agents.call_formats import UntypedText, detect_call_format
 from hwgrpo.agents.given_tools import GivenTool
@@ -59,10 +59,10 @@ class TrlEpisode:
         *before, last = prompt
         return [*before, {**last, "content": last["content"] + opening}]
 
-    async def step(self, action: Action) -> Step:
+    async def step(self, action: Action) -> StepResult:
         """Answer the calls of a turn; a turn without calls ends the episode."""
         if not action.calls or action.last:
-            return Step("", done=not action.calls)
+            return StepResult("", done=not action.calls)
         waiting: dict[int, asyncio.Task[tuple[str, ToolResult]]] = {}
         results: dict[int, tuple[str, ToolResult]] = {}
         for number, call in enumerate(action.calls):  # as TRL: one after another, but coroutines at the same time
@@ -74,7 +74,7 @@ class TrlEpisode:
             results[number] = await task
         ordered = [results[number] for number in range(len(action.calls))]
         messages = [{"role": "tool", "name": name, "content": result.text} for name, result in ordered]
-        return Step(messages, results=tuple(ordered))
+        return StepResult(messages, results=tuple(ordered))
 
     async def _called(self, call: ToolCall) -> tuple[str, ToolResult]:
         started, kind = time.monotonic(), "error"

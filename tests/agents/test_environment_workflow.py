@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hwgrpo.agents.action import Step
+from hwgrpo.agents.action import StepResult
 from hwgrpo.agents.agent_rows import OpenedRow
 from hwgrpo.agents.episode import EnvironmentWorkflow
 from hwgrpo.config.schema import EnvironmentConfig
@@ -32,8 +32,8 @@ class Guess:
     def step(self, action: Any) -> Any:
         self.turns += 1
         if action.content == str(self.number):
-            return Step("", reward=1.0, done=True)
-        return Step(f"Not {action.content}.", reward=-0.25, done=self.turns == 3)
+            return StepResult("", reward=1.0, done=True)
+        return StepResult(f"Not {action.content}.", reward=-0.25, done=self.turns == 3)
 
     def state(self) -> str:
         return str(self.turns)
@@ -176,12 +176,12 @@ def test_a_trajectorys_time_is_the_sum_over_its_turns(monkeypatch):
 BAD_STEPS = {
     "raises": (lambda self, action: 1 / 0, "ZeroDivisionError"),
     "exits": (lambda self, action: exit(3), "SystemExit"),
-    "returns nothing": (lambda self, action: None, "expected a Step"),
-    "a reward that is text": (lambda self, action: Step("x", reward="much"), "not a finite number"),  # type: ignore[arg-type]
-    "an infinite reward": (lambda self, action: Step("x", reward=float("inf")), "not a finite number"),
-    "an observation that is a number": (lambda self, action: Step(3), "not text or a list"),  # type: ignore[arg-type]
-    "a message without a role": (lambda self, action: Step([{"content": "x"}]), "expected"),
-    "four values": (lambda self, action: ("x", 0.0, False, {}), "expected a Step"),
+    "returns nothing": (lambda self, action: None, "expected a StepResult"),
+    "a reward that is text": (lambda self, action: StepResult("x", reward="much"), "not a finite number"),  # type: ignore[arg-type]
+    "an infinite reward": (lambda self, action: StepResult("x", reward=float("inf")), "not a finite number"),
+    "an observation that is a number": (lambda self, action: StepResult(3), "not text or a list"),  # type: ignore[arg-type]
+    "a message without a role": (lambda self, action: StepResult([{"content": "x"}]), "expected"),
+    "four values": (lambda self, action: ("x", 0.0, False, {}), "expected a StepResult"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hwgrpo
-from hwgrpo.agents.action import Step, ToolResult
+from hwgrpo.agents.action import StepResult, ToolResult
 from hwgrpo.agents.given_tools import GivenTool
 from hwgrpo.agents.tool_schema import make_schema
 from hwgrpo.config.schema import EnvironmentConfig, ToolConfig
@@ -148,8 +148,8 @@ class Game:
         self.ended = 0
         return "Play."
 
-    def step(self, action: Any) -> Step:
-        return Step("More.", reward=0.25, done=action.content == "2")
+    def step(self, action: Any) -> StepResult:
+        return StepResult("More.", reward=0.25, done=action.content == "2")
 
     def finish(self) -> float:
         self.ended += 1

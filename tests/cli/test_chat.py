@@ -11,7 +11,7 @@ from hwgrpo.cli.main import main
 from tests.support.runs import runs
 
 GAMES = """
-from hwgrpo.agents.action import Step
+from hwgrpo.agents.action import StepResult
 
 class Guess:
     def reset(self, row):
@@ -20,8 +20,8 @@ class Guess:
     def step(self, action):
         self.left -= 1
         if str(self.number) in action.content:
-            return Step("", reward=1.0, done=True)
-        return Step(f"Not {action.content}\\nTry again.", reward=-0.25, done=not self.left)
+            return StepResult("", reward=1.0, done=True)
+        return StepResult(f"Not {action.content}\\nTry again.", reward=-0.25, done=not self.left)
 
 class Even(Guess):
     def reset(self, row):
@@ -30,14 +30,14 @@ class Even(Guess):
     def step(self, action):
         if self.number == 3:
             raise ValueError("no such number")
-        return Step("", reward=float(len(action.content) % 2), done=True)
+        return StepResult("", reward=float(len(action.content) % 2), done=True)
 
 class Echo:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     def reset(self, row):
         return "Call look."
     def step(self, action):
-        return Step([{"role": "tool", "name": "look", "content": repr(dict(action.calls[0].arguments))}], done=False)
+        return StepResult([{"role": "tool", "name": "look", "content": repr(dict(action.calls[0].arguments))}])
 
 def score(batch, completions):
     return [outcome["reward"] for outcome in completions.outcomes]
