@@ -27,7 +27,10 @@ STAGES = (
     Stage(
         "responses",
         ("response_length/mean",),
-        ("response_length/*", "response/*", "filter_groups/*", "rollout/*", "perf/response_tokens", "perf/total_num*"),
+        (
+            *("response_length/*", "response/*", "filter_groups/*", "rollout/*", "agent/*", "tools/*"),
+            *("perf/response_tokens", "perf/total_num*"),
+        ),
     ),
     Stage(
         "rewards",
@@ -35,7 +38,7 @@ STAGES = (
             *("reward", "reward_std", "frac_reward_zero_std", "rewards/*/mean", "filter_groups/reward"),
             *("reward_model/accuracy", "reward_model/margin"),
         ),
-        ("rewards/*", "critic/*", "reward/*", "reward_failures/*", "reward_model/*"),
+        ("rewards/*", "critic/*", "reward/*", "reward_failures/*", "reward_model/*", "agent/*/reward/mean"),
     ),
     Stage("advantages", (), ("critic/advantages/*",)),
     Stage(
@@ -61,7 +64,10 @@ STAGES = (
 
 SCHEDULED = ("actor/lr", "rollout/temperature", "data/epoch")
 """What settings alone decide: compared, but no result that parts."""
-NOT_RESULTS = ("timing_s/*", "perf/*", "rollout/server_retries", "rollout/server_restarts", "rollout/servers_alive")
+NOT_RESULTS = (
+    *("timing_s/*", "perf/*", "tools/*/seconds"),
+    *("rollout/server_retries", "rollout/server_restarts", "rollout/servers_alive"),
+)
 """What a clock, the memory and the machines decide; a longer pattern of a stage wins."""
 
 
