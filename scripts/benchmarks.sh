@@ -21,7 +21,7 @@ against_trl_small against_trl.md python benchmarks/against_trl.py --trl-python T
 against_trl_8m against_trl.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting 8m --steps 4 --block 2 --output benchmarks/results/against_trl_8m.json
 agent_curves agents.md python benchmarks/agent_curves.py --output benchmarks/results/agents.json
 agent_curves_smollm2 agents.md python benchmarks/agent_curves.py --model SMOLLM2 --output benchmarks/results/agents_smollm2.json
-agent_turns agents.md python benchmarks/agent_turns.py
+agent_turns agents.md python benchmarks/agent_turns.py --slots 16
 curves curves.md python benchmarks/curves.py --output benchmarks/results/curves.csv
 curves_vllm curves.md python benchmarks/curves.py --steps 20 --server-python VLLM_PYTHON --output benchmarks/results/curves_vllm.csv
 dynamic_sampling dynamic_sampling_cpu.md python benchmarks/dynamic_sampling.py

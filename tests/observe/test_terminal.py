@@ -17,6 +17,7 @@ from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.summary import build_summary
 from hwgrpo.observe.warnings import RunWarning
 from hwgrpo.support.text import remember_secrets
+from hwgrpo.training.evaluate import Scores
 
 HOSTILE = "evil\x1b[2J\x1b]0;owned\x07\r\nhwgrpo: error: forged \x9b31m\u202etxt"
 FORGED = "hwgrpo: error: forged"
@@ -99,10 +100,10 @@ def test_what_an_inspection_of_data_shows_is_ours(tmp_path, capsys):
 
 
 def test_what_an_evaluation_prints_is_ours(tmp_path, monkeypatch, capsys):
-    scores = torch.ones(1, 1)
+    scores = Scores(torch.ones(1, 1), [HOSTILE], [HOSTILE], 0, [], [])
     evaluation = SimpleNamespace(
-        greedy=lambda: (scores, 0),
-        sampled=lambda _n: (scores, 0),
+        greedy=lambda: scores,
+        sampled=lambda _n: scores,
         rewards=SimpleNamespace(close=lambda: None),
         dataset=Data(),
         notes=(),

@@ -145,3 +145,16 @@ def test_a_run_goes_on_when_its_server_is_killed(local, tmp_path: Path):
     assert "Bearer" not in (tmp_path / "rollout-server.log").read_text()
     assert set(Path("/dev/shm").glob("hwgrpo-weights-*")) <= before, "weights on their way are removed"
     assert not Path(f"/proc/{server}").exists()
+
+
+def test_the_turns_of_an_agent_are_sampled_by_a_server_from_the_tokens_that_are_trained(tmp_path: Path):
+    words = [word for word in RUN[3:] if not word.startswith(("model.path", "tiny_sort", "trainer.max_steps"))]
+    done = vllm_environment.run_there(
+        *(*RUN[:3], "tiny_guess", "model.path=builtin://tiny?task=guess&head=32&steps=50", "trainer.max_steps=2"),
+        *(*words, "rollout.engine=vllm_server", "trainer.validate_at_start=false", f"trainer.output_dir={tmp_path}"),
+        variables=vllm_environment.NOT_COMPILED,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for line in steps(tmp_path):
+        assert line["agent/turns/mean"] > 1.5
+        assert line["rollout_corr/log_ratio_max"] < 1e-4  # of sums of 64 products in fp32: 1e-6
