@@ -46,6 +46,7 @@ WAYS: dict[str, list[str]] = {
     "SmolLM2 calculator, rewards shuffled": [SMOLLM2, "model.dtype=bfloat16", "reward.shuffle=true"],
 }
 SMOKE = ["model.path=builtin://tiny?task=calculator&steps=2", "trainer.max_steps=2", "data.validation_max_rows=8"]
+CURVE = ["trainer.validate_every=10"]
 METRICS = {"calls": "tools/call_frequency", "turns": "agent/turns/mean"}
 """Column of the curve, beside those of `real_model.py` -> metric."""
 DEMONSTRATIONS = 300
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if recipe == SMOLLM2:
                 warm = warm or [f"model.path={warm_start(Path(folder), args.model)}", "trainer.threads=1"]
             print(f"training: {way}", file=sys.stderr, flush=True)
-            more = SMOKE if args.smoke else warm if recipe == SMOLLM2 else []
+            more = SMOKE if args.smoke else warm if recipe == SMOLLM2 else CURVE
             run("train", recipe, Path(folder) / str(ways.index(way)), [*settings, *more])
             results[way] = read_run(Path(folder) / str(ways.index(way)), METRICS)
             results = {name: results[name] for name in WAYS if name in results}

@@ -39,7 +39,7 @@ SMOKE = [
     *("trainer.prompts_per_step=4", "trainer.max_steps=2", "trainer.validate_every=1"),
     "reward.functions=[exact_match, {name: regex, weight: 0, kwargs: {pattern: '[0-9]+', mode: fullmatch}}]",
 ]
-COLORS = ("#1f5fbf", "#3f8fdf", "#7fb6ef", "#888888", "#c2571a", "#3d8b37")
+COLORS = ("#1f5fbf", "#3f8fdf", "#7fb6ef", "#888888", "#c2571a", "#3d8b37", "#8e44ad", "#b8860b", "#16a085", "#d16ba5")
 """Of the ways, in the picture."""
 TIMES = ("step_s", "generate_s", "update_s")
 COLUMNS = {
