@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ class Tools:
     def __init__(self, tools: Sequence[Tool], turns: TurnTemplate, tokenizer: Any) -> None:
         self._tools = {tool.name: tool for tool in tools}
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = {*tokenizer.all_special_tokens, *(str(token) for token in added.values() if token.special)}
+        special = {*tokenizer.all_special_tokens, *(str(token) for token in added.values() if token.special)}
+        self._special = re.compile("|".join(map(re.escape, sorted(special, key=lambda token: (-len(token), token)))))
         self._role, self.notes = "tool", ()
         if tools:
             try:
@@ -54,7 +56,7 @@ class Tools:
         named = [(call.name, result) for call, result in zip(action.calls, results, strict=True)]
         named += [("", ToolResult(text, "malformed")) for text in action.parsed.malformed]
         return StepResult(
-            [self._message(name, result.text) for name, result in named],
+            self._messages(named),
             reward=sum(result.reward for _, result in named),
             results=tuple(named),
         )
@@ -73,7 +75,15 @@ class Tools:
         except TimeoutError:
             return ToolResult(f"Error: the calls of this turn took longer than {seconds:.3g} s", "timeout", seconds)
 
-    def _message(self, name: str, text: str) -> dict[str, Any]:
-        for special in self._special:
-            text = text.replace(special, "")
-        return {"role": self._role, "content": text} | ({"name": name} if name and self._role == "tool" else {})
+    def _messages(self, named: Sequence[tuple[str, ToolResult]]) -> list[dict[str, Any]]:
+        """Return the results as messages; of the user as one: many templates refuse two of the same role."""
+        texts = [(name, self._without_special_tokens(result.text)) for name, result in named]
+        if self._role == "user":
+            return [{"role": "user", "content": "\n".join(text for _, text in texts)}]
+        return [{"role": "tool", "content": text} | ({"name": name} if name else {}) for name, text in texts]
+
+    def _without_special_tokens(self, text: str) -> str:
+        """Return the text without special tokens, those included that others leave when they are cut out."""
+        while (shorter := self._special.sub("", text)) != text:
+            text = shorter
+        return text

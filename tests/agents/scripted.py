@@ -93,13 +93,13 @@ def agent_rows(rows: Sequence[dict[str, Any]], **agent: Any) -> AgentRows:
     return AgentRows(Rows([Part("rows", rows, tuple(rows[0]), "rows")]), len(rows), config=config)
 
 
-def prompts_of(rows: Any, tokenizer: Any = None) -> PromptBatch:
+def prompts_of(rows: Any, tokenizer: Any = None, data: DataConfig | None = None) -> PromptBatch:
     """Return the prompts of rows."""
-    tokenizer = tokenizer or chat_tokenizer()
+    tokenizer, data = tokenizer or chat_tokenizer(), data or DataConfig()
     prompts = []
     for i in range(len(rows)):
         text = apply_template(
-            rows[i]["prompt"], DataConfig(), tokenizer, "here", add_generation_prompt=True, tools=rows.tools(i)
+            rows[i]["prompt"], data, tokenizer, "here", add_generation_prompt=True, tools=rows.tools(i)
         )
         ids = tuple(tokenizer.encode(text, add_special_tokens=False))
         messages = tuple(rows[i]["prompt"])

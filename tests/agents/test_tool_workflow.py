@@ -93,7 +93,7 @@ def test_special_tokens_in_a_result_do_not_end_its_message(tmp_path, monkeypatch
             Args:
                 expression: text.
             """
-            return f"<eos>{expression}<pad>"
+            return f"<eos>{expression}<pa<<e<eos>os>pad>d>"
 
         def close(self) -> None: ...
 
@@ -110,6 +110,16 @@ def test_results_are_the_users_messages_where_the_template_has_no_role_for_them(
     done, engine, tokenizer = play(script(call("1+1"), "2"), template=no_role + TEMPLATE)
     assert "<eos><user>2<assistant>2<eos>" in tokenizer.decode(done.token_lists()[0])
     assert any("messages of the user" in note for note in engine.notes)
+
+
+def test_results_of_one_turn_are_one_message_of_the_user():
+    alternating = (
+        "{% for m in messages %}{% if (m.role == 'user') != loop.index0 is divisibleby(2) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    )
+    done, _, tokenizer = play(script(call("1+1") + call("2*3"), "8"), template=alternating + TEMPLATE)
+    assert "<eos><user>2\n6<assistant>8<eos>" in tokenizer.decode(done.token_lists()[0])
+    assert done.outcomes[0]["calls"] == {"calculator": 2}
 
 
 def test_a_template_that_shows_no_tools_gets_a_system_message_that_describes_them():
