@@ -76,6 +76,37 @@ def text_targets(prompt: str, response: str, tokenizer: Any, end: int, *, templa
     return targets
 
 
+def token_targets(
+    prompt: str,
+    response: str,
+    tokens: Sequence[int],
+    sampled: Sequence[Sequence[int]],
+    tokenizer: Any,
+    *,
+    templated: bool,
+) -> Targets:
+    """Return the tokens of a prompt and of a trajectory as they are, of which the sampled ones are trained.
+
+    Args:
+        prompt: the model's input text.
+        response: the trajectory's text.
+        tokens: its tokens.
+        sampled: start and stop of each run of sampled tokens; at least one.
+        tokenizer: a transformers tokenizer.
+        templated: whether the prompt has its own special tokens.
+    """
+    targets = Targets(tokenizer, special_tokens=not templated)
+    targets.add(prompt, trained=False)
+    trained = [False] * len(tokens)
+    for start, stop in sampled:
+        trained[start:stop] = [True] * (stop - start)
+    targets.text += response
+    targets.ids += tokens
+    targets.trained += trained
+    targets.close((), None)
+    return targets
+
+
 def chat_targets(
     messages: Sequence[Message],
     first: int,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hwgrpo.data.chat_targets import Targets, chat_targets, text_targets
+from hwgrpo.data.chat_targets import Targets, chat_targets, text_targets, token_targets
 from hwgrpo.data.chat_template import conversation, render
 from hwgrpo.data.prompt_findings import findings_of
 from hwgrpo.data.prompts import PromptDataset, row_bytes
@@ -20,6 +20,7 @@ from hwgrpo.data.row_schema import missing_column, read_prompt, read_tools
 from hwgrpo.data.sources import Rows, is_generated, open_rows, sources_of, validation_source
 from hwgrpo.data.tasks import PREFIX
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.rewards.response_text import ResponseDecoder
 from hwgrpo.values import Prompt
 
 MESSAGES = "messages"
@@ -180,6 +181,10 @@ class _Reader:
         if self._logged:
             # the prompt is the model's input text already
             templated = row["question"] is not None and config.chat != "never"
+            if row.get("outcome") or row.get("tokens") is not None:
+                tokens, sampled = self._trajectory(row, place)
+                texts = row["prompt"], row["response"]
+                return token_targets(*texts, tokens, sampled, self._tokenizer, templated=templated)
             end = self._end_of_turn if templated else self._tokenizer.eos_token_id
             return text_targets(row["prompt"], row["response"], self._tokenizer, end, templated=templated)
         response = self._response(row, index, place)
@@ -199,6 +204,38 @@ class _Reader:
         if isinstance(response, str):
             response = ({"role": "assistant", "content": response},)
         return self._chat(prompt, response, read_tools(row, place), place)
+
+    def _trajectory(self, row: Mapping[str, Any], place: str) -> tuple[list[int], list[list[int]]]:
+        """Return the tokens of a logged trajectory, and start and stop of each run that was sampled.
+
+        Raises:
+            DataError: they are missing, or those of another tokenizer.
+        """
+        tokens, sampled = row.get("tokens"), row.get("sampled")
+        if not tokens or not sampled:
+            raise DataError(
+                f"{place}: a trajectory of several turns, logged without its tokens by an older version of hwgrpo: what "
+                "was observed cannot be kept out of the training; log it anew with hwgrpo train"
+            )
+        if not self._is_text_of(tokens, sampled, row):
+            raise DataError(
+                f"{place}: the tokens of this trajectory are not those of its text under this tokenizer: train a model "
+                "with the tokenizer of the run that logged it"
+            )
+        return tokens, sampled
+
+    def _is_text_of(self, tokens: list[int], sampled: list[list[int]], row: Mapping[str, Any]) -> bool:
+        """Return whether tokens have the text of a logged response, as far as it can be known."""
+        text, decode = row["response"], self._tokenizer.decode
+        bounds = [0, *(place for run in sampled for place in run), len(tokens)]
+        observed = [tokens[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
+        if not observed:  # the text may be without a stop string
+            decoders = (ResponseDecoder(self._tokenizer, skip, self._ends) for skip in (False, True))
+            return any(decoder(tokens).startswith(text) for decoder in decoders)
+        if max(map(max, observed)) >= len(self._tokenizer):
+            return False
+        # without an outcome it is of a workflow of the user's own, which says what the text is
+        return not row.get("outcome") or all(decode(run, skip_special_tokens=True) in text for run in observed)
 
     def _response(self, row: Mapping[str, Any], index: int, place: str) -> Any:
         """Return a row's response, text or messages; None where the row is a conversation alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,8 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
 
     `reward` is null for a sample that a failure policy took out, and an entry of `rewards` where the function gave no
     value; `question` is the last user message of a conversation, else null; what reward functions returned beside the
-    score goes to `extras`; `outcome` is that of a trajectory in an environment.
+    score goes to `extras`; `outcome` is that of a trajectory in an environment. A response that has one, or tokens that
+    were not sampled, also has its `tokens`, and in `sampled` the bounds `[start, stop]` of each run of sampled ones.
 
     Args:
         sample: its number, 0 <= sample < S.
@@ -114,9 +116,21 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     }
     if rewards.extras:
         record["extras"] = rewards.extras[sample]
-    if completions.outcomes and completions.outcomes[sample]:
-        record["outcome"] = completions.outcomes[sample]
+    outcome = completions.outcome_of_each[sample]
+    if outcome:
+        record["outcome"] = outcome
+    here = slice(int(completions.offsets[sample]), int(completions.offsets[sample + 1]))
+    mask = [True] * record["length"] if completions.loss_mask is None else completions.loss_mask[here].tolist()
+    if outcome or not all(mask):
+        record |= {"tokens": completions.tokens[here].tolist(), "sampled": _runs(mask)}
     return record
+
+
+def _runs(mask: Sequence[bool]) -> list[list[int]]:
+    """Return start and stop of each run of True."""
+    padded = [False, *mask, False]
+    changes = [place for place, (before, after) in enumerate(pairwise(padded)) if before != after]
+    return [[*pair] for pair in zip(changes[::2], changes[1::2], strict=True)]
 
 
 def dropped_records(batch: PromptBatch, completions: Completions) -> Iterator[dict[str, Any]]:

@@ -184,6 +184,40 @@ def test_logged_prompts_are_the_models_input_as_it_was(data_config, jsonl):
     assert [prompt for prompt, *_ in found] == ["^a", "<u>q$\n<a>"]
 
 
+def trajectory(response: str, characters: str, sampled: list[list[int]], **more):
+    ids = make_tokenizer().convert_tokens_to_ids(list(characters))
+    more = {"tokens": ids, "sampled": sampled, "outcome": {"reward": 1}} | more
+    return logged("<u>q$\n<a>", response, 1.0, question="q") | more
+
+
+def test_of_a_logged_trajectory_the_sampled_tokens_are_trained_as_they_are(data_config, jsonl):
+    rows = [
+        trajectory("x\n<u>no\n<a>yz", "x$\n<u>no$\n<a>yz$", [[0, 2], [13, 16]]),
+        trajectory("xy", "xy!", [[0, 3]]),  # ended by a stop string
+        trajectory("xobserved", "xnoy$no", [[0, 1], [3, 5]], outcome=None),  # with a text of the user's own
+    ]
+    found = read(data_config(jsonl(rows)), make_tokenizer(TURNS))
+    assert found == [
+        ("<u>q$\n<a>", "x$\n<u>no$\n<a>yz$", "x$___________yz$"),
+        ("<u>q$\n<a>", "xy!", "xy!"),
+        ("<u>q$\n<a>", "xnoy$", "x__y$"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (trajectory("xnoy", "", [], tokens=None), "line 1: a trajectory .* without its tokens.* hwgrpo train"),
+        (trajectory("x other y", "x$noy$", [[0, 2], [4, 6]]), "not those of its text under this tokenizer"),
+        (trajectory("xnoy", "", [[0, 1]], tokens=[30, 99999]), "not those of its text under this tokenizer"),
+        (trajectory("other", "x$", [[0, 2]]), "not those of its text under this tokenizer"),
+    ],
+)
+def test_trajectories_whose_tokens_are_unknown_are_refused(row, problem, data_config, jsonl):
+    with pytest.raises(DataError, match=problem):
+        read(data_config(jsonl([row])), make_tokenizer(TURNS))
+
+
 def test_conditions_on_nothing_are_refused(data_config, jsonl, tokenizer):
     path = jsonl(LOGGED)
     for keep, error, problem in (

@@ -54,6 +54,21 @@ def test_a_sample_is_written_with_everything_about_it(tmp_path):
     }
 
 
+def test_of_a_trajectory_the_tokens_are_written_and_which_of_them_were_sampled(tmp_path):
+    batch, completions, *others = batch_of([3])
+    ends = completions.offsets.tolist()
+    mask = torch.ones(ends[-1], dtype=torch.bool)
+    mask[ends[2] : ends[2] + 2] = False
+    outcomes = ({"reward": 1.0}, {}, {})
+    completions = dataclasses.replace(completions, loss_mask=mask, outcomes=outcomes)
+    CompletionsLog(tmp_path, 16).log(7, batch, completions, *others)
+    lines, tokens = logged(tmp_path), completions.token_lists()
+    assert (lines[0]["tokens"], lines[0]["sampled"]) == (tokens[0], [[0, len(tokens[0])]])
+    assert "tokens" not in lines[1]
+    assert "outcome" not in lines[1]
+    assert (lines[2]["tokens"], lines[2]["sampled"]) == (tokens[2], [[2, 3]])
+
+
 def test_a_conversation_is_headed_by_its_last_user_message(tmp_path):
     batch, *others = batch_of([1])
     turns = [

@@ -22,6 +22,9 @@ PLACES = {
     "the end": ("training/finish", "models/loading", "observe/summary", "training/run_folder"),
 }
 """Starts of the paths of the files whose lines count."""
+OF_AGENTS = {"episodes": ("agents/", "rollout/workflow", "rollout/turn_template", "rollout/local/decode_session")}
+"""Those of runs with trajectories of several turns."""
+ALL = PLACES | OF_AGENTS
 
 
 def die() -> None:
@@ -51,7 +54,7 @@ def count_lines(counts: Counter[str]) -> None:
     """Count the lines of every place from now on."""
 
     def counting(file: str) -> Any:
-        places = [place for place in PLACES if _is_in(file, place)]
+        places = [place for place in ALL if _is_in(file, place)]
 
         def at_line(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "line":
@@ -77,4 +80,4 @@ def _trace(local: Any) -> None:
 
 
 def _is_in(file: str, place: str) -> bool:
-    return file.startswith(PACKAGE) and file[len(PACKAGE) + 1 :].startswith(PLACES[place])
+    return file.startswith(PACKAGE) and file[len(PACKAGE) + 1 :].startswith(ALL[place])

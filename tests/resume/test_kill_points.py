@@ -6,12 +6,13 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hwgrpo.training.checkpoint import checkpoint_files, saver
-from tests.resume.kill_points import PLACES, count_lines, kill_after, kill_at
+from tests.resume.kill_points import OF_AGENTS, PLACES, count_lines, kill_after, kill_at
 from tests.resume.test_ranks import FILTERED
 from tests.support.processes import ranks
 from tests.support.runs import runs
@@ -19,6 +20,7 @@ from tests.support.runs import runs
 pytestmark = pytest.mark.slow
 
 POINTS, PROCESSES = 20, 2
+POINTS_OF_AGENTS = 4
 WORDS = (
     "trainer.max_steps=4",
     "trainer.save_every=1",
@@ -33,6 +35,19 @@ WORDS = (
 ONLINE = (
     "reward.functions=[{name: online_reward_model, "
     "kwargs: {verifier: exact_match, warmup_steps: 1, every: 2, lr: 0.01}}]",
+)
+EPISODES = (
+    "model.path=builtin://tiny?task=guess&hidden=32&layers=1&steps=20&batch=32",
+    "data.train=task://guess",
+    "data.max_prompt_tokens=32",
+    "rollout.workflow=environment",
+    "rollout.agent.environments=[guessing_game]",
+    "rollout.agent.max_turn_tokens=4",
+    "rollout.max_response_tokens=96",
+    "reward.functions=[environment]",
+    "algorithm.advantage.name=gigpo",
+    "trainer.max_steps=3",
+    "observe.completions_per_step=64",
 )
 Kill = tuple[str, float]
 """A place and the number of a line there, or "time" and seconds."""
@@ -79,9 +94,14 @@ def measured(output: Path, *words: str) -> dict[str, float]:
     return json.loads((output.parent / "counts.json").read_text()) | {"time": time.monotonic() - began}
 
 
-def drawn(generator: random.Random, limits: dict[str, float], point: int, points: int) -> Kill:
+def drawn(
+    generator: random.Random,
+    limits: dict[str, float],
+    point: int,
+    points: int,
+    places: Sequence[str] = ("time", *PLACES),
+) -> Kill:
     """Draw a kill: places take turns from point to point, and those of one place are in equal parts of the run."""
-    places = ["time", *PLACES]
     turn, chosen = divmod(point, len(places))
     place = places[chosen]
     share = (turn + generator.random()) / (points // len(places))
@@ -155,6 +175,27 @@ def test_a_run_with_responses_of_earlier_steps_is_killed_at_random_points_and_en
         met += killed_and_resumed(tmp_path / f"point-{point}", [kill], *words)
         assert runs.everything(tmp_path / f"point-{point}") == expected, (point, kill)
     assert met >= 4, "too many runs were over before they were killed"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")],
+    ids=["on demand", "prefetched"],
+)
+def test_a_run_that_is_killed_within_trajectories_ends_as_the_uninterrupted_one(words: tuple[str, ...], tmp_path: Path):
+    words = (*EPISODES, *words)
+    limits = measured(tmp_path / "whole", *words)
+    expected = runs.everything(tmp_path / "whole")
+    turns = [len(each["outcome"]["turn_rewards"]) for each in expected["completions"]]
+    assert max(turns) >= 3
+    met = 0
+    for point in range(POINTS_OF_AGENTS):
+        places = [*OF_AGENTS, "anywhere"]
+        kill = drawn(random.Random(2000 + point), limits, point, POINTS_OF_AGENTS, places)
+        met += killed_and_resumed(tmp_path / f"point-{point}", [kill], *words)
+        assert runs.everything(tmp_path / f"point-{point}") == expected, (point, kill)
+    print(f"{met} of {POINTS_OF_AGENTS} kills met a run that was not done")
+    assert met >= 0.75 * POINTS_OF_AGENTS, "too many runs were over before they were killed"
 
 
 def _child(body) -> int:

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hwgrpo_backends.cpu import BACKEND
 
+from hwgrpo.cli.main import main
+from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.models.loading import load_model, load_tokenizer
 from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
@@ -93,6 +97,30 @@ def test_layouts_train_alike_on_turns(words, tmp_path: Path):
     for other in found[1:]:
         for name in ("actor/grad_norm", "actor/pg_loss", "critic/advantages/max", "response_length/sampled/mean"):
             assert other[name] == pytest.approx(found[0][name], rel=1e-3, abs=1e-5), name
+
+
+def test_supervised_training_on_a_runs_trajectories_trains_what_was_sampled(words, tmp_path: Path):
+    runs.run(tmp_path / "run", *words, "trainer.max_steps=1")
+    kept = [line for line in read_lines(tmp_path / "run/completions.jsonl") if line["finished"]]
+    kept = list({(line["prompt"], line["response"]): line for line in reversed(kept)}.values())
+    assert len(kept) > 2
+    assert all(len(line["sampled"]) == 3 for line in kept)
+    model_config = ModelConfig(path=runs.SMALL[0].removeprefix("model.path="))
+    model, tokenizer = load_model(model_config, attention="sdpa"), load_tokenizer(model_config)
+    logprobs = []
+    for line in kept:
+        prompt = tokenizer.encode(line["prompt"], add_special_tokens=False)
+        with torch.no_grad():
+            of_all = model(input_ids=torch.tensor([[*prompt, *line["tokens"]]])).logits[0].log_softmax(-1)
+        for start, stop in line["sampled"]:
+            logprobs += [float(of_all[len(prompt) + i - 1, line["tokens"][i]]) for i in range(start, stop)]
+    arguments = [
+        *("sft", "--from-run", str(tmp_path / "run"), "--keep", "reward>=-9", f"trainer.output_dir={tmp_path / 'sft'}"),
+        *(f"trainer.prompts_per_step={len(kept)}", f"trainer.prompts_per_update={len(kept)}"),
+    ]
+    assert main(arguments) == 0
+    [step] = [line for line in runs.metrics(tmp_path / "sft") if "actor/loss" in line]
+    assert step["actor/loss"] == pytest.approx(-sum(logprobs) / len(logprobs), rel=1e-4)
 
 
 def test_policies_for_failed_environments(words, tmp_path: Path):
