@@ -20,7 +20,7 @@ from hwgrpo.agents.environments import (
     environment_of,
     load_environments,
 )
-from hwgrpo.agents.tool_answers import Tools
+from hwgrpo.agents.tool_answers import Tools, check_observations
 from hwgrpo.agents.tools import load_tools
 from hwgrpo.catalog import CALL_FORMATS
 from hwgrpo.data.chat_template import shows_tools
@@ -56,7 +56,7 @@ class EnvironmentWorkflow:
         parts: the run's settings, tokenizer and chat template between turns.
 
     Raises:
-        ConfigError: a setting of `rollout.agent` is wrong, or there is no chat template.
+        ConfigError: a setting of `rollout.agent` is wrong, or there is no chat template, or none that may go on.
     """
 
     def __init__(self, parts: WorkflowParts) -> None:
@@ -66,6 +66,8 @@ class EnvironmentWorkflow:
                 f"rollout.workflow={parts.config.rollout.workflow} needs the tokenizer's chat template between turns, "
                 "and it has none; set model.chat_template"
             )
+        if agent.environments:
+            check_observations(parts.turns)
         self._agent, self._tokenizer = agent, tokenizer
         self._kinds, self._instances = load_environments(agent.environments), Instances()
         self._parse = call_format(agent, tokenizer)

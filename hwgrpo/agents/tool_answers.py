@@ -13,6 +13,20 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.turn_template import TurnTemplate
 
 
+def check_observations(turns: TurnTemplate) -> None:
+    """Check that messages of the user may follow a turn of the policy.
+
+    Raises:
+        ConfigError: the chat template refuses them, or shows the turn differently then.
+    """
+    try:
+        turns.between([0], False, [{"role": "user", "content": "observation"}])
+    except ConfigError as error:
+        raise ConfigError(
+            f"rollout.workflow: what the policy reads next is a message of the user, and {error}"
+        ) from error
+
+
 class Tools:
     """The tools of `rollout.agent.tools`.
 
@@ -20,6 +34,9 @@ class Tools:
         tools: with different names.
         turns: the chat template between turns, which may have no role for results.
         tokenizer: its special tokens are left out of results, where they could end a message.
+
+    Raises:
+        ConfigError: the template shows results neither in a role of their own nor as messages of the user.
     """
 
     def __init__(self, tools: Sequence[Tool], turns: TurnTemplate, tokenizer: Any) -> None:
@@ -29,9 +46,12 @@ class Tools:
         self._special = re.compile("|".join(map(re.escape, sorted(special, key=lambda token: (-len(token), token)))))
         self._role, self.notes = "tool", ()
         if tools:
+            result = {"role": "tool", "name": tools[0].name, "content": "result"}
             try:
-                turns.between([0], False, [{"role": "tool", "name": tools[0].name, "content": "result"}])
+                for results in ([result], [result, result]):  # of one call, and of several
+                    turns.between([0], False, results)
             except ConfigError:
+                check_observations(turns)
                 self._role = "user"
                 self.notes = ("tool results are messages of the user: the chat template has no role for them",)
 

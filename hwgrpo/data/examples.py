@@ -214,8 +214,8 @@ class _Reader:
         tokens, sampled = row.get("tokens"), row.get("sampled")
         if not tokens or not sampled:
             raise DataError(
-                f"{place}: a trajectory of several turns, logged without its tokens by an older version of hwgrpo: what "
-                "was observed cannot be kept out of the training; log it anew with hwgrpo train"
+                f"{place}: a trajectory, logged without its tokens by an older version of hwgrpo: what was observed "
+                "cannot be kept out of the training; log it anew with hwgrpo train"
             )
         if not self._is_text_of(tokens, sampled, row):
             raise DataError(

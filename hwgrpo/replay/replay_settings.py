@@ -19,7 +19,7 @@ from hwgrpo.support.text import HIDDEN, MASK
 
 UNREAD = (
     *("data", "observe", "rollout.engine", "rollout.source", "rollout.workflow"),
-    *("trainer.strategy", "trainer.stages"),
+    *("rollout.agent.environments", "rollout.agent.tools", "trainer.strategy", "trainer.stages"),
 )
 """Sections and settings that a replay does not use: a plug-in that they name may be absent."""
 PROGRAMS = "code"

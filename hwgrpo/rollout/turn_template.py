@@ -14,6 +14,8 @@ from hwgrpo.errors import ConfigError, DataError
 Message = Mapping[str, Any]
 MARK = "qz7mark"
 """Words of the policy; no template has them."""
+SEEN = "qz8seen"
+"""Content of a message that is looked for."""
 QUESTION: Message = {"role": "user", "content": "question"}
 
 
@@ -44,6 +46,8 @@ class TurnTemplate:
         self._render, self._tokenizer, self._end_ids = render, tokenizer, end_ids
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+        self._shown: set[tuple[str, ...]] = set()
+        """Roles of messages that the template shows after a turn."""
 
     def between(
         self,
@@ -62,11 +66,29 @@ class TurnTemplate:
             tools: JSON schemas of the tools that the template shows.
 
         Raises:
-            ConfigError: the template refuses these messages, or shows a turn differently when they follow.
+            ConfigError: the template refuses these messages, leaves one of them out, or shows a turn differently when
+                they follow.
         """
+        self._check_shown(messages, tools)
         tokens = self._tokenizer.encode(self._text(messages, tools), add_special_tokens=False)
         ended = finished and len(sampled) > 0 and sampled[-1] in self._end_ids
         return tokens[1:] if ended and tokens and tokens[0] in self._special else tokens
+
+    def _check_shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Check once for the roles of some messages that the template shows each message behind the turn."""
+        roles = tuple(str(message.get("role")) for message in messages)
+        if roles in self._shown:
+            return
+        marked = [{**message, "content": f"{SEEN}{number}."} for number, message in enumerate(messages)]
+        text = self._text(marked, tools)
+        missing = [role for number, role in enumerate(roles) if f"{SEEN}{number}." not in text]
+        if missing:
+            raise ConfigError(
+                f"messages of the roles {', '.join(roles)} after a turn of the policy: the chat template does not show "
+                f"those of the role {missing[0]} there; give them as messages of the user, or set model.chat_template "
+                "to a file with a template that shows them"
+            )
+        self._shown.add(roles)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the text from the end of the policy's words on."""
@@ -83,9 +105,10 @@ class TurnTemplate:
                 return end + whole[len(alone) :]
         roles = ", ".join(str(message.get("role")) for message in messages)
         if refusal is not None:
+            no_tools = ". If the template has no role 'tool', give results as messages of the user"
             raise ConfigError(
-                f"messages of the roles {roles} after a turn of the policy: {refusal}. If the template has no role "
-                "'tool', give results as messages of the user"
+                f"messages of the roles {roles} after a turn of the policy: {refusal}"
+                f"{no_tools if any(message.get('role') == 'tool' for message in messages) else ''}"
             ) from refusal
         raise ConfigError(
             f"the chat template shows a turn of the policy differently when messages of the roles {roles} follow it: "

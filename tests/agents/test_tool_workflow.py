@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hwgrpo.agents.episode import DESCRIBED
-from hwgrpo.config.schema import ToolConfig
+from hwgrpo.config.schema import EnvironmentConfig, ToolConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.values import Sampling
 from tests.agents.scripted import TEMPLATE, agent_engine, agent_rows, chat_tokenizer, prompts_of
@@ -110,6 +110,24 @@ def test_results_are_the_users_messages_where_the_template_has_no_role_for_them(
     done, engine, tokenizer = play(script(call("1+1"), "2"), template=no_role + TEMPLATE)
     assert "<eos><user>2<assistant>2<eos>" in tokenizer.decode(done.token_lists()[0])
     assert any("messages of the user" in note for note in engine.notes)
+
+
+def test_results_are_the_users_messages_where_the_template_takes_one_result_alone():
+    one = (
+        "{% for m in messages %}{% if m.role == 'tool' and messages[loop.index0 - 1].role == 'tool' %}"
+        "{{ raise_exception('one result') }}{% endif %}{% endfor %}"
+    )
+    done, _, tokenizer = play(script(call("1+1") + call("2*3"), "8"), template=one + TEMPLATE)
+    assert "<eos><user>2\n6<assistant>8<eos>" in tokenizer.decode(done.token_lists()[0])
+
+
+LAST_IS_SHOWN = TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{% if loop.last %}!{% endif %}")
+
+
+def test_a_template_that_shows_turns_differently_later_is_refused_at_the_start():
+    for agent in (CALCULATOR, {"environments": [EnvironmentConfig("guessing_game")]}):
+        with pytest.raises(ConfigError, match=r"^rollout.workflow: .*message of the user.*set model.chat_template"):
+            agent_engine(script("1"), chat_tokenizer(LAST_IS_SHOWN), "environment", **agent)
 
 
 def test_results_of_one_turn_are_one_message_of_the_user():

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.workflow import Trajectory
 from tests.agents.recorded_turns import (
     assert_what_was_read_is_prompt_turns_and_messages,
@@ -32,7 +34,6 @@ def test_tokens_that_are_trained_and_read(name, monkeypatch):
     with_tools = play(read, ends, monkeypatch, tools=True, engine=found.engine)
     check(with_tools)
     roles = {message["role"] for each in with_tools.completions.outcomes for message in each["messages"]}
-    # neither has a role for tools; smollm2's template shows the tools in none
     assert roles == {"assistant", "user", *["tool"] * (name != "gemma3")}
 
     plain: Any = Trajectory.token_ids.fget
@@ -41,3 +42,10 @@ def test_tokens_that_are_trained_and_read(name, monkeypatch):
     mutant = play(read, ends, monkeypatch, engine=found.engine)
     with pytest.raises(AssertionError):
         assert_what_was_read_is_prompt_turns_and_messages(mutant)
+
+
+def test_a_message_of_the_system_that_deepseek_shows_before_the_conversation_is_refused():
+    read, render = between_turns("deepseek_v3")
+    turns = TurnTemplate(render, read, [read.eos_token_id])
+    with pytest.raises(ConfigError, match="does not show those of the role system there"):
+        turns.between([read.eos_token_id], True, [{"role": "system", "content": "Go on."}])

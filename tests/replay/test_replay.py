@@ -153,6 +153,39 @@ def test_a_workflows_step_has_its_loss_mask_and_its_texts_as_they_are(tmp_path: 
     assert replay(capsys, folder / "step_00003")["first_difference"] == "old log-probs"
 
 
+ENVIRONMENT = """
+class Board:
+    def reset(self, row):
+        self.turn = 0
+        return "Play."
+
+    def state(self):
+        return str(self.turn)
+
+    def step(self, action):
+        self.turn += 1
+        if action.text.startswith("1"):
+            raise ValueError("the board broke")
+        return "=", float(ord(action.text[0]) % 5) if action.text else 0.0, self.turn == 3
+"""
+
+
+def test_trajectories_in_an_environment_are_replayed_without_it(tmp_path: Path, capsys):
+    (tmp_path / "board.py").write_text(ENVIRONMENT)
+    agent = ("rollout.workflow=environment", f"rollout.agent.environments=[{tmp_path}/board.py:Board]")
+    words = (*agent, "rollout.agent.max_turn_tokens=2", "rollout.max_response_tokens=32", "data.max_prompt_tokens=32")
+    learn = ("reward.functions=[environment]", "algorithm.advantage.name=gigpo", "data.validation_max_rows=0")
+    folder = capture(tmp_path / "run", *words, *learn, "trainer.capture_weights=true")
+    (tmp_path / "board.py").unlink()
+    for trust in ((), ("--trust-code",)):
+        report = replay(capsys, folder / "step_00003", trust=trust)
+        assert_same(report)
+        names = [stage["name"] for stage in report["stages"]]
+        assert {"rewards", "advantages", "loss", "updated weights"} <= {*names}
+    changed = replay(capsys, folder / "step_00003", "algorithm.advantage.kwargs.step_weight=0.5", trust=())
+    assert changed["first_difference"] == "advantages"
+
+
 def test_muons_update_is_not_compared_and_said_to_be(tmp_path: Path, capsys):
     folder = capture(tmp_path / "run", "optim.name=muon", "trainer.capture_weights=true")
     report = replay(capsys, folder / "step_00003")

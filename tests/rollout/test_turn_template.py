@@ -144,6 +144,19 @@ def test_messages_that_a_template_refuses_or_shows_otherwise_are_named():
         turns_of(tokenizer_of(LAST_IS_SHOWN)).between([1], True, [user("12")])
 
 
+def test_messages_that_a_template_moves_elsewhere_are_refused():
+    moved = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role != 'system' %}<|open|>{{ m.content }}<|close|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|open|>{% endif %}"
+    )
+    turns = turns_of(tokenizer_of(moved))
+    assert turns.between([1], True, [user("12")])
+    for messages in ([{"role": "system", "content": "12"}], [user("12"), {"role": "system", "content": "12"}]):
+        with pytest.raises(ConfigError, match=r"does not show those of the role system there; give them as messages"):
+            turns.between([1], True, messages)
+
+
 def sampled_by(tokenizer: Any, workflow: Any) -> Trajectory:
     """Return the one trajectory of a workflow."""
     found: list[Trajectory] = []
