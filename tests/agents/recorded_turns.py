@@ -120,12 +120,14 @@ class RecordedSession:
 
     def take(self, numbers: Any) -> Completions:
         done = self._session.take(numbers)
-        for number, tokens, logprobs in zip(
-            numbers, done.token_lists(), done.logprobs.split(done.lengths.tolist()), strict=True
-        ):
-            prompt = self._asked[number].prompt
-            self._calls.append(Call(prompt.uid, [*prompt.token_ids], tokens, logprobs.clone()))
+        self._calls += calls_between([self._asked[number].prompt for number in numbers], done)
         return done
+
+
+def calls_between(prompts: Sequence[Prompt], done: Completions) -> list[Call]:
+    """Return the requests of some prompts, with the one response to each."""
+    parts = zip(prompts, done.token_lists(), done.logprobs.split(done.lengths.tolist()), strict=True)
+    return [Call(prompt.uid, [*prompt.token_ids], tokens, logprobs.clone()) for prompt, tokens, logprobs in parts]
 
 
 class RecordedEngine:
@@ -143,6 +145,25 @@ class RecordedEngine:
 
     def open_session(self, *args: Any, **options: Any) -> Any:
         return RecordedSession(self._engine.open_session(*args, **options), self.calls)
+
+
+class RecordedBatches:
+    """The local engine as engines without sessions are: each turn is computed from its first token on."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self.calls: list[Call] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        raise NotImplementedError
+
+    def generate_each(self, batch: PromptBatch, samplings: Sequence[Sampling]) -> Completions:
+        done = self._engine.generate_each(batch, samplings)
+        self.calls += calls_between(batch.prompts, done)
+        return done
 
 
 @dataclass
@@ -169,6 +190,8 @@ def play(
     family: str = "llama",
     room: int = 500,
     engine: Any = None,
+    sessions: bool = True,
+    asynchronous: bool = False,
 ) -> Episodes:
     """Return trajectories of 1 to 6 turns, two to each prompt.
 
@@ -180,6 +203,8 @@ def play(
         family: of the model.
         room: most tokens of a trajectory.
         engine: of an earlier call, to sample with; None: a new one.
+        sessions: whether the engine keeps the keys and values of earlier turns.
+        asynchronous: whether a trajectory's next turn begins while others are sampled.
     """
     registry = Registry("environment", {})
     registry._own["says"] = Says
@@ -206,13 +231,13 @@ def play(
             max_sequences=8,
             longest=1000,
         )
-    recorded = RecordedEngine(engine)
+    recorded: Any = RecordedEngine(engine) if sessions else RecordedBatches(engine)
     render = partial(apply_template, config=settings, tokenizer=tokenizer, place="here")
     turns = TurnTemplate(render, tokenizer, ends)
     rollout = SimpleNamespace(workflow="environment", agent=agent)
     config = SimpleNamespace(rollout=rollout, data=settings, reward=RewardConfig())
     workflow = EnvironmentWorkflow(WorkflowParts(config, tokenizer, turns))
-    outer = WorkflowEngine(recorded, workflow, "environment", tokenizer, 60.0, turns)
+    outer = WorkflowEngine(recorded, workflow, "environment", tokenizer, 60.0, turns, asynchronous)
     done = outer.generate(prompts, Sampling(n=2, max_response_tokens=room, seed=3))
     workflow.close()
     batch = assemble(prompts, done, torch.ones(len(done)), torch.ones(len(done), dtype=torch.bool))
@@ -277,7 +302,7 @@ def shown(played: Episodes, prompt: Prompt, before: Any, observed: Any) -> str:
 
     Results are shown as after a first call: DeepSeek-V3's template opens the results of later ones in another way.
     """
-    forms = [{"role": "assistant", "content": PLACE}]
+    forms: list[dict[str, Any]] = [{"role": "assistant", "content": PLACE}]
     if observed[0]["role"] == "tool":
         named, before = [each["name"] for each in observed], prompt.messages
         for content, arguments in (("", {"value": PLACE}), (PLACE, {})):

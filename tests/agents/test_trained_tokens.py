@@ -55,6 +55,11 @@ def test_tokens_that_are_trained_and_read(name, tools, monkeypatch):
     assert roles == {"assistant", "user", *["tool"] * tools}
 
 
+@pytest.mark.parametrize("way", [{"sessions": False}, {"asynchronous": True}], ids=["no session", "asynchronous"])
+def test_tokens_that_are_trained_and_read_by_other_ways_to_sample(way, monkeypatch):
+    check(played(NAMES[1], monkeypatch, tools=True, **way))
+
+
 def test_tokens_of_trajectories_that_are_cut(monkeypatch):
     found = played(NAMES[0], monkeypatch, room=90)
     check(found)
