@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ class Tools:
     def __init__(self, tools: Sequence[Tool], turns: TurnTemplate, tokenizer: Any) -> None:
         self._tools = {tool.name: tool for tool in tools}
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = {*tokenizer.all_special_tokens, *(str(token) for token in added.values() if token.special)}
+        special = {*tokenizer.all_special_tokens, *(str(token) for token in added.values() if token.special)} - {""}
+        longest_first = sorted(special, key=lambda token: (-len(token), token))
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._role, self.notes = "tool", ()
         if tools:
             try:
@@ -74,6 +77,6 @@ class Tools:
             return ToolResult(f"Error: the calls of this turn took longer than {seconds:.3g} s", "timeout", seconds)
 
     def _message(self, name: str, text: str) -> dict[str, Any]:
-        for special in self._special:
-            text = text.replace(special, "")
+        while (without := self._special.sub("", text)) != text:  # what stood around one may be another
+            text = without
         return {"role": self._role, "content": text} | ({"name": name} if name and self._role == "tool" else {})
