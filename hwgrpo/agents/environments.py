@@ -8,6 +8,7 @@ import itertools
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,6 +83,15 @@ class EnvironmentKind:
     weight: float
     key: str
     """The setting, for messages."""
+
+
+def environments_of(rollout: Any) -> Sequence[Any]:
+    """Return `rollout.agent.environments`; none where the workflow acts in none.
+
+    Args:
+        rollout: the run's settings (`RolloutConfig`).
+    """
+    return rollout.agent.environments if rollout.workflow == "environment" else ()
 
 
 def load_environments(entries: Sequence[Any]) -> tuple[EnvironmentKind, ...]:
@@ -273,9 +283,10 @@ class Instances:
     def close(self) -> None:
         """Close all instances that nothing uses, and others when they are put back."""
         self._closed = True
-        for instance in [each for free in self._free.values() for each in free]:
-            instance.close()
-        self._free.clear()
+        with ExitStack() as stack:  # all of them, also where one raises
+            for instance in [each for free in self._free.values() for each in free]:
+                stack.callback(instance.close)
+            self._free.clear()
 
 
 def checked_messages(messages: Any, where: str) -> list[Message]:

@@ -65,8 +65,11 @@ class TurnTemplate:
             ConfigError: the template refuses these messages, or shows a turn differently when they follow.
         """
         tokens = self._tokenizer.encode(self._text(messages, tools), add_special_tokens=False)
-        ended = finished and len(sampled) > 0 and sampled[-1] in self._end_ids
-        return tokens[1:] if ended and tokens and tokens[0] in self._special else tokens
+        return tokens[1:] if self.ends(sampled, finished) and tokens and tokens[0] in self._special else tokens
+
+    def ends(self, sampled: Sequence[int], finished: bool) -> bool:
+        """Return whether the last token of a sampled turn is the stop token that ended it."""
+        return finished and len(sampled) > 0 and sampled[-1] in self._end_ids
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the text from the end of the policy's words on."""

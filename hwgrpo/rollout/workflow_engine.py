@@ -86,8 +86,10 @@ class WorkflowEngine:
         return self._engine.health()
 
     def close(self) -> None:
-        getattr(self._workflow, "close", int)()
-        self._engine.close()
+        try:
+            getattr(self._workflow, "close", int)()
+        finally:
+            self._engine.close()
 
     @property
     def metrics(self) -> dict[str, float]:
