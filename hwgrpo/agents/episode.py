@@ -177,12 +177,12 @@ class EnvironmentWorkflow:
         """
         parsed = ParsedTurn(text)
         if self._parse is not None:
-            tokens = token_ids[:-1] if self._template.ends(token_ids, finished) else token_ids
+            tokens = token_ids[:-1] if self._template.has_end(token_ids, finished) else token_ids
             decoded = self._tokenizer.decode(
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
             parsed = self._parse(decoded)
-            if finished and decoded.startswith(text):  # a call may end with a stop string, the content does not
+            if finished and decoded.startswith(text):  # a call may end with what stops it, the content does not
                 parsed = replace(parsed, content=parsed.content.removesuffix(decoded[len(text) :]))
         return Action(text, tuple(token_ids), finished, turn, parsed, last)
 

@@ -304,22 +304,26 @@ def test_environments_are_all_closed_also_where_one_raises(monkeypatch):
 def test_the_content_of_a_turn_has_no_end_of_the_turn(ended_by):
     tokenizer = chat_tokenizer()
     render = partial(apply_template, config=DataConfig(), tokenizer=tokenizer, place="here")
-    (semicolon,) = tokenizer.encode(";", add_special_tokens=False)
+    ends = tokenizer.encode(";>", add_special_tokens=False)
     rollout = SimpleNamespace(workflow="tools", agent=AgentConfig())
     config = SimpleNamespace(rollout=rollout, reward=RewardConfig())
-    template = TurnTemplate(render, tokenizer, [tokenizer.eos_token_id, semicolon])
+    template = TurnTemplate(render, tokenizer, [tokenizer.eos_token_id, *ends])
     workflow = EnvironmentWorkflow(WorkflowParts(config, tokenizer, template))
 
-    def content(written: str, text: str) -> str:
-        return workflow.action(tokenizer.encode(written, add_special_tokens=False), text, finished, 0).content
+    def content(written: str, text: str, calls: int = 0) -> str:
+        action = workflow.action(tokenizer.encode(written, add_special_tokens=False), text, finished, 0)
+        assert (len(action.calls), len(action.parsed.malformed)) == (calls, 0)
+        return action.content
 
     finished = ended_by != "the limit of tokens"
     if ended_by == "a stop string":
         assert content("5</a>", "5") == content("<think>x</think>5</a>", "<think>x</think>5") == "5"
-        assert content('<tool_call>{"name": "f", "arguments": {}}</tool_call>', '<tool_call>{"name": "f"') == ""
+        assert content('<tool_call>{"name": "f", "arguments": {}}</tool_call>', '<tool_call>{"name": "f"', 1) == ""
     else:
         expected = "5" if finished else "5;"
         assert content("5;", expected) == content("<think>x</think>5;", f"<think>x</think>{expected}") == expected
+        call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'  # which the stop token completes
+        assert content(call, call[:-1] if finished else call, 1) == ""
 
 
 def test_a_row_without_any_prompt_is_an_error_that_names_it(monkeypatch):
