@@ -101,10 +101,16 @@ class EnvironmentWorkflow:
             if instance is not None:
                 record.finish(await instance.finish(self._agent.turn_timeout))
         except EnvironmentFailure as failure:
+            if instance is not None:
+                instance.discard()
+            instance = None  # a call may still run in it
             if not trajectory.segments:  # a trajectory has a turn
                 await sampler.sample(trajectory, max_tokens=1)
             record.fail(str(failure), sum(segment.role == "sampled" for segment in trajectory.segments))
-            instance = None  # a call may still run in it
+        except BaseException:  # cancelled, as where the group is late
+            if instance is not None:
+                instance.discard()
+            raise
         trajectory.outcome = outcome = Outcome(record.outcome())
         if instance is not None:
             outcome.environment = getattr(instance.environment, "for_rewards", None)

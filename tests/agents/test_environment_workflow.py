@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import queue
 import threading
 import time
 from functools import partial
@@ -19,6 +20,7 @@ from hwgrpo.data.formats import Part
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.registry import Registry
+from hwgrpo.rewards.trajectory_outcomes import TurnFinder
 from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.workflow import WorkflowParts
 from hwgrpo.values import Sampling
@@ -379,3 +381,52 @@ def test_tools_and_environments_change_no_prompt_of_a_workflow_that_uses_none(mo
         "tools": ([{"role": "user", "content": "Play."}], 1),
         "environment": ([{"role": "user", "content": "Play.\n\nWhich number?"}], 1),
     }
+
+
+class Closes(Guess):
+    """Says when it is closed, as a coroutine."""
+
+    def __init__(self, closed: queue.Queue[Any]) -> None:
+        self.closed = closed
+
+    def step(self, action: Any) -> Any:
+        raise ValueError("the board broke")
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed.put(id(self))
+
+
+@pytest.mark.parametrize("ends_by", ["a failure", "an error of the engine"])
+def test_an_instance_that_is_used_no_more_is_closed(monkeypatch, ends_by):
+    closed: queue.Queue[Any] = queue.Queue()
+    batch = prompts_of(agent_rows([{"number": 1}], **environments(Guess, monkeypatch=monkeypatch)))
+    agent = environments(
+        type("Own", (Closes,), {"__init__": lambda self: Closes.__init__(self, closed)}), monkeypatch=monkeypatch
+    )
+    engine = agent_engine(counting, **agent)
+    if ends_by == "a failure":
+        done = engine.generate(batch, SAMPLING)
+        assert all("the board broke" in each["failure"] for each in done.outcomes)
+    else:
+        engine._engine.turn = lambda text: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            engine.generate(batch, SAMPLING)
+    assert len({closed.get(timeout=60.0) for _ in range(2)}) == 2
+
+
+def test_half_of_a_surrogate_pair_in_an_observation_or_a_state_ends_no_run(monkeypatch):
+    half = type(
+        "Half", (Guess,), {"step": lambda self, action: ("a\ud800", 0.0, False), "state": lambda self: "\ud800"}
+    )
+    agent = environments(half, monkeypatch=monkeypatch) | {"max_turns": 2}
+    done, _ = play(agent, [1], sampling=Sampling(n=1, max_response_tokens=200))
+    assert done.texts == ("1<user>a?<assistant>2",)
+    states = TurnFinder(needs_lists=True).states(done, [2]).tolist()
+    assert states[0] == states[1] >= 0
+
+
+def test_the_text_of_a_truncated_observation_is_that_of_its_tokens(monkeypatch):
+    done, _ = play(environments(Guess, monkeypatch=monkeypatch), [9], sampling=Sampling(n=1, max_response_tokens=10))
+    assert done.texts == ("1<user>No",)
+    assert len(done.tokens) == 10
