@@ -21,6 +21,7 @@ from hwgrpo.data.formats import Row
 from hwgrpo.data.row_schema import message_text, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import DataError
+from hwgrpo.support.event_loops import run_in_own_loop
 
 AT_ONCE = 32
 """Environments that are reset at the same time when prompts are made."""
@@ -65,7 +66,7 @@ class AgentRows(Rows):
         self._tools: dict[int, list[Mapping[str, Any]]] = {}
         if kinds := load_environments(environments_of(config.rollout)):
             self.columns = tuple(dict.fromkeys((*self.columns, self._key, "environment")))
-            asyncio.run(self._reset_all(kinds, count))
+            run_in_own_loop(lambda: self._reset_all(kinds, count))
 
     def __getitem__(self, index: Any) -> Any:
         row = self._changed.get(index)

@@ -430,3 +430,12 @@ def test_the_text_of_a_truncated_observation_is_that_of_its_tokens(monkeypatch):
     done, _ = play(environments(Guess, monkeypatch=monkeypatch), [9], sampling=Sampling(n=1, max_response_tokens=10))
     assert done.texts == ("1<user>No",)
     assert len(done.tokens) == 10
+
+
+def test_episodes_are_played_where_an_event_loop_runs_already(monkeypatch):
+    agent = environments(Guess, monkeypatch=monkeypatch)
+
+    async def in_a_notebook() -> Any:
+        return play(agent, [2])[0]
+
+    assert asyncio.run(in_a_notebook()).outcomes == play(agent, [2])[0].outcomes
