@@ -8,12 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hwgrpo.agents.environments import EnvironmentFailure, EnvironmentKind, Instances, environment_of, load_environments
+from hwgrpo.agents.environments import (
+    EnvironmentFailure,
+    EnvironmentKind,
+    Instances,
+    environment_of,
+    environments_of,
+    load_environments,
+)
 from hwgrpo.agents.tools import close_tools, load_tools
 from hwgrpo.data.formats import Row
 from hwgrpo.data.row_schema import message_text, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import DataError
+from hwgrpo.support.event_loops import run_in_own_loop
 
 AT_ONCE = 32
 """Environments that are reset at the same time when prompts are made."""
@@ -56,16 +64,20 @@ class AgentRows(Rows):
         self._schemas = tool_schemas(agent)
         self._changed: dict[int, Row] = {}
         self._tools: dict[int, list[Mapping[str, Any]]] = {}
-        if kinds := load_environments(agent.environments):
+        if kinds := load_environments(environments_of(config.rollout)):
             self.columns = tuple(dict.fromkeys((*self.columns, self._key, "environment")))
-            asyncio.run(self._reset_all(kinds, count))
+            run_in_own_loop(lambda: self._reset_all(kinds, count))
 
     def __getitem__(self, index: Any) -> Any:
         row = self._changed.get(index)
         row = super().__getitem__(index) if row is None else row
         prompt = row.get(self._key)
-        # turns follow one another in the chat template
-        return {**row, self._key: [{"role": "user", "content": prompt}]} if isinstance(prompt, str) else row
+        if not isinstance(prompt, str):
+            return row
+        in_template = {self._key: [{"role": "user", "content": prompt}]}  # turns follow one another in it
+        if isinstance(row, OpenedRow):
+            return OpenedRow(row.original, row.opening, {**row, **in_template})
+        return {**row, **in_template}
 
     def tools(self, index: int) -> list[Mapping[str, Any]]:
         """Return the JSON schemas of the tools that a row's model may call."""
@@ -143,5 +155,6 @@ def tool_schemas(agent: Any) -> list[Mapping[str, Any]]:
 
 def rows_of_agents(config: Any) -> Callable[[Rows, int], Rows] | None:
     """Return the change of data rows that the run's workflow needs, for `build_dataset`; None: none."""
-    agent = config.rollout.agent
-    return partial(AgentRows, config=config) if agent.tools or agent.environments else None
+    r = config.rollout
+    acts = r.workflow in ("environment", "tools") and (r.agent.tools or environments_of(r))
+    return partial(AgentRows, config=config) if acts else None

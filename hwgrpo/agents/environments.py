@@ -8,6 +8,7 @@ import itertools
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +38,8 @@ class Environment(Protocol):
     - `for_rewards`: an object that reward functions of TRL's form get in `environments`. The instance serves no other
       trajectory until the response has been scored and dropped.
     - `state()`: a text by which states are equal, for estimators that compare the turns of a group (`gigpo`).
-    - `close()`: frees its resources.
+    - `close()`: frees its resources; it may be `async`. Of an instance that failed it is called once no call runs in
+      it.
 
     Example:
         >>> class Guess:
@@ -82,6 +84,15 @@ class EnvironmentKind:
     weight: float
     key: str
     """The setting, for messages."""
+
+
+def environments_of(rollout: Any) -> Sequence[Any]:
+    """Return `rollout.agent.environments`; none where the workflow acts in none.
+
+    Args:
+        rollout: the run's settings (`RolloutConfig`).
+    """
+    return rollout.agent.environments if rollout.workflow == "environment" else ()
 
 
 def load_environments(entries: Sequence[Any]) -> tuple[EnvironmentKind, ...]:
@@ -160,6 +171,8 @@ class Instance:
     def __init__(self, kind: EnvironmentKind) -> None:
         self.kind, self.environment = kind, kind.make()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        """Of the newest call."""
 
     @property
     def tools(self) -> list[Mapping[str, Any]]:
@@ -178,7 +191,7 @@ class Instance:
         """
         opening = await self._call("reset", seconds, own_copy(dict(row)))
         if opening is None or isinstance(opening, str):
-            return opening
+            return None if opening is None else encodable(opening)
         return checked_messages(opening, f"{self.kind.name}.reset")
 
     async def step(self, action: Action, seconds: float) -> StepResult:
@@ -218,7 +231,25 @@ class Instance:
         """Close the environment."""
         close = getattr(self.environment, "close", None)
         if callable(close):
-            close()
+            self._awaited(close())
+
+    def discard(self) -> None:
+        """Close the environment in a thread, once the call that is in it has returned, if one is."""
+
+        def run() -> None:
+            if self._thread is not None:
+                self._thread.join()
+            with suppress(Exception):  # it has failed before
+                self.close()
+
+        threading.Thread(target=run, name=f"{self.kind.name}.close", daemon=True).start()
+
+    def _awaited(self, value: Any) -> Any:
+        """Return what a method has returned, of a coroutine its result."""
+        if not inspect.isawaitable(value):
+            return value
+        self._loop = self._loop or asyncio.new_event_loop()
+        return self._loop.run_until_complete(value)
 
     async def _call(self, name: str, seconds: float, *arguments: Any) -> Any:
         """Call a method in a thread of its own, which is abandoned after the time limit."""
@@ -232,16 +263,14 @@ class Instance:
         def run() -> None:
             value, error = None, None
             try:
-                value = method(*arguments)
-                if inspect.isawaitable(value):
-                    self._loop = self._loop or asyncio.new_event_loop()
-                    value = self._loop.run_until_complete(value)
+                value = self._awaited(method(*arguments))
             except BaseException as raised:  # of user code, in a thread of its own: `exit()` must not end it silently
                 error = raised
             if not loop.is_closed():
                 loop.call_soon_threadsafe(answer, value, error)
 
-        threading.Thread(target=run, name=where, daemon=True).start()
+        self._thread = threading.Thread(target=run, name=where, daemon=True)
+        self._thread.start()
         try:
             value, error = await asyncio.wait_for(running, max(seconds, 0.0))
         except TimeoutError:
@@ -273,9 +302,10 @@ class Instances:
     def close(self) -> None:
         """Close all instances that nothing uses, and others when they are put back."""
         self._closed = True
-        for instance in [each for free in self._free.values() for each in free]:
-            instance.close()
-        self._free.clear()
+        with ExitStack() as stack:  # all of them, also where one raises
+            for instance in [each for free in self._free.values() for each in free]:
+                stack.callback(instance.close)
+            self._free.clear()
 
 
 def checked_messages(messages: Any, where: str) -> list[Message]:
@@ -293,7 +323,12 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
                 f'{where} returned the message {quoted(message, SHOWN_CHARS)}; expected {{"role": "user", "content": '
                 '"..."}'
             )
-    return [dict(message) for message in messages]
+    return [{**message, "content": encodable(message["content"])} for message in messages]
+
+
+def encodable(text: str) -> str:
+    """Return a text that a tokenizer accepts: half of a surrogate pair becomes "?"."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def checked_step(value: Any, where: str) -> StepResult:
@@ -309,7 +344,7 @@ def checked_step(value: Any, where: str) -> StepResult:
             f"{where} returned {quoted(value, SHOWN_CHARS)}; expected a StepResult, or (observation, reward, done)"
         )
     reward = checked_reward(value.reward, where)
-    observation = value.observation if isinstance(value.observation, str) else None
+    observation = encodable(value.observation) if isinstance(value.observation, str) else None
     if observation is None and not value.done:
         observation = checked_messages(value.observation, where)
     return StepResult(observation or "", reward, bool(value.done), value.results, value.extras)

@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hwgrpo.agents.action import Action, CallFormat, ParsedTurn, StepResult
@@ -18,6 +19,7 @@ from hwgrpo.agents.environments import (
     Instance,
     Instances,
     environment_of,
+    environments_of,
     load_environments,
 )
 from hwgrpo.agents.tool_answers import Tools, check_observations
@@ -68,8 +70,8 @@ class EnvironmentWorkflow:
             )
         if agent.environments:
             check_observations(parts.turns)
-        self._agent, self._tokenizer = agent, tokenizer
-        self._kinds, self._instances = load_environments(agent.environments), Instances()
+        self._agent, self._tokenizer, self._template = agent, tokenizer, parts.turns
+        self._kinds, self._instances = load_environments(environments_of(parts.config.rollout)), Instances()
         self._parse = call_format(agent, tokenizer)
         level = parts.config.reward.sandbox.level
         self._tools = Tools(load_tools(agent.tools, folder=os.getcwd(), sandbox_level=level), parts.turns, tokenizer)
@@ -82,8 +84,10 @@ class EnvironmentWorkflow:
 
     def close(self) -> None:
         """End the processes of tools, and close the environments."""
-        self._tools.close()
-        self._instances.close()
+        try:
+            self._tools.close()
+        finally:
+            self._instances.close()
 
     async def _trajectory(self, prompt: Prompt, sampler: Sampler) -> Trajectory:
         """Return one finished trajectory with its outcome."""
@@ -99,10 +103,16 @@ class EnvironmentWorkflow:
             if instance is not None:
                 record.finish(await instance.finish(self._agent.turn_timeout))
         except EnvironmentFailure as failure:
+            if instance is not None:
+                instance.discard()
+            instance = None  # a call may still run in it
             if not trajectory.segments:  # a trajectory has a turn
                 await sampler.sample(trajectory, max_tokens=1)
             record.fail(str(failure), sum(segment.role == "sampled" for segment in trajectory.segments))
-            instance = None  # a call may still run in it
+        except BaseException:  # cancelled, as where the group is late
+            if instance is not None:
+                instance.discard()
+            raise
         trajectory.outcome = outcome = Outcome(record.outcome())
         if instance is not None:
             outcome.environment = getattr(instance.environment, "for_rewards", None)
@@ -140,10 +150,10 @@ class EnvironmentWorkflow:
             with clock:
                 step = await self._answer(action, instance, clock.left)
             record.add(step, state)
-            if step.done:
+            if trajectory.truncated or (step.done and instance is None and not segment.finished):
+                record.stop = "length"  # a last turn that was cut is none that the policy ended
+            elif step.done:
                 record.stop = "done"
-            elif trajectory.truncated or (not segment.finished and not trajectory.left):
-                record.stop = "length"
             elif last:
                 record.stop = "max_turns"
             if record.stop:
@@ -175,9 +185,13 @@ class EnvironmentWorkflow:
         """
         parsed = ParsedTurn(text)
         if self._parse is not None:
-            ended = finished and token_ids[-1] in self._tokenizer.all_special_ids
-            tokens = token_ids[:-1] if ended else token_ids
-            parsed = self._parse(self._tokenizer.decode(tokens, skip_special_tokens=False))
+            tokens = token_ids[:-1] if self._template.has_end(token_ids, finished) else token_ids
+            decoded = self._tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            parsed = self._parse(decoded)
+            if finished and decoded.startswith(text):  # a call may end with what stops it, the content does not
+                parsed = replace(parsed, content=parsed.content.removesuffix(decoded[len(text) :]))
         return Action(text, tuple(token_ids), finished, turn, parsed, last)
 
     def _kind_of(self, prompt: Prompt) -> EnvironmentKind | None:

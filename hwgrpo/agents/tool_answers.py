@@ -42,8 +42,9 @@ class Tools:
     def __init__(self, tools: Sequence[Tool], turns: TurnTemplate, tokenizer: Any) -> None:
         self._tools = {tool.name: tool for tool in tools}
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {*tokenizer.all_special_tokens, *(str(token) for token in added.values() if token.special)}
-        self._special = re.compile("|".join(map(re.escape, sorted(special, key=lambda token: (-len(token), token)))))
+        special = {*tokenizer.all_special_tokens, *(str(token) for token in added.values() if token.special)} - {""}
+        longest_first = sorted(special, key=lambda token: (-len(token), token))
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._role, self.notes = "tool", ()
         if tools:
             result = {"role": "tool", "name": tools[0].name, "content": "result"}

@@ -133,4 +133,8 @@ class TurnFinder:
 
 def state_number(state: str | None) -> int:
     """Return a number of 63 bits that is the same for equal states, in every process; -1 for None."""
-    return -1 if state is None else int.from_bytes(hashlib.sha256(str(state).encode()).digest()[:8]) >> 1
+    return (
+        -1
+        if state is None
+        else int.from_bytes(hashlib.sha256(str(state).encode("utf-8", "surrogatepass")).digest()[:8]) >> 1
+    )

@@ -60,8 +60,9 @@ class TurnTemplate:
 
         Args:
             sampled: tokens of the turn.
-            finished: whether a stop token or string ended it. A stop token is the template's end of the turn, or
-                stands for it.
+            finished: whether a stop token or string ended it. A special token is the template's end of the turn, or
+                stands for it; one with text (of `rollout.stop_token_ids`, such as `</tool_call>`) comes before it, as a
+                stop string.
             messages: messages that follow, such as a tool's or the user's.
             tools: JSON schemas of the tools that the template shows.
 
@@ -71,8 +72,14 @@ class TurnTemplate:
         """
         self._check_shown(messages, tools)
         tokens = self._tokenizer.encode(self._text(messages, tools), add_special_tokens=False)
-        ended = finished and len(sampled) > 0 and sampled[-1] in self._end_ids
-        return tokens[1:] if ended and tokens and tokens[0] in self._special else tokens
+        if not tokens or not finished or not sampled or sampled[-1] not in self._end_ids:
+            return tokens
+        stands_for_it = self.has_end(sampled, finished) and tokens[0] in self._special
+        return tokens[1:] if stands_for_it or tokens[0] == sampled[-1] else tokens
+
+    def has_end(self, sampled: Sequence[int], finished: bool) -> bool:
+        """Return whether the last token of a sampled turn is a special token that ended it, not one with text."""
+        return finished and len(sampled) > 0 and sampled[-1] in self._end_ids and sampled[-1] in self._special
 
     def _check_shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Check once for the roles of some messages that the template shows each message behind the turn."""

@@ -297,7 +297,9 @@ class Sampler:
             )
         last = trajectory.segments[-1]
         tokens = self._turns.between(last.token_ids, last.finished, messages, self._prompt.tools)
-        trajectory.observe(tokens, self._tokenizer.decode(tokens, skip_special_tokens=True))
+        read = tokens[: trajectory.left]
+        text = self._tokenizer.decode(read, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        trajectory.observe(tokens, text)
 
     def trajectory(self) -> Trajectory:
         """Return a response to the prompt that has no tokens yet."""

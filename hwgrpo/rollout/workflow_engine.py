@@ -34,6 +34,7 @@ from hwgrpo.rollout.workflow import (
     WorkflowRequests,
     not_sampled,
 )
+from hwgrpo.support.event_loops import run_in_own_loop
 from hwgrpo.user_code import describe_error
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
@@ -86,8 +87,10 @@ class WorkflowEngine:
         return self._engine.health()
 
     def close(self) -> None:
-        getattr(self._workflow, "close", int)()
-        self._engine.close()
+        try:
+            getattr(self._workflow, "close", int)()
+        finally:
+            self._engine.close()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -106,7 +109,8 @@ class WorkflowEngine:
         async def run() -> None:
             returned.append(await self._run(batch, sampling))
 
-        asyncio.run(run())  # it formats what its coroutine returns as text (in signal.signal): all tensors of a batch
+        # asyncio.run formats what its coroutine returns as text (in signal.signal): all tensors of a batch
+        run_in_own_loop(run)
         ((groups, dropped),) = returned
         trajectories = [trajectory for group in groups for trajectory in group]
         turns = [sum(segment.role == "sampled" for segment in each.segments) for each in trajectories]

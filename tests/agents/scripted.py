@@ -89,7 +89,8 @@ def agent_engine(turn: Turn, tokenizer: Any = None, workflow: str = "environment
 
 def agent_rows(rows: Sequence[dict[str, Any]], **agent: Any) -> AgentRows:
     """Return rows with the prompts of their environments."""
-    config = SimpleNamespace(rollout=SimpleNamespace(agent=AgentConfig(**agent)), data=DataConfig())
+    rollout = SimpleNamespace(workflow="environment", agent=AgentConfig(**agent))
+    config = SimpleNamespace(rollout=rollout, data=DataConfig())
     return AgentRows(Rows([Part("rows", rows, tuple(rows[0]), "rows")]), len(rows), config=config)
 
 

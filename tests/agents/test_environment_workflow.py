@@ -2,19 +2,26 @@
 
 import asyncio
 import itertools
+import queue
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hwgrpo.agents.action import StepResult
-from hwgrpo.agents.agent_rows import OpenedRow
+from hwgrpo.agents.agent_rows import OpenedRow, rows_of_agents
 from hwgrpo.agents.episode import EnvironmentWorkflow
-from hwgrpo.config.schema import EnvironmentConfig
+from hwgrpo.config.schema import AgentConfig, DataConfig, EnvironmentConfig, RewardConfig, ToolConfig
+from hwgrpo.data.chat_template import apply_template
+from hwgrpo.data.formats import Part
+from hwgrpo.data.sources import Rows
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.registry import Registry
+from hwgrpo.rewards.trajectory_outcomes import TurnFinder
+from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.workflow import WorkflowParts
 from hwgrpo.values import Sampling
 from tests.agents.scripted import agent_engine, agent_rows, chat_tokenizer, prompts_of
@@ -244,7 +251,81 @@ def test_prompts_are_made_of_the_row_and_what_reset_returns(monkeypatch, case):
     rows = agent_rows([row | {"number": 1}], **environments(opens, monkeypatch=monkeypatch))
     assert rows[0]["prompt"] == expected
     assert rows[0]["environment"] == "opens"
-    assert not isinstance(rows[0], OpenedRow) or rows[0].original == row | {"number": 1}
+    assert isinstance(rows[0], OpenedRow)
+    assert rows[0].original == row | {"number": 1}
+
+
+def test_reset_gets_the_row_as_the_data_has_it_each_time(monkeypatch):
+    seen: list[Any] = []
+
+    class Sees(Guess):
+        def reset(self, row: Any) -> None:
+            seen.append(row)
+            super().reset(row)
+
+    row = {"prompt": "Play.", "number": 1, "environment": "a column of the data's own"}
+    agent = environments(Sees, monkeypatch=monkeypatch)
+    rows = agent_rows([row], **agent)
+    agent_engine(counting, **agent).generate(prompts_of(rows), SAMPLING)
+    assert seen == [row] * 3
+
+
+def test_a_trajectory_whose_last_turn_was_cut_at_its_limit_is_truncated_also_where_the_episode_is_over(monkeypatch):
+    ends = type("Ends", (Guess,), {"step": lambda self, action: StepResult("", reward=1.0, done=True)})
+    agent = environments(ends, monkeypatch=monkeypatch)
+    done, _ = play(agent, [1], lambda text: "abcdef", Sampling(n=1, max_response_tokens=4))
+    assert (done.outcomes[0]["stop"], done.outcomes[0]["reward"]) == ("length", 1.0)
+    assert not done.finished.any()
+
+
+def test_environments_are_all_closed_also_where_one_raises(monkeypatch):
+    closed: list[int] = []
+
+    class Closes(Guess):
+        def close(self) -> None:
+            closed.append(id(self))
+            raise OSError("no such connection")
+
+    agent = environments(Closes, monkeypatch=monkeypatch)
+    batch = prompts_of(
+        agent_rows(
+            [{"number": 1, "prompt": "?"}], environments=environments(Guess, monkeypatch=monkeypatch)["environments"]
+        )
+    )
+    environments(Closes, monkeypatch=monkeypatch)
+    engine = agent_engine(counting, **agent)
+    engine.generate(batch, SAMPLING)
+    engine._engine.close = lambda: closed.append(-1)
+    with pytest.raises(OSError, match="no such connection"):
+        engine.close()
+    assert len({*closed}) == 3  # two instances, and the engine
+    assert closed[-1] == -1
+
+
+@pytest.mark.parametrize("ended_by", ["a token that is not special", "a stop string", "the limit of tokens"])
+def test_the_content_of_a_turn_has_no_end_of_the_turn(ended_by):
+    tokenizer = chat_tokenizer()
+    render = partial(apply_template, config=DataConfig(), tokenizer=tokenizer, place="here")
+    ends = tokenizer.encode(";>", add_special_tokens=False)
+    rollout = SimpleNamespace(workflow="tools", agent=AgentConfig())
+    config = SimpleNamespace(rollout=rollout, reward=RewardConfig())
+    template = TurnTemplate(render, tokenizer, [tokenizer.eos_token_id, *ends])
+    workflow = EnvironmentWorkflow(WorkflowParts(config, tokenizer, template))
+
+    def content(written: str, text: str, calls: int = 0) -> str:
+        action = workflow.action(tokenizer.encode(written, add_special_tokens=False), text, finished, 0)
+        assert (len(action.calls), len(action.parsed.malformed)) == (calls, 0)
+        return action.content
+
+    finished = ended_by != "the limit of tokens"
+    if ended_by == "a stop string":
+        assert content("5</a>", "5") == content("<think>x</think>5</a>", "<think>x</think>5") == "5"
+        assert content('<tool_call>{"name": "f", "arguments": {}}</tool_call>', '<tool_call>{"name": "f"', 1) == ""
+    else:
+        expected = "5" if finished else "5;"
+        assert content("5;", expected) == content("<think>x</think>5;", f"<think>x</think>{expected}") == expected
+        call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'  # which the stop token completes
+        assert content(call, call[:-1] if finished else call, 1) == ""
 
 
 def test_a_row_without_any_prompt_is_an_error_that_names_it(monkeypatch):
@@ -283,3 +364,78 @@ def test_wrong_environments_are_refused_by_name(monkeypatch):
         EnvironmentWorkflow(
             WorkflowParts(SimpleNamespace(rollout=SimpleNamespace(workflow="environment", agent=None)), None, None)
         )
+
+
+def test_tools_and_environments_change_no_prompt_of_a_workflow_that_uses_none(monkeypatch):
+    agent = AgentConfig(tools=[ToolConfig("calculator")], **environments(Guess, monkeypatch=monkeypatch))
+    row = {"prompt": "Play.", "number": 1}
+    found = {}
+    for workflow in ("single_turn", "tools", "environment"):
+        config = SimpleNamespace(rollout=SimpleNamespace(workflow=workflow, agent=agent), data=DataConfig())
+        change = rows_of_agents(config)
+        rows = Rows([Part("rows", [row], tuple(row), "rows")])
+        rows = rows if change is None else change(rows, 1)
+        found[workflow] = (rows[0]["prompt"], len(rows.tools(0)))
+    assert found == {
+        "single_turn": ("Play.", 0),
+        "tools": ([{"role": "user", "content": "Play."}], 1),
+        "environment": ([{"role": "user", "content": "Play.\n\nWhich number?"}], 1),
+    }
+
+
+class Closes(Guess):
+    """Says when it is closed, as a coroutine."""
+
+    def __init__(self, closed: queue.Queue[Any]) -> None:
+        self.closed = closed
+
+    def step(self, action: Any) -> Any:
+        raise ValueError("the board broke")
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed.put(id(self))
+
+
+@pytest.mark.parametrize("ends_by", ["a failure", "an error of the engine"])
+def test_an_instance_that_is_used_no_more_is_closed(monkeypatch, ends_by):
+    closed: queue.Queue[Any] = queue.Queue()
+    batch = prompts_of(agent_rows([{"number": 1}], **environments(Guess, monkeypatch=monkeypatch)))
+    agent = environments(
+        type("Own", (Closes,), {"__init__": lambda self: Closes.__init__(self, closed)}), monkeypatch=monkeypatch
+    )
+    engine = agent_engine(counting, **agent)
+    if ends_by == "a failure":
+        done = engine.generate(batch, SAMPLING)
+        assert all("the board broke" in each["failure"] for each in done.outcomes)
+    else:
+        engine._engine.turn = lambda text: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            engine.generate(batch, SAMPLING)
+    assert len({closed.get(timeout=60.0) for _ in range(2)}) == 2
+
+
+def test_half_of_a_surrogate_pair_in_an_observation_or_a_state_ends_no_run(monkeypatch):
+    half = type(
+        "Half", (Guess,), {"step": lambda self, action: ("a\ud800", 0.0, False), "state": lambda self: "\ud800"}
+    )
+    agent = environments(half, monkeypatch=monkeypatch) | {"max_turns": 2}
+    done, _ = play(agent, [1], sampling=Sampling(n=1, max_response_tokens=200))
+    assert done.texts == ("1<user>a?<assistant>2",)
+    states = TurnFinder(needs_lists=True).states(done, [2]).tolist()
+    assert states[0] == states[1] >= 0
+
+
+def test_the_text_of_a_truncated_observation_is_that_of_its_tokens(monkeypatch):
+    done, _ = play(environments(Guess, monkeypatch=monkeypatch), [9], sampling=Sampling(n=1, max_response_tokens=10))
+    assert done.texts == ("1<user>No",)
+    assert len(done.tokens) == 10
+
+
+def test_episodes_are_played_where_an_event_loop_runs_already(monkeypatch):
+    agent = environments(Guess, monkeypatch=monkeypatch)
+
+    async def in_a_notebook() -> Any:
+        return play(agent, [2])[0]
+
+    assert asyncio.run(in_a_notebook()).outcomes == play(agent, [2])[0].outcomes

@@ -85,6 +85,15 @@ def test_a_model_that_never_stops_calling_is_stopped_by_turns_or_by_tokens():
     assert max(map(len, engine._engine.inputs)) < 600 + 100  # no input is longer than prompt and limit
 
 
+@pytest.mark.parametrize("limits", [{"max_response_tokens": 5}, {"max_turn_tokens": 5}])
+def test_a_turn_without_a_call_that_was_cut_is_none_that_the_policy_ended(limits):
+    sampling = Sampling(n=1, max_response_tokens=limits.pop("max_response_tokens", 200))
+    done, _, _ = play(script("abcdefgh"), sampling, **limits)
+    assert done.lengths.tolist() == [5]
+    assert done.outcomes[0]["stop"] == "length"
+    assert not done.finished.any()
+
+
 def test_special_tokens_in_a_result_do_not_end_its_message(tmp_path, monkeypatch):
     class Prints:
         def run(self, expression: str) -> str:
@@ -93,7 +102,7 @@ def test_special_tokens_in_a_result_do_not_end_its_message(tmp_path, monkeypatch
             Args:
                 expression: text.
             """
-            return f"<eos>{expression}<pa<<e<eos>os>pad>d>"
+            return f"<eos>{expression}<pad><p<eos>ad><e<pad>os>"
 
         def close(self) -> None: ...
 

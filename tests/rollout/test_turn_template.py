@@ -59,7 +59,7 @@ def turns_of(tokenizer: Any) -> TurnTemplate:
         options = {"add_generation_prompt": add_generation_prompt, "tools": tools}
         return apply_template(messages, DataConfig(), tokenizer, "here", **options)
 
-    ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|close|>", "<|stop|>")]
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|close|>", "<|stop|>", "!")]
     return TurnTemplate(render, tokenizer, ends)
 
 
@@ -120,6 +120,7 @@ def test_results_of_tools_are_shown_as_the_template_shows_them(name, expected):
         ("<|close|>", True, "\n<|open|>"),
         ("<|stop|>", True, "\n<|open|>"),  # another stop token stands for the end of the turn
         ("x", True, "<|close|>\n"),  # a stop string
+        ("!", True, "<|close|>\n"),  # a stop token that is text
         ("<|end|>", True, "<|close|>\n"),  # one that is a special token
         ("x", False, "<|close|>\n"),  # the limit of tokens
         ("<|stop|>", False, "<|close|>\n"),

@@ -44,6 +44,7 @@ def files_of(batches: Sequence[PrefetchedBatch], rank: int) -> dict[str, dict[st
             "notes": batch.notes,
             "dropped_records": [dict(record) for record in batch.dropped],
             "scored": rewards is not None,
+            "reads_environments": rewards is None and _has_environments(batch),
             "kept": [_placement(each.kept.surplus, groups), _placement(each.kept.replay, groups)],
         }
         tensors |= pack(f"{i}.", [batch.completions, *([] if rewards is None else [rewards])], further)
@@ -94,6 +95,8 @@ def _usable(
             reason = f"rollout.max_staleness={config.rollout.max_staleness}"
         elif prompts is None or _prompt_key(prompts) != packed["asked"]:
             reason = "the prompts have changed"
+        elif packed.get("reads_environments"):
+            reason = "their environments, which reward functions may read, cannot be saved"
         elif has_exact_kl(config) and each.batch.completions.floors is not None:
             reason = "algorithm.kl.estimator=exact needs responses that were sampled from the full vocabulary"
         else:
@@ -125,6 +128,12 @@ def _changed(
     if any(each.home == rank and each.group is None for each in (*prefetched.kept.surplus, *prefetched.kept.replay)):
         return "the prompts have changed"
     return None if (rewards.steps is not None) == takes(a.advantage, "steps") else "the estimator reads other rewards"
+
+
+def _has_environments(batch: Batch) -> bool:
+    """Return whether there are environments that reward functions may read (`for_rewards`)."""
+    outcomes = [*batch.completions.outcomes, *(() if batch.greedy is None else batch.greedy.outcomes)]
+    return any(getattr(outcome, "environment", None) is not None for outcome in outcomes)
 
 
 def _placement(kept: Sequence[PlacedGroup], groups: dict[int, ScoredGroup]) -> list[list[Any]]:

@@ -33,6 +33,27 @@ class Board:
 IN_FLIGHT = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
 
 
+class Cut(Exception):
+    pass
+
+
+def cut(output: Path, *words: str, after: int) -> None:
+    """Run until a step is saved, and end there as if by a crash."""
+    run = build_run(runs.small(output, *words), BACKEND, 0, 1)
+    plain = run.saver.save
+
+    def save(step: int, **options) -> None:
+        plain(step, **options)
+        if step == after:
+            run.saver.wait()
+            raise Cut
+
+    run.saver.save = save
+    with pytest.raises(Cut):
+        train(run)
+    run.close()
+
+
 @pytest.fixture
 def words(tmp_path: Path) -> tuple[str, ...]:
     (tmp_path / "board.py").write_text(BOARD)
@@ -62,22 +83,7 @@ def words(tmp_path: Path) -> tuple[str, ...]:
 def test_a_run_resumes_bit_for_bit_with_the_outcomes_of_what_was_in_flight(more, words, tmp_path: Path):
     words = (*words, *more, "trainer.save_every=1")
     runs.run(tmp_path / "whole", *words)
-    run = build_run(runs.small(tmp_path / "cut", *words), BACKEND, 0, 1)
-    save = run.saver.save
-
-    class Cut(Exception):
-        pass
-
-    def cut(step: int, **options) -> None:
-        save(step, **options)
-        if step == 2:
-            run.saver.wait()
-            raise Cut
-
-    run.saver.save = cut
-    with pytest.raises(Cut):
-        train(run)
-    run.close()
+    cut(tmp_path / "cut", *words, after=2)
     runs.run(tmp_path / "cut", *words)
     assert runs.everything(tmp_path / "cut") == runs.everything(tmp_path / "whole")
     steps = [line for line in runs.metrics(tmp_path / "whole") if "actor/loss" in line]
@@ -86,6 +92,34 @@ def test_a_run_resumes_bit_for_bit_with_the_outcomes_of_what_was_in_flight(more,
     assert any(line.get("reward_failures/errors/environment") for line in steps)
     assert max(line["response/steps/max"] for line in steps) == 3
     assert max(line["critic/advantages/max"] for line in steps) > 0.1
+
+
+SCORED = """
+class Board:
+    def __init__(self):
+        self.for_rewards = self
+
+    def reset(self, row):
+        self.turns = 0
+
+    def step(self, action):
+        self.turns += 1
+        return "=", 0.0, False
+
+
+def score(completions, environments=None, **_):
+    return [None] * len(completions) if environments is None else [float(each.turns) for each in environments]
+"""
+
+
+def test_what_was_sampled_ahead_is_left_where_rewards_read_environments_which_are_not_saved(words, tmp_path: Path):
+    (tmp_path / "scored.py").write_text(SCORED)
+    named = f"{tmp_path}/scored.py"
+    own = (f"rollout.agent.environments=['{named}:Board']", f"reward.functions=['{named}:score']", *IN_FLIGHT)
+    cut(tmp_path / "cut", *words, *own, "trainer.save_every=1", after=2)
+    runs.run(tmp_path / "cut", *words, *own, "trainer.save_every=1")
+    steps = [line for line in runs.metrics(tmp_path / "cut") if "actor/loss" in line]
+    assert [line["critic/rewards/mean"] for line in steps] == [3.0] * 3
 
 
 def test_layouts_train_alike_on_turns(words, tmp_path: Path):
