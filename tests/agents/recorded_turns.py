@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from hwgrpo.agents.action import ParsedTurn, Step, ToolCall
+from hwgrpo.agents.action import ParsedTurn, StepResult, ToolCall
 from hwgrpo.agents.episode import EnvironmentWorkflow
 from hwgrpo.config.schema import AgentConfig, DataConfig, EnvironmentConfig, RewardConfig, ToolConfig
 from hwgrpo.data.chat_template import apply_template
@@ -50,9 +50,9 @@ class Says:
     def reset(self, row: Any) -> None:
         self.turn, self.turns = 0, int(row["turns"])
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> StepResult:
         self.turn += 1
-        return Step(OBSERVED[(self.turn - 1) % len(OBSERVED)], done=self.turn == self.turns)
+        return StepResult(OBSERVED[(self.turn - 1) % len(OBSERVED)], done=self.turn == self.turns)
 
 
 def calls_by_length(text: str) -> ParsedTurn:
