@@ -169,7 +169,7 @@ class EnvironmentWorkflow:
         own = {schema["function"]["name"] for schema in instance.tools} if instance is not None else {}
         if self._tools.answer(action, own):
             return (
-                StepResult("") if action.last else await self._tools.step(action, seconds)
+                StepResult("") if action.last else await self._tools.step(action, seconds, own)
             )  # nothing reads the results
         return StepResult("", done=True) if instance is None else await instance.step(action, seconds)
 

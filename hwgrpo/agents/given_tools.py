@@ -83,6 +83,9 @@ class GivenTool:
             if not place.enter():
                 _tell(loop, started, None, TimeoutError())
                 return
+            if place.unwanted:
+                place.leave()
+                return
             _tell(loop, started, None, None)
             try:
                 value = self._function(**arguments)
@@ -92,7 +95,10 @@ class GivenTool:
             _tell(loop, done, value, error)
 
         threading.Thread(target=run, name=f"tool {self.name}", daemon=True).start()
-        await started
+        try:
+            await started
+        finally:
+            place.unwanted = started.cancelled()
         try:
             return await asyncio.wait_for(done, self._timeout)
         finally:
@@ -108,6 +114,8 @@ class _Place:
 
     def __init__(self, free: threading.Semaphore) -> None:
         self._free, self._lock, self._left = free, threading.Lock(), False
+        self.unwanted = False
+        """Whether the call was cancelled before it had the place: it is not made."""
 
     def enter(self) -> bool:
         return self._free.acquire(timeout=LONGEST)

@@ -24,6 +24,7 @@ class SecondTry:
         verdict: what the policy reads after a wrong response.
         discount: factor of the score for each further try, so that the first one counts most.
         scorer_kwargs: further arguments of the scorer.
+        ground_truth_key: column with the answer, as `data.ground_truth_key`; None: one of the usual names.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class SecondTry:
         verdict: str = VERDICT,
         discount: float = 0.5,
         scorer_kwargs: Mapping[str, Any] | None = None,
+        ground_truth_key: str | None = None,
     ) -> None:
         self._function = make_reward_function(
             scorer, REWARDS.load(scorer), dict(scorer_kwargs or {}), {}, "second_try.scorer"
@@ -41,10 +43,11 @@ class SecondTry:
         if self._function.form != "verl":
             raise ConfigError(f"scorer={scorer!r} is called with all responses of a batch; use one of verl's form")
         self._tries, self._right, self._verdict, self._discount = tries, right, verdict, discount
+        self._ground_truth_key = ground_truth_key
 
     def reset(self, row: Mapping[str, Any]) -> None:
         """Begin with a row, whose prompt is its own."""
-        answer = read_ground_truth(dict(row), None, "row")
+        answer = read_ground_truth(dict(row), self._ground_truth_key, "row")
         self._prompt = Prompt("", str(row.get("prompt", "")), (), answer, row, source=str(row.get("data_source", "")))
         self._done = 0
 

@@ -66,14 +66,15 @@ class Tools:
         called = {call.name for call in action.calls}
         return bool(self._tools) and bool(called or action.parsed.malformed) and not (called and called <= {*others})
 
-    async def step(self, action: Action, seconds: float) -> StepResult:
+    async def step(self, action: Action, seconds: float, others: Collection[str] = ()) -> StepResult:
         """Return the results of a turn's calls, which run at the same time, in the order of the calls.
 
         Args:
             action: the turn.
             seconds: time limit of all calls together; a call that is not done by then is a result that says so.
+            others: names of tools of the environment, which are not called together with these.
         """
-        results = await asyncio.gather(*(self._result(call, seconds) for call in action.calls))
+        results = await asyncio.gather(*(self._result(call, seconds, others) for call in action.calls))
         named = [(call.name, result) for call, result in zip(action.calls, results, strict=True)]
         named += [("", ToolResult(text, "malformed")) for text in action.parsed.malformed]
         return StepResult(
@@ -86,8 +87,10 @@ class Tools:
         """End the tools' processes."""
         close_tools([*self._tools.values()])
 
-    async def _result(self, call: ToolCall, seconds: float) -> ToolResult:
+    async def _result(self, call: ToolCall, seconds: float, others: Collection[str]) -> ToolResult:
         tool = self._tools.get(call.name)
+        if tool is None and call.name in others:
+            return ToolResult(f"Error: call {call.name} in a turn without calls of {', '.join(self._tools)}", "error")
         if tool is None:
             known = ", ".join(self._tools)
             return ToolResult(f"Error: there is no tool {call.name!r}; the tools are: {known}", "unknown")

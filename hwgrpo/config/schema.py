@@ -242,7 +242,8 @@ class AgentConfig:
     call_format: str = choice("auto", lambda: ("auto", *catalog.CALL_FORMATS.names()), used_by=[when.AGENT])
     """How the model writes tool calls; auto: found in the chat template."""
     turn_timeout: float = limited(60.0, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
-    """Seconds that an environment may take for `reset` or `step`, and all calls of a turn together."""
+    """Seconds that an environment may take for `reset` or `step`, and all calls of a turn together, with the time that
+    they wait for one of the tool's `workers`."""
     trajectory_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
     """Seconds that the environment or the tools of a trajectory may take, all its turns together; null: any."""
     on_failure: str = choice("mask_sample", FAILURE_POLICIES, used_by=[when.ENVIRONMENTS])

@@ -103,6 +103,9 @@ def test_the_second_try_counts_less_and_a_wrong_scorer_is_refused():
     steps = [environment.step(Action(text, (), True, 0, ParsedTurn(text))) for text in ("a", "b", "right")]
     assert [step.reward for step in steps] == [0.0, 0.0, 0.25]
     assert [step.done for step in steps] == [False, False, True]
+    named = SecondTry("exact_match", ground_truth_key="short")
+    named.reset({"prompt": "p", "answer": "2 + 3 = 5", "short": "5"})
+    assert named.step(Action("5", (), True, 0, ParsedTurn("5"))).reward == 1.0
     with pytest.raises(ConfigError, match="none of the accepted signatures"):
         SecondTry("environment")
     with pytest.raises(ConfigError, match="verl's form"):

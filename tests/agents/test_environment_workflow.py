@@ -5,6 +5,7 @@ import itertools
 import queue
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -439,3 +440,17 @@ def test_episodes_are_played_where_an_event_loop_runs_already(monkeypatch):
         return play(agent, [2])[0]
 
     assert asyncio.run(in_a_notebook()).outcomes == play(agent, [2])[0].outcomes
+
+
+def test_a_tool_of_the_environment_beside_one_of_the_runs_is_not_called_unknown(monkeypatch):
+    move = {"type": "function", "function": {"name": "move", "description": "Move.", "parameters": {}}}
+    moves = type("Moves", (Guess,), {"tools": [move]})
+    agent = environments(moves, monkeypatch=monkeypatch) | {"tools": [ToolConfig("calculator")], "max_turns": 2}
+    calls = ('{"name": "move", "arguments": {}}', '{"name": "calculator", "arguments": {"expression": "1+1"}}')
+    both = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+    engine = agent_engine(lambda text: both if text.count("<assistant>") == 1 else "9", **agent)
+    done = engine.generate(prompts_of(agent_rows([{"number": 9}], **agent)), replace(SAMPLING, max_response_tokens=400))
+    engine.close()
+    assert "<tool>Error: call move in a turn without calls of calculator<tool>2<assistant>9" in done.texts[0]
+    assert done.outcomes[0]["failed_calls"] == {"error": 1}
+    assert done.outcomes[0]["reward"] == 1.0

@@ -108,6 +108,39 @@ def test_an_abandoned_call_gives_up_its_place_and_waiting_does_not_count():
     assert result(one).text == "late"
 
 
+def test_a_call_that_is_cancelled_while_it_waits_for_a_place_is_not_made():
+    made: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def records(number: int) -> None:
+        """Record a number.
+
+        Args:
+            number: it.
+        """
+        made.append(number)
+        begun.set()
+        assert go_on.wait(60.0)
+
+    one = tool(records, timeout=60.0)
+
+    async def calls() -> None:
+        first = asyncio.create_task(one.call({"number": 1}))
+        assert await asyncio.to_thread(begun.wait, 60.0)
+        second = asyncio.create_task(one.call({"number": 2}))
+        await asyncio.sleep(0)  # it waits for the place
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        go_on.set()
+        await first
+        await one.call({"number": 3})
+
+    asyncio.run(calls())
+    for thread in [each for each in threading.enumerate() if each.name == f"tool {one.name}"]:
+        thread.join(60.0)
+    assert made == [1, 3]
+
+
 def test_calls_run_as_many_at_once_as_there_are_workers():
     running, most, lock = 0, [0], threading.Lock()
 
