@@ -14,7 +14,7 @@ GREEDY = "val-core/task://calculator/reward/greedy"
 
 
 def test_a_tiny_model_learns_to_call_the_calculator(tmp_path: Path):
-    words = ("trainer.max_steps=50", "trainer.save_every=0", "data.validation_max_rows=64", "trainer.validation_n=0")
+    words = ("trainer.max_steps=20", "trainer.save_every=0", "data.validation_max_rows=64", "trainer.validation_n=0")
     output = [f"trainer.output_dir={tmp_path}/run", "observe.loggers=[jsonl]", "observe.progress=none"]
 
     def run() -> None:
