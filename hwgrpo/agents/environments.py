@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hwgrpo.agents.action import Action, Message, StepResult
+from hwgrpo.agents.background_loop import LONGEST
 from hwgrpo.catalog import ENVIRONMENTS
 from hwgrpo.errors import ConfigError, choice_error, quoted, shown
 from hwgrpo.own_copies import own_copy
@@ -238,7 +239,9 @@ class Instance:
 
         def run() -> None:
             if self._thread is not None:
-                self._thread.join()
+                self._thread.join(LONGEST)
+                if self._thread.is_alive():
+                    return
             with suppress(Exception):  # it has failed before
                 self.close()
 

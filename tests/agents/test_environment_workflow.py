@@ -260,9 +260,10 @@ def test_reset_gets_the_row_as_the_data_has_it_each_time(monkeypatch):
     seen: list[Any] = []
 
     class Sees(Guess):
-        def reset(self, row: Any) -> None:
+        def reset(self, row: Any) -> Any:
             seen.append(row)
             super().reset(row)
+            return None
 
     row = {"prompt": "Play.", "number": 1, "environment": "a column of the data's own"}
     agent = environments(Sees, monkeypatch=monkeypatch)

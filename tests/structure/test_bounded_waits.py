@@ -17,6 +17,7 @@ BOUNDED = {
     "reply.result()": "a request to a server, which has a time limit",
     "self._group.broadcast([tensor], options).wait()": "the limit is in the options",
     "thread.submit(_run_here, values).result()": "a reward function; reward.functions.timeout ends its process",
+    "thread.submit(lambda: asyncio.run(make())).result()": "workflows and resets of environments, which have limits",
     "wait_for(self.start(calls[0], extras))": "our own function: a reward function, as above",
     "wait_for(function.start(arguments, extras))": "as above",
     "lock_file(lock, wait=True)": "a folder made just now; another start holds it while it looks",
