@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import numpy as np
 import tokenizers
 import torch
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import AddedToken, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.data.agent_tasks import ASSISTANT, ROLES, ChatTask
 from hwgrpo.data.agent_tasks import CHAT_TEMPLATE as AGENT_TEMPLATE
