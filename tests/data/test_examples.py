@@ -207,7 +207,7 @@ def test_of_a_logged_trajectory_the_sampled_tokens_are_trained_as_they_are(data_
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (trajectory("xnoy", "", [], tokens=None), "line 1: a trajectory .* without its tokens.* hwgrpo train"),
+        (trajectory("xnoy", "", [], tokens=None), "line 1: a trajectory, .* without its tokens.* hwgrpo train"),
         (trajectory("x other y", "x$noy$", [[0, 2], [4, 6]]), "not those of its text under this tokenizer"),
         (trajectory("xnoy", "", [[0, 1]], tokens=[30, 99999]), "not those of its text under this tokenizer"),
         (trajectory("other", "x$", [[0, 2]]), "not those of its text under this tokenizer"),
