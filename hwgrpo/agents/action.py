@@ -7,7 +7,7 @@ steps are the results of the calls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 Message = Mapping[str, Any]
@@ -141,8 +141,6 @@ class StepResult:
     """Whether the episode is over."""
     results: tuple[tuple[str, ToolResult], ...] = ()
     """Name and result of each tool call, for metrics."""
-    extras: Mapping[str, Any] = field(default_factory=dict)
-    """Further values of the turn, for the log."""
 
     @property
     def messages(self) -> list[Message]:

@@ -350,7 +350,7 @@ def checked_step(value: Any, where: str) -> StepResult:
     observation = encodable(value.observation) if isinstance(value.observation, str) else None
     if observation is None and not value.done:
         observation = checked_messages(value.observation, where)
-    return StepResult(observation or "", reward, bool(value.done), value.results, value.extras)
+    return StepResult(observation or "", reward, bool(value.done), value.results)
 
 
 def checked_reward(value: Any, where: str) -> float:
