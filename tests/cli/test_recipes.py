@@ -33,4 +33,5 @@ def test_devices_and_memory_are_those_of_the_table_of_recipes(capsys: pytest.Cap
     planned = {name: (int(devices.partition(",")[0]), int(memory)) for name, _, _, _, devices, memory, *_ in rows}
     assert {each.name: (each.devices, each.memory_gib) for each in shipped_recipes() if each.memory_gib} == planned
     main(["recipes", "--json"])
-    assert {each["name"] for each in json.loads(capsys.readouterr().out)} == {*planned, "tiny_sort"}
+    names = {each["name"] for each in json.loads(capsys.readouterr().out)}
+    assert {name for name in names if not name.startswith("tiny_")} == {*planned}

@@ -53,7 +53,7 @@ def test_the_tokenizer_has_a_token_per_character_round_trips_and_survives_saving
 
 def test_the_warm_start_counts_response_and_end_tokens_only_and_reads_characters_as_the_tokenizer_does():
     tokenizer = tiny.character_tokenizer("")
-    inputs, targets = tiny._tensors(tokenizer, [("a=", "bc"), ("abc=", "d")])
+    inputs, targets = tiny._tensors(tokenizer, [("a=", "bc"), ("abc=", "d")], False)
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     assert inputs.tolist() == [[*tokenizer("a=bc").input_ids, eos], tokenizer("abc=d").input_ids]
     assert targets.tolist() == [

@@ -60,14 +60,14 @@ def test_a_resumed_run_and_its_evaluation_write_the_date_of_its_first_start(tmp_
     assert manifest_of(run, 2)["template_date"] == json.loads((run / "environment.json").read_text())["template_date"]
     assert manifest_of(run, 2)["template_date"] == BEFORE
     for recipe in (run, run / "checkpoints/step-00000002"):
-        settings = eval._config(Namespace(recipe=str(recipe), overrides=(), model=None, max_rows=None))
+        settings = eval.evaluation_settings(Namespace(recipe=str(recipe), overrides=(), model=None, max_rows=None))
         assert settings.data.template_date == BEFORE
     plan = make_plan(runs.small(run, *own, "trainer.max_steps=3"), BACKEND, 1).text
     assert "continuing after step 2" in plan
     assert "has changed since" not in plan
     assert "template_date: null" in (run / "config.yaml").read_text()
     assert runs.run(run, *own, "trainer.max_steps=2") == "finished", "its prompts are the same"
-    named = eval._config(
+    named = eval.evaluation_settings(
         Namespace(recipe=str(run), overrides=[f"data.template_date={AFTER}"], model=None, max_rows=None)
     )
     assert named.data.template_date == AFTER

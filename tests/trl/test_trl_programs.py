@@ -127,7 +127,7 @@ def test_the_table_says_what_became_of_each_program(folder: Path):
     stopped = "AttributeError: type object 'Tool' has no attribute 'use'"
     assert rows[0] == f"| book.ipynb | stopped | {stopped} | stand-ins for no_such_package |"
     assert rows[1] == "| examples/scripts/grpo_short.py | ran | 2 updates, loss 0 | rows |"
-    assert rows[2].startswith("| page.md, block 1 | refused | ConfigError: tools is not supported")
+    assert rows[2].startswith("| page.md, block 1 | refused | ConfigError: tools[0]: make_tool has no JSON schema")
     assert rows[3] == "| page.md, block 2 | stopped | ZeroDivisionError: division by zero |  |"
 
 
@@ -138,4 +138,5 @@ def test_the_page_of_results_has_the_form_that_the_script_prints():
     assert f": {len(results)} programs: {counts}." in text.splitlines()[2]
     page = (REPO / "docs/from-trl.md").read_text()
     assert f"Of {len(results)} programs" in page
-    assert f"{results.count('ran')} run and {results.count('refused')} are refused" in page
+    assert f"{results.count('ran')} ran at commit" in page
+    assert f"and {results.count('refused')} were refused" in page
