@@ -14,38 +14,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPO), str(REPO / "backends"), str(REPO / "kernels")]
+from local_engine import SAMPLES, SIZES, SMOKE_SHAPE, random_model  # first: it sets variables that torch reads
 
-from hwgrpo_backends.cpu import BACKEND  # noqa: E402  (the paths come first)
+import torch  # isort: skip
+import transformers  # isort: skip
 
-for name, variable in BACKEND.environment("train").items():
-    os.environ.setdefault(name, variable.value)  # before torch reads them
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.rollout.workflow import Sampler, Trajectory
+from hwgrpo.rollout.workflow_engine import WorkflowEngine
+from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-
-from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
-from hwgrpo.rollout.local.engine import LocalEngine  # noqa: E402
-from hwgrpo.rollout.workflow import Sampler, Trajectory  # noqa: E402
-from hwgrpo.rollout.workflow_engine import WorkflowEngine  # noqa: E402
-from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling  # noqa: E402
-
-SIZES: dict[str, dict[str, int]] = {
-    "1m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024},
-    "36m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 8192},
-    "smoke": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 128},
-}
-SAMPLES, TURNS, SLOW = 8, 3, 4
-"""Trajectories of a prompt, turns of a trajectory, and trajectories whose first tool is slow."""
+SHAPES = {**SIZES, "smoke": SMOKE_SHAPE}
+TURNS, SLOW = 3, 4
+"""Turns of a trajectory, and trajectories whose first tool is slow."""
 
 
 class Timed:
@@ -90,7 +77,7 @@ class Prefilling:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=tuple(SIZES), default="1m", help="random weights")
+    parser.add_argument("--size", choices=tuple(SHAPES), default="1m", help="random weights")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--turn-tokens", type=int, default=64, help="sampled per turn")
     parser.add_argument("--observed-tokens", type=int, default=16, help="between two turns")
@@ -212,21 +199,8 @@ def generate(
 
 def engine_of(args: argparse.Namespace) -> LocalEngine:
     """Return an engine of a random Qwen3 whose responses never end by themselves."""
-    torch.manual_seed(0)
-    shape = SIZES[args.size]
-    sizes: dict[str, Any] = shape
-    config = transformers.Qwen3Config(
-        **sizes,
-        intermediate_size=4 * shape["hidden_size"],
-        num_key_value_heads=shape["num_attention_heads"] // 2,
-        head_dim=shape["hidden_size"] // shape["num_attention_heads"],
-        max_position_embeddings=args.prompt_tokens + TURNS * (args.turn_tokens + args.observed_tokens),
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model: Any = transformers.Qwen3ForCausalLM(config).eval()
+    longest = args.prompt_tokens + TURNS * (args.turn_tokens + args.observed_tokens)
+    model = random_model(SHAPES[args.size], longest)
     tokenizer = character_tokenizer("")
     tokenizer.eos_token = None  # a token like any other
     return LocalEngine(

@@ -227,22 +227,27 @@ def model_of(size: str, dtype: torch.dtype, args: argparse.Namespace) -> Any:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
         loaded.generation_config = transformers.GenerationConfig(pad_token_id=0)
         return loaded.eval()
-    torch.manual_seed(0)
     shape = SMOKE_SHAPE if args.smoke else SIZES[size]
+    return random_model(shape, args.prompt_tokens + args.response_tokens).to(dtype)
+
+
+def random_model(shape: dict[str, int], positions: int) -> Any:
+    """Return a Qwen3 of random weights in fp32 whose responses never end by themselves."""
+    torch.manual_seed(0)
     sizes: dict[str, Any] = shape
     config = transformers.Qwen3Config(
         **sizes,
         intermediate_size=4 * shape["hidden_size"],
         num_key_value_heads=shape["num_attention_heads"] // 2,
         head_dim=shape["hidden_size"] // shape["num_attention_heads"],
-        max_position_embeddings=args.prompt_tokens + args.response_tokens,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
     )
     model: Any = transformers.Qwen3ForCausalLM(config)
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 def check(model: Any, engine: LocalEngine, batch: PromptBatch, rows: torch.Tensor, args: argparse.Namespace) -> float:

@@ -21,7 +21,7 @@ from hwgrpo.data.formats import Row
 from hwgrpo.data.row_schema import message_text, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import DataError
-from hwgrpo.support.event_loops import run_in_own_loop
+from hwgrpo.support.event_loops import run_outside_loops
 
 AT_ONCE = 32
 """Environments that are reset at the same time when prompts are made."""
@@ -51,22 +51,23 @@ class AgentRows(Rows):
         rows: the data's.
         count: rows that are used; those behind them are left as they are.
         config: the run's settings.
+        schemas: JSON schemas of `rollout.agent.tools`.
 
     Raises:
         ConfigError: a row names an unknown environment.
         DataError: an environment gives a row no valid prompt.
     """
 
-    def __init__(self, rows: Rows, count: int, *, config: Any) -> None:
+    def __init__(self, rows: Rows, count: int, *, config: Any, schemas: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(rows.parts)
         agent = config.rollout.agent
         self._key, self._seconds = config.data.prompt_key, agent.turn_timeout
-        self._schemas = tool_schemas(agent)
+        self._schemas = [*schemas]
         self._changed: dict[int, Row] = {}
         self._tools: dict[int, list[Mapping[str, Any]]] = {}
         if kinds := load_environments(environments_of(config.rollout)):
             self.columns = tuple(dict.fromkeys((*self.columns, self._key, "environment")))
-            run_in_own_loop(lambda: self._reset_all(kinds, count))
+            run_outside_loops(lambda: asyncio.run(self._reset_all(kinds, count)))
 
     def __getitem__(self, index: Any) -> Any:
         row = self._changed.get(index)
@@ -139,22 +140,16 @@ def opened(row: Row, opening: Any, key: str, place: str) -> dict[str, Any]:
     return {key: [*before, {**last, "content": f"{message_text(last)}\n\n{opening}"}]}
 
 
-_schemas_of: dict[str, list[Mapping[str, Any]]] = {}
-"""Settings of tools -> their schemas: those of files are read in processes, and data is opened several times."""
-
-
 def tool_schemas(agent: Any) -> list[Mapping[str, Any]]:
-    """Return the JSON schemas of `rollout.agent.tools`."""
-    key = repr(agent.tools)
-    if key not in _schemas_of:
-        tools = load_tools(agent.tools, folder=os.getcwd())
-        _schemas_of[key] = [tool.schema for tool in tools]
-        close_tools(tools)
-    return _schemas_of[key]
+    """Return the JSON schemas of `rollout.agent.tools`; those of files are read in processes."""
+    tools = load_tools(agent.tools, folder=os.getcwd())
+    schemas = [tool.schema for tool in tools]
+    close_tools(tools)
+    return schemas
 
 
 def rows_of_agents(config: Any) -> Callable[[Rows, int], Rows] | None:
     """Return the change of data rows that the run's workflow needs, for `build_dataset`; None: none."""
     r = config.rollout
     acts = r.workflow in ("environment", "tools") and (r.agent.tools or environments_of(r))
-    return partial(AgentRows, config=config) if acts else None
+    return partial(AgentRows, config=config, schemas=tool_schemas(r.agent)) if acts else None

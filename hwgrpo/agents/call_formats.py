@@ -115,6 +115,27 @@ def _read(
     return parts.turn(text)
 
 
+def _read_tagged(text: str, read_one: Callable[[str, int], tuple[ToolCall, int]], form: str) -> ParsedTurn:
+    """Read a turn whose calls are between `<tool_call>` and `</tool_call>`.
+
+    Args:
+        text: the turn.
+        read_one: returns the call that begins at a position, and the position behind it; raises `_Malformed`.
+        form: how a call is written, for the model.
+    """
+
+    def read_call(text: str, start: int, parts: _Parts) -> int:
+        try:
+            call, end = read_one(text, start)
+        except _Malformed as reason:
+            _refuse(parts, reason, form)
+            return _behind(text, start, "</tool_call>")
+        parts.calls.append(call)
+        return end
+
+    return _read(text, "<tool_call>", read_call)
+
+
 def _skip(text: str, start: int, spaces: str = " \t\r\n") -> int:
     while start < len(text) and text[start] in spaces:
         start += 1
@@ -178,17 +199,12 @@ def _refuse(parts: _Parts, reason: _Malformed, form: str) -> None:
 def hermes(text: str) -> ParsedTurn:
     """Parse the format of Qwen2.5, Qwen3 and Hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
-    def read_call(text: str, start: int, parts: _Parts) -> int:
-        try:
-            value, end = _decode(text, start)
-            end = _closed(text, end, "</tool_call>")
-            parts.calls.append(_call(value))
-            return end
-        except _Malformed as reason:
-            _refuse(parts, reason, '<tool_call>{"name": ..., "arguments": {...}}</tool_call>.')
-            return _behind(text, start, "</tool_call>")
+    def read_call(text: str, start: int) -> tuple[ToolCall, int]:
+        value, end = _decode(text, start)
+        end = _closed(text, end, "</tool_call>")
+        return _call(value), end
 
-    return _read(text, "<tool_call>", read_call)
+    return _read_tagged(text, read_call, '<tool_call>{"name": ..., "arguments": {...}}</tool_call>.')
 
 
 def llama3(text: str) -> ParsedTurn:
@@ -321,57 +337,43 @@ def qwen3_coder(text: str) -> ParsedTurn:
     """Parse the format of Qwen3-Coder and Qwen3.5: `<tool_call><function=NAME><parameter=KEY>value</parameter>...`."""
     form = "<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>"
 
-    def read_call(text: str, start: int, parts: _Parts) -> int:
-        try:
-            name, position = _tagged_name(text, _skip(text, start), "<function=")
-            arguments = {}
-            while text.startswith("<parameter=", position := _skip(text, position)):
-                key, position = _tagged_name(text, position, "<parameter=")
-                end = _end_of_value(text, position, "</parameter>", ("<parameter=", "</function>"))
-                arguments[key] = UntypedText(text[position:end].removeprefix("\n").removesuffix("\n"))
-                position = end + len("</parameter>")
-            position = _closed(text, position, "</function>")
-            position = _closed(text, position, "</tool_call>")
-            parts.calls.append(ToolCall(name, arguments))
-            return position
-        except _Malformed as reason:
-            _refuse(parts, reason, form)
-            return _behind(text, start, "</tool_call>")
+    def read_call(text: str, start: int) -> tuple[ToolCall, int]:
+        name, position = _tagged_name(text, _skip(text, start), "<function=")
+        arguments = {}
+        while text.startswith("<parameter=", position := _skip(text, position)):
+            key, position = _tagged_name(text, position, "<parameter=")
+            end = _end_of_value(text, position, "</parameter>", ("<parameter=", "</function>"))
+            arguments[key] = UntypedText(text[position:end].removeprefix("\n").removesuffix("\n"))
+            position = end + len("</parameter>")
+        position = _closed(text, position, "</function>")
+        return ToolCall(name, arguments), _closed(text, position, "</tool_call>")
 
-    return _read(text, "<tool_call>", read_call)
+    return _read_tagged(text, read_call, form)
 
 
 def glm(text: str) -> ParsedTurn:
     """Parse the format of GLM 4.5: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>...`."""
     form = "<tool_call>name\n<arg_key>key</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
 
-    def read_call(text: str, start: int, parts: _Parts) -> int:
-        try:
-            position = min(
-                (each for tag in ("<", "\n") if (each := text.find(tag, _skip(text, start))) >= 0), default=-1
-            )
-            name = text[start:position].strip() if position >= 0 else ""
-            if not name:
-                raise _Malformed("it has no name")
-            arguments = {}
-            while text.startswith("<arg_key>", position := _skip(text, position)):
-                position += len("<arg_key>")
-                end = text.find("</arg_key>", position)
-                if end < 0:
-                    raise _Malformed("</arg_key> is missing")
-                key = text[position:end].strip()
-                position = _closed(text, end + len("</arg_key>"), "<arg_value>")
-                end = _end_of_value(text, position, "</arg_value>", ("<arg_key>", "</tool_call>"))
-                arguments[key] = UntypedText(text[position:end])
-                position = end + len("</arg_value>")
-            position = _closed(text, position, "</tool_call>")
-            parts.calls.append(ToolCall(name, arguments))
-            return position
-        except _Malformed as reason:
-            _refuse(parts, reason, form)
-            return _behind(text, start, "</tool_call>")
+    def read_call(text: str, start: int) -> tuple[ToolCall, int]:
+        position = min((each for tag in ("<", "\n") if (each := text.find(tag, _skip(text, start))) >= 0), default=-1)
+        name = text[start:position].strip() if position >= 0 else ""
+        if not name:
+            raise _Malformed("it has no name")
+        arguments = {}
+        while text.startswith("<arg_key>", position := _skip(text, position)):
+            position += len("<arg_key>")
+            end = text.find("</arg_key>", position)
+            if end < 0:
+                raise _Malformed("</arg_key> is missing")
+            key = text[position:end].strip()
+            position = _closed(text, end + len("</arg_key>"), "<arg_value>")
+            end = _end_of_value(text, position, "</arg_value>", ("<arg_key>", "</tool_call>"))
+            arguments[key] = UntypedText(text[position:end])
+            position = end + len("</arg_value>")
+        return ToolCall(name, arguments), _closed(text, position, "</tool_call>")
 
-    return _read(text, "<tool_call>", read_call)
+    return _read_tagged(text, read_call, form)
 
 
 def _tagged_name(text: str, start: int, tag: str) -> tuple[str, int]:

@@ -17,7 +17,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from hwgrpo.own_copies import own_copy
 from hwgrpo.rewards.failures import Cancelled, Raised
 from hwgrpo.rewards.randomness import CONCURRENT, Seed, seeded
 from hwgrpo.rewards.response_text import opened_markers
+from hwgrpo.support.event_loops import run_outside_loops
 from hwgrpo.user_code import raised_by_user_code, source_line
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
@@ -278,7 +278,8 @@ def wait_for_all(values: list[Any]) -> list[Any]:
     if not awaitable:
         return values
     values = list(values)
-    for number, result in zip(awaitable, _run([values[number] for number in awaitable]), strict=True):
+    results = run_outside_loops(lambda: _run_here([values[number] for number in awaitable]))
+    for number, result in zip(awaitable, results, strict=True):
         if isinstance(result, ConfigError):
             raise result
         values[number] = result
@@ -293,16 +294,6 @@ async def _awaited(value: Awaitable[Any]) -> Any:
         if not raised_by_user_code(error):
             raise
         return error
-
-
-def _run(values: list[Awaitable[Any]]) -> list[Any]:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _run_here(values)
-    # A loop already runs in this thread (a notebook) and cannot be entered again: use a loop in another thread.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_run_here, values).result()
 
 
 def _run_here(values: list[Awaitable[Any]]) -> list[Any]:

@@ -34,7 +34,7 @@ from hwgrpo.rollout.workflow import (
     WorkflowRequests,
     not_sampled,
 )
-from hwgrpo.support.event_loops import run_in_own_loop
+from hwgrpo.support.event_loops import run_outside_loops
 from hwgrpo.user_code import describe_error
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
@@ -110,7 +110,7 @@ class WorkflowEngine:
             returned.append(await self._run(batch, sampling))
 
         # asyncio.run formats what its coroutine returns as text (in signal.signal): all tensors of a batch
-        run_in_own_loop(run)
+        run_outside_loops(lambda: asyncio.run(run()))
         ((groups, dropped),) = returned
         trajectories = [trajectory for group in groups for trajectory in group]
         turns = [sum(segment.role == "sampled" for segment in each.segments) for each in trajectories]

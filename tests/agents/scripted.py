@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hwgrpo.agents.agent_rows import AgentRows
+from hwgrpo.agents.agent_rows import AgentRows, tool_schemas
 from hwgrpo.agents.episode import EnvironmentWorkflow
 from hwgrpo.config.schema import AgentConfig, DataConfig, RewardConfig
 from hwgrpo.data.chat_template import apply_template
@@ -91,7 +91,12 @@ def agent_rows(rows: Sequence[dict[str, Any]], **agent: Any) -> AgentRows:
     """Return rows with the prompts of their environments."""
     rollout = SimpleNamespace(workflow="environment", agent=AgentConfig(**agent))
     config = SimpleNamespace(rollout=rollout, data=DataConfig())
-    return AgentRows(Rows([Part("rows", rows, tuple(rows[0]), "rows")]), len(rows), config=config)
+    return AgentRows(
+        Rows([Part("rows", rows, tuple(rows[0]), "rows")]),
+        len(rows),
+        config=config,
+        schemas=tool_schemas(config.rollout.agent),
+    )
 
 
 def prompts_of(rows: Any, tokenizer: Any = None, data: DataConfig | None = None) -> PromptBatch:

@@ -301,3 +301,17 @@ def test_trainer_takes_tools_and_environments():
     with pytest.raises(ConfigError, match=r"environments\[1\]: two functions have the name 'Game'"):
         load_given(tree, (), environments=[Game, type("Game", (), {})])
     assert {"tools", "environments"} <= inspect.signature(hwgrpo.Trainer).parameters.keys()
+
+
+def test_another_function_of_the_same_name_is_shown_by_its_own_schema():
+    def tool_of(text: str) -> Any:
+        def look(name: str) -> str:
+            return name
+
+        look.__doc__ = f"{text}\n\nArgs:\n    name: what to look at."
+        return look
+
+    for text in ("Look once.", "Look twice."):
+        with given({f"{TOOL}look": tool_of(text)}):
+            rows = agent_rows([{"prompt": "p"}], tools=[ToolConfig(f"{TOOL}look")])
+        assert rows.tools(0)[0]["function"]["description"] == text

@@ -152,7 +152,7 @@ def h(batch, completions):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_function_is_called_with_a_failed_trajectory(workers, trajectories, scored, reward_file):
-    """So a function's failures are its own, and are told of the samples of the whole batch."""
+    """So a function's failures are its own, and are reported with the samples of the whole batch."""
     path = reward_file(FAILS_ON_FAILED)
     functions = [{"name": f"{path}:{name}", "workers": workers, "on_error": "mask_sample"} for name in "fgh"]
     rewards = scored(trajectories(FAILED), *functions)

@@ -19,7 +19,7 @@ from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, TrainBatch
 from tests.support.models.tiny import VOCAB
 
-GARBAGE = 40.0
+UNREAD = 40.0
 """Log-prob of observed tokens, which nothing reads: a ratio against it would be e^40."""
 
 
@@ -46,7 +46,7 @@ def trajectories(prompts: int = 4, n: int = 3, seed: int = 0) -> tuple[PromptBat
     total = sum(lengths)
     tokens = torch.randint(3, (total,), generator=g)
     loss_mask = torch.tensor(mask)
-    logprobs = torch.where(loss_mask, -3 + 0.5 * torch.randn(total, generator=g), GARBAGE)
+    logprobs = torch.where(loss_mask, -3 + 0.5 * torch.randn(total, generator=g), UNREAD)
     made = [
         Prompt(f"0:{i}", f"prompt {i}", tuple(torch.randint(VOCAB, (draw(2, 6),), generator=g).tolist()), None, {})
         for i in range(prompts)
