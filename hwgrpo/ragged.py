@@ -1,8 +1,8 @@
-"""Values in columns: frozen dataclasses whose fields have one entry per sequence, per token or per prompt token.
+"""Values in columns: frozen dataclasses whose fields have one entry per sequence, token, prompt or prompt token.
 
-A column is declared once, as a field with the metadata of `per_sequence`, `per_token` or `per_prompt_token`. Selecting,
-splitting, concatenating and storing read the declaration, so that a new column needs a line in none of them. Further
-dimensions of a column are its own. Three fields are known by name: the tokens of sequence i are
+A column is declared once, as a field with the metadata of `per_sequence`, `per_token`, `per_prompt` or
+`per_prompt_token`. Selecting, splitting, concatenating and storing read the declaration, so that a new column needs a
+line in none of them. Further dimensions of a column are its own. Three fields are known by name: the tokens of sequence i are
 `tokens[offsets[i]:offsets[i + 1]]`, `prompt_offsets` are the same of prompts, and `prompt_index` numbers them. Other
 fields without a declaration have one value for all sequences.
 
@@ -33,10 +33,10 @@ _JOINED = "joined"
 class Column:
     """Declaration of a column: a tensor, a tuple, a mapping from names to tensors, or another ragged value."""
 
-    per: Literal["sequence", "token", "prompt_token"]
+    per: Literal["sequence", "token", "prompt", "prompt_token"]
     missing: Any = NOTHING
-    """Fills the entries of a part without the column when parts are concatenated: a value, or a function of the part.
-    NOTHING: parts with and without the column cannot be concatenated."""
+    """Fills the entries of a part without the column when parts are concatenated: a value, or a function of the part;
+    for prompts, a function that returns all entries. NOTHING: parts with and without it cannot be concatenated."""
     dtype: str = "float32"
     """torch's name of the dtype in which `missing` is written."""
     stored: str | None = None
@@ -64,6 +64,11 @@ def per_token(**options: Any) -> dict[str, Column]:
 def per_prompt_token(**options: Any) -> dict[str, Column]:
     """Return the metadata of a field with one entry per token of the prompts; for the options see `Column`."""
     return {_COLUMN: Column("prompt_token", **options)}
+
+
+def per_prompt(**options: Any) -> dict[str, Column]:
+    """Return the metadata of a field with one entry per prompt; for the options see `Column`."""
+    return {_COLUMN: Column("prompt", **options)}
 
 
 def per_batch(joined: Callable[[Sequence[Any]], Any]) -> dict[str, Any]:
@@ -211,7 +216,7 @@ class Ragged:
         """Return this value with `changed` fields, and each column that is present as `part(value, per)` returns it."""
         for field in dataclasses.fields(self):
             value, column = getattr(self, field.name), field.metadata.get(_COLUMN)
-            if column is None or column.per == "prompt_token" or value is None or _is_empty(value):
+            if column is None or column.per in ("prompt", "prompt_token") or value is None or _is_empty(value):
                 continue
             if isinstance(value, Mapping):
                 changed[field.name] = {name: part(each, column.per) for name, each in value.items()}
@@ -260,6 +265,8 @@ def _join(name: str, column: Column, parts: Sequence[Ragged]) -> Any:
     parts = [part for part in parts if len(part)] or parts  # parts without sequences decide nothing
     each = [getattr(part, name) for part in parts]
     lacks = [_is_absent(column, value) for value in each]
+    if all(lacks) and column.per in ("prompt", "prompt_token"):
+        return None
     if all(lacks) and (column.missing is NOTHING or len({repr(column.filling(part)) for part in parts}) < 2):
         return None
     present = next((value for value, absent in zip(each, lacks, strict=True) if not absent), None)
@@ -281,6 +288,8 @@ def _join(name: str, column: Column, parts: Sequence[Ragged]) -> Any:
 
 
 def _is_absent(column: Column, value: Any) -> bool:
+    if isinstance(value, tuple) and column.per == "prompt":
+        return not value
     if isinstance(value, tuple) and column.missing is not NOTHING:
         return all(entry == column.missing for entry in value)
     return value is None
@@ -290,6 +299,8 @@ def _filled(column: Column, part: Ragged, present: Any) -> Any:
     """Return the entries of a part that lacks a column; `present` is the column of a part that has it, if one has."""
     import torch
 
+    if column.per in ("prompt", "prompt_token"):
+        return column.filling(part)
     if isinstance(present, tuple):
         return (column.missing,) * len(part)
     rows = len(part) if column.per == "sequence" else int(part.lengths.sum())

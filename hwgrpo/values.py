@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.ragged import Ragged, offsets_of, per_batch, per_prompt_token, per_sequence, per_token
+from hwgrpo.ragged import Ragged, offsets_of, per_batch, per_prompt, per_prompt_token, per_sequence, per_token
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,25 @@ class Sampling:
                 raise ConfigError(f"rollout.{key}={getattr(self, key)!r} is out of range: it must be {allowed}")
 
 
+@dataclass(frozen=True, eq=False)
+class PromptImages:
+    """The images of one prompt, as the model's image processor returns them."""
+
+    inputs: Mapping[str, torch.Tensor]
+    """Arguments of the model's `get_image_features` (`pixel_values`, `image_grid_thw`, ...), all images together."""
+    digest: str
+    """Hash of the inputs: the same for the same images."""
+    token_id: int
+    """The token that stands for a part of an image; a prompt has one for each of the tower's features."""
+    axes: torch.Tensor | None = None
+    """[P, 3] int64: positions of the prompt's P tokens in time, height and width; None: the model counts tokens."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the inputs."""
+        return sum(tensor.nbytes for tensor in self.inputs.values())
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One tokenized prompt, with its data row."""
@@ -94,6 +113,8 @@ class Prompt:
     """The chat messages when the prompt is a conversation, else None."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of the tools that the chat template shows."""
+    images: PromptImages | None = None
+    """What the model sees besides the tokens; None: a prompt of text."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +284,19 @@ class Rewards(Ragged):
         return len(self.total)
 
 
+def text_axes(length: int) -> torch.Tensor:
+    """Return [length, 3] int64: the positions of tokens of text, the same in time, height and width."""
+    import torch
+
+    return torch.arange(length)[:, None].expand(-1, 3)
+
+
+def _text_axes(part: TrainBatch) -> torch.Tensor:
+    import torch
+
+    return torch.cat([text_axes(length) for length in part.prompt_offsets.diff().tolist()])
+
+
 @dataclass(frozen=True)
 class TrainBatch(Responses):
     """The batch of a step's policy updates: the valid responses, with what their losses need."""
@@ -285,6 +319,10 @@ class TrainBatch(Responses):
     """[S] fp32: weight of every token of a sequence in the loss of one update; None: not known yet."""
     selections: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names_key="selections"))
     """Input of the loss -> [R] fp32: what selections among the tokens of one update gave them."""
+    prompt_axes: torch.Tensor | None = field(default=None, metadata=per_prompt_token(missing=_text_axes))
+    """[P, 3] int64: positions of the prompts' tokens in time, height and width; None: the model counts tokens."""
+    images: tuple[PromptImages | None, ...] = field(default=(), metadata=per_prompt(missing=lambda part: (None,) * (len(part.prompt_offsets) - 1)))
+    """Of the G prompts; () where none has any."""
     temperature: float | None = field(default=None, metadata=per_batch(joined=lambda parts: parts[0].temperature))
     """Of the log-probs that models compute: that of sampling, of all parts alike; None: `rollout.temperature`."""
 

@@ -14,7 +14,7 @@ from hwgrpo.config.schema import AdvantageConfig, RewardFunctionConfig
 from hwgrpo.errors import DataError
 from hwgrpo.ragged import offsets_of
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.values import EXTRA, Completions, PromptBatch, Responses, Rewards, TrainBatch
+from hwgrpo.values import EXTRA, Completions, Prompt, PromptBatch, Responses, Rewards, TrainBatch, text_axes
 
 
 def advantages_over_ranks(
@@ -104,12 +104,28 @@ def assemble(
     prompt_lengths = torch.tensor([len(p.token_ids) for p in batch.prompts], dtype=torch.int64)
     return TrainBatch(
         **columns,
+        **image_columns(batch.prompts),
         prompt_tokens=torch.tensor([t for p in batch.prompts for t in p.token_ids], dtype=torch.int64),
         prompt_offsets=offsets_of(prompt_lengths),
         advantages=advantages[valid],
         token_advantages=None if token_advantages is None else token_advantages[completions.per_token_of(valid)],
         temperature=temperature,
     )
+
+
+def image_columns(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Return the columns `images` and `prompt_axes` of a batch; none where no prompt has images."""
+    images = tuple(prompt.images for prompt in prompts)
+    present = [each for each in images if each is not None]
+    if not present:
+        return {}
+    axes = None
+    if present[0].axes is not None:
+        each = (
+            text_axes(len(prompt.token_ids)) if prompt.images is None else prompt.images.axes for prompt in prompts
+        )
+        axes = torch.cat([tensor for tensor in each if tensor is not None])
+    return {"images": images, "prompt_axes": axes}
 
 
 SAMPLE_SEQUENCES, SAMPLE_PROMPT_TOKENS, SAMPLE_RESPONSE_TOKENS = 4, 32, 32
