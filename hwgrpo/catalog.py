@@ -194,6 +194,7 @@ TASKS = Registry(
         "lookup": "hwgrpo.data.agent_tasks:lookup",
         "guess": "hwgrpo.data.agent_tasks:guess",
         "spell": "hwgrpo.data.agent_tasks:spell",
+        "squares": "hwgrpo.data.picture_tasks:squares",
     },
 )
 ENGINES = Registry(

@@ -2,9 +2,9 @@
 
 A column is declared once, as a field with the metadata of `per_sequence`, `per_token`, `per_prompt` or
 `per_prompt_token`. Selecting, splitting, concatenating and storing read the declaration, so that a new column needs a
-line in none of them. Further dimensions of a column are its own. Three fields are known by name: the tokens of sequence i are
-`tokens[offsets[i]:offsets[i + 1]]`, `prompt_offsets` are the same of prompts, and `prompt_index` numbers them. Other
-fields without a declaration have one value for all sequences.
+line in none of them. Further dimensions of a column are its own. Three fields are known by name: the tokens of sequence
+i are `tokens[offsets[i]:offsets[i + 1]]`, `prompt_offsets` are the same of prompts, and `prompt_index` numbers them.
+Other fields without a declaration have one value for all sequences.
 
 This module is imported where torch must not be, as in reward workers: what needs torch imports it when called.
 """

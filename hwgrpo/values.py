@@ -321,7 +321,9 @@ class TrainBatch(Responses):
     """Input of the loss -> [R] fp32: what selections among the tokens of one update gave them."""
     prompt_axes: torch.Tensor | None = field(default=None, metadata=per_prompt_token(missing=_text_axes))
     """[P, 3] int64: positions of the prompts' tokens in time, height and width; None: the model counts tokens."""
-    images: tuple[PromptImages | None, ...] = field(default=(), metadata=per_prompt(missing=lambda part: (None,) * (len(part.prompt_offsets) - 1)))
+    images: tuple[PromptImages | None, ...] = field(
+        default=(), metadata=per_prompt(missing=lambda part: (None,) * (len(part.prompt_offsets) - 1))
+    )
     """Of the G prompts; () where none has any."""
     temperature: float | None = field(default=None, metadata=per_batch(joined=lambda parts: parts[0].temperature))
     """Of the log-probs that models compute: that of sampling, of all parts alike; None: `rollout.temperature`."""
@@ -343,6 +345,21 @@ class TrainBatch(Responses):
     def advantages_R(self) -> torch.Tensor:
         """[R] fp32: the advantage of each token."""
         return self.per_token_of(self.advantages) if self.token_advantages is None else self.token_advantages
+
+
+def image_columns(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Return the columns `images` and `prompt_axes` of a batch; none where no prompt has images."""
+    import torch
+
+    images = tuple(prompt.images for prompt in prompts)
+    present = [each for each in images if each is not None]
+    if not present:
+        return {}
+    axes = None
+    if present[0].axes is not None:
+        each = (text_axes(len(prompt.token_ids)) if prompt.images is None else prompt.images.axes for prompt in prompts)
+        axes = torch.cat([tensor for tensor in each if tensor is not None])
+    return {"images": images, "prompt_axes": axes}
 
 
 @dataclass(frozen=True)

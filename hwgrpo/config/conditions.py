@@ -18,6 +18,8 @@ DIFFICULTY = tuple(
     for key in ("easy_threshold", "hard_threshold")
 )
 
+VISION_TRAINS = (*none_of("model.train_vision", "none"), *none_of("model.lora.vision", "none"))
+
 AGENT = one_of("rollout.workflow", "environment", "tools")
 TOOLS = on("rollout.agent.tools")
 ENVIRONMENTS = on("rollout.agent.environments")

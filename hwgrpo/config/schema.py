@@ -26,6 +26,8 @@ from hwgrpo.config.fields import (
 )
 from hwgrpo.config.shipped_files import preset_names
 
+VISION_PARTS = ("none", "projector", "all")
+
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
 
 LARGEST_ERROR = 0.2
@@ -52,6 +54,9 @@ class LoraConfig:
     base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[when.ADAPTERS])
     """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
     it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
+    vision: str = choice("none", VISION_PARTS, used_by=[when.ADAPTERS])
+    """Parts of a vision-language model that get adapters besides the text model: none, the `projector` that maps the
+    tower's features, or `all`: it and the tower."""
 
 
 @dataclass
@@ -88,6 +93,9 @@ class ModelConfig:
     quantize: str = choice("none", ("none", "nf4", "int8"))
     """Hold the frozen base model's linear layers but the LM head, and its stacked experts, in 4 bits (nf4, as QLoRA) or
     8; needs adapters."""
+    train_vision: str = choice("none", VISION_PARTS, used_by=[off("model.lora.rank", " 0")])
+    """Parts of a vision-language model that are trained besides the text model: none, which encodes the images of a
+    prompt once; the `projector` that maps the tower's features; or `all`: it and the tower."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
@@ -605,6 +613,8 @@ class OptimConfig:
     for the matrices of the decoder layers, AdamW for the rest, under strategies single and ddp."""
     lr: float = limited(1e-6, above=0)
     """Peak learning rate; Muon's updates are scaled to the size of AdamW's."""
+    vision_lr: float | None = limited(None, above=0, used_by=[when.VISION_TRAINS])
+    """Peak learning rate of a vision-language model's tower and projector; null: `lr`."""
     betas: list[float] = limited(lambda: [0.9, 0.999], at_least=0, below=1)
     """AdamW's decay rates."""
     eps: float = limited(1e-8, at_least=1e-30, at_most=1)

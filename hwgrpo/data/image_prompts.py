@@ -174,9 +174,7 @@ def load_image_prompts(path: str, revision: str | None, config: Any, tokenizer: 
     return ImagePrompts(process, render, token_id, None)
 
 
-def _by_marks(
-    processor: Any, render: Callable[[], str], token_id: int, config: Any, tokenizer: Any
-) -> ImagePrompts:
+def _by_marks(processor: Any, render: Callable[[], str], token_id: int, config: Any, tokenizer: Any) -> ImagePrompts:
     merged = config.vision_config.spatial_merge_size
     grids = Grids("image_grid_thw", merged)
 
@@ -203,4 +201,6 @@ def _processor(kind: str, path: str, revision: str | None) -> Any:
             if "torchvision" in str(error) or isinstance(error, AttributeError)
             else ": copy preprocessor_config.json into its folder"
         )
-        raise ConfigError(f"model.path={path!r} reads images, and its image processor cannot be loaded: {reason}{missing}") from error
+        raise ConfigError(
+            f"model.path={path!r} reads images, and its image processor cannot be loaded: {reason}{missing}"
+        ) from error

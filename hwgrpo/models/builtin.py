@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
@@ -19,9 +20,10 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from hwgrpo.catalog import TASKS
-from hwgrpo.data import agent_tasks, tasks
+from hwgrpo.data import agent_tasks, picture_tasks, tasks
+from hwgrpo.data.picture_tasks import PictureTask
 from hwgrpo.errors import ConfigError, choice_error
-from hwgrpo.models import tiny
+from hwgrpo.models import tiny, tiny_vision
 from hwgrpo.models.model_cache import cache_root, prepare_root, publish, unfinished_folder
 
 PREFIX = "builtin://"
@@ -135,7 +137,9 @@ def resolve(address: str) -> Path:
     if not folder.is_dir():
         print(f"hwgrpo: making {address}, once; it takes some seconds", file=sys.stderr, flush=True)
         with unfinished_folder(root) as unfinished:
-            model, tokenizer = tiny.make(
+            task = tasks.parse_task(spec.task_address)
+            module: Any = tiny_vision if isinstance(task, PictureTask) else tiny
+            model, *processors = module.make(
                 seed=spec.seed,
                 hidden=spec.hidden,
                 layers=spec.layers,
@@ -143,11 +147,12 @@ def resolve(address: str) -> Path:
                 batch=spec.batch,
                 lr=spec.lr,
                 head=spec.head,
-                task=tasks.parse_task(spec.task_address),
+                task=task,
             )
             with redirect_stdout(sys.stderr):  # packages that it imports may print
                 _save(model, unfinished)
-                tokenizer.save_pretrained(unfinished)
+                for processor in processors:  # of text, and of images
+                    processor.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")
             publish(unfinished, folder)
     return folder
@@ -169,7 +174,7 @@ def _fingerprint(spec: TinySpec) -> str:
     """Hash everything that decides the weights: options, the code of model and tasks, library versions."""
     parts = [
         json.dumps(asdict(spec), sort_keys=True),
-        *(Path(str(module.__file__)).read_text() for module in (tiny, tasks, agent_tasks)),
+        *(Path(str(module.__file__)).read_text() for module in (tiny, tiny_vision, tasks, agent_tasks, picture_tasks)),
         *(module.__version__ for module in (torch, transformers, tokenizers, np)),
     ]
     return f"tiny-{spec.task}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.placeholders import ban, placeholder_ids
 from hwgrpo.models.rounding import check_ids
 
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
@@ -29,15 +30,22 @@ class HeadSpec:
     softcap: float | None = None
     vocab: int | None = None
     """Rows of the weight with logits; further rows are padding of the vocabulary. None: all."""
+    banned: tuple[int, ...] = ()
+    """Tokens that no response has (`placeholders`)."""
 
     def weight(self, head: Any) -> torch.Tensor:
         """Return the rows [V, H] of a head's weight that have logits."""
         return head.weight if self.vocab is None else head.weight[: self.vocab]
 
     def bias(self, head: Any) -> torch.Tensor | None:
-        """Return the bias [V] of a head, or None."""
+        """Return the bias [V] of a head, with that of banned tokens; or None."""
         bias = getattr(head, "bias", None)
-        return bias if bias is None or self.vocab is None else bias[: self.vocab]
+        bias = bias if bias is None or self.vocab is None else bias[: self.vocab]
+        if not self.banned:
+            return bias
+        weight = self.weight(head)
+        none = ban(torch.zeros(len(weight), device=weight.device), [*self.banned])
+        return none if bias is None else bias + none
 
     def logits(self, hidden: torch.Tensor, head: Any) -> torch.Tensor:
         """Return logits [..., V] fp32 of hidden states [..., H]."""
@@ -79,7 +87,8 @@ def detect_head(model: Any, compute_dtype: torch.dtype = torch.float32) -> HeadS
             f"{name}: LoRA on the LM head ({type(head).__name__}) is not supported; "
             "remove the head from model.lora.target_modules"
         )
-    ids = check_ids(base.get_input_embeddings().weight.shape[0], 8).to(head.weight.device)[None]
+    without = placeholder_ids(base.config)
+    ids = check_ids(base.get_input_embeddings().weight.shape[0], 8, without).to(head.weight.device)[None]
     was_training = model.training
     model.eval()
     casts = compute_dtype != torch.float32 and any(p.dtype != torch.float32 for p in base.parameters())
@@ -113,13 +122,18 @@ def detect_head(model: Any, compute_dtype: torch.dtype = torch.float32) -> HeadS
             f"{name}: its logits differ from hidden states times LM head by {gap:.3g} of the largest; "
             "this architecture has an unsupported operation between them"
         )
+    if without and spec.softcap is not None:
+        raise ConfigError(
+            f"{name} bounds its logits (final_logit_softcapping), so that tokens which stand for images could be "
+            "sampled: a model that reads images and does so is not supported"
+        )
     if noise > tolerance:
         raise ConfigError(
             f"{name}: its hidden states in training differ from those in sampling by {noise:.3g} of the largest, since "
             "it draws noise outside dropout layers (dropout within its code, or a router's jitter); "
             "set that to 0 in its config.json"
         )
-    return spec
+    return replace(spec, banned=tuple(without))
 
 
 @contextmanager

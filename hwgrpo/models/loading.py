@@ -10,18 +10,23 @@ import torch
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from hwgrpo.data import image_prompts
+from hwgrpo.data.image_prompts import ImagePrompts
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin, gguf
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.meta_device import META
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.stored_dtype import cached_folder, is_loaded_unrounded
 from hwgrpo.models.stored_quantization import (
     check_stored,
@@ -32,6 +37,7 @@ from hwgrpo.models.stored_quantization import (
 from hwgrpo.models.time_steps import lift_time_step_limits
 from hwgrpo.support.paths import did_you_mean, find_model
 from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
+from hwgrpo.values import Prompt
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
@@ -103,6 +109,32 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     return model_config
 
 
+def load_image_prompts(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, settings: PreTrainedConfig | None = None
+) -> ImagePrompts | None:
+    """Return what makes prompts with images for `model.path`; None where it reads text alone.
+
+    Args:
+        config: the run's `model` settings.
+        tokenizer: the model's.
+        settings: the model's configuration; None reads it.
+
+    Raises:
+        ConfigError: its image processor is missing, or cannot be used here.
+    """
+    settings = settings or load_model_config(config)
+    return image_prompts.load_image_prompts(resolve_model_path(config.path), config.revision, settings, tokenizer)
+
+
+def image_sample(config: ModelConfig, settings: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt | None:
+    """Return a prompt with an image of noise, for startup checks; see `load_image_prompts`."""
+    made = load_image_prompts(config, tokenizer, settings)
+    if made is None:
+        return None
+    ids, images = made.sample()
+    return Prompt("sample", "", tuple(ids), None, {}, images=images)
+
+
 def load_generation_config(
     config: ModelConfig, settings: PreTrainedConfig | None = None, *, ask_hub: bool = True
 ) -> GenerationConfig:
@@ -143,7 +175,7 @@ def load_model(
     turn_dropout_off(model_config)
     dtype = dtype if model_config.dtype == dtype and not (on_meta_device or options) else torch.float32
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class(model_config).from_pretrained(
             source,
             config=model_config,
             dtype=dtype,
@@ -280,7 +312,7 @@ def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
         ConfigError: parts would be left out.
     """
     kind: Any = type(model_config)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or _is_vision_language_model(model_config):
         return
     text_model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     named = model_config.architectures or []
@@ -301,9 +333,19 @@ def _has_trusted_code(config: ModelConfig, model_config: PreTrainedConfig) -> bo
     return "AutoModelForCausalLM" in (getattr(model_config, "auto_map", None) or {}) and config.trust_remote_code
 
 
+def auto_class(model_config: PreTrainedConfig) -> Any:
+    """Return transformers' class that makes the whole model of a configuration."""
+    return AutoModelForImageTextToText if _is_vision_language_model(model_config) else AutoModelForCausalLM
+
+
+def _is_vision_language_model(model_config: PreTrainedConfig) -> bool:
+    return reads_images(model_config) and type(model_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
 def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> None:
     named = model_config.architectures or []
     known = _has_trusted_code(config, model_config) or type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    known = known or _is_vision_language_model(model_config)
     # Encoders and bare backbones are in the mapping too, so check the saved architecture.
     generates = not named or any(name.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for name in named)
     if not known or not generates or getattr(model_config, "is_encoder_decoder", False):

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from hwgrpo.config.adapter_settings import adapter_settings
 from hwgrpo.errors import ConfigError, nearest
 from hwgrpo.models.meta_device import META
+from hwgrpo.models.vision import vision_modules
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -103,7 +104,7 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig, *, moving_reference: 
     targets = list(config.target_modules)
     if targets != ALL_LINEAR:
         _check_targets(model, targets)
-    adapted = adapted_layers(model, targets)
+    adapted = adapted_layers(model, targets, config.vision)
     everywhere = {name for name, module in _linear_layers(model).items() if _is_named(name, targets)}
     # peft keeps short names where they are equivalent
     short = everywhere == adapted.keys() and not any(target.startswith(PATTERN) for target in targets)
@@ -183,16 +184,17 @@ def reference_name(name: str) -> str:
     return ".".join(parts)
 
 
-def adapted_layers(model: PreTrainedModel, targets: list[str]) -> dict[str, Any]:
+def adapted_layers(model: PreTrainedModel, targets: list[str], vision: str = "none") -> dict[str, Any]:
     """Return the linear layers that get new adapters, by name: those of `targets` that text passes.
 
-    Text passes the decoder; adapters of an image or audio tower would have no gradient.
+    Text passes the decoder; adapters of an audio tower would have no gradient.
 
     Args:
         model: without adapters.
         targets: `model.lora.target_modules`.
+        vision: `model.lora.vision`, further parts of a vision-language model.
     """
-    decoder = set(model.get_decoder().modules())
+    decoder = set(model.get_decoder().modules()) | vision_modules(model, vision)
     return {
         name: layer
         for name, layer in _linear_layers(model).items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class Excess:
         return f"{self.gap:.2g} of the largest ({self.rounding:.1g} is rounding)"
 
 
-def check_ids(vocabulary: int, count: int) -> torch.Tensor:
+def check_ids(vocabulary: int, count: int, without: Collection[int] = ()) -> torch.Tensor:
     """Return token ids [count] for a startup check, distinct where the vocabulary has as many.
 
     They are spread over its middle half, if that has as many. The ends of published vocabularies hold special and
@@ -52,7 +52,11 @@ def check_ids(vocabulary: int, count: int) -> torch.Tensor:
     Args:
         vocabulary: rows of the embeddings.
         count: number of ids.
+        without: ids that are left out.
     """
+    if without:
+        ids = [token for token in check_ids(vocabulary, count + len(without)).tolist() if token not in without]
+        return torch.tensor(ids[:count])
     first = vocabulary // 4 if vocabulary >= 2 * count else 0
     size = vocabulary - 2 * first
     stride = next(s for s in range(max(1, int(GOLDEN_RATIO * size)), size + 1) if math.gcd(s, size) == 1)

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.lm_head import backbone
+from hwgrpo.models.placeholders import placeholder_ids
 from hwgrpo.models.rounding import check_ids
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -57,7 +58,7 @@ def check_router(coef: float, base: Any) -> None:
         return
     name = type(base).__name__
     embeddings = base.get_input_embeddings().weight
-    ids = check_ids(embeddings.shape[0], 8).to(embeddings.device)[None]
+    ids = check_ids(embeddings.shape[0], 8, placeholder_ids(base.config)).to(embeddings.device)[None]
     was_training = base.training
     base.eval()
     with torch.no_grad():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -10,10 +12,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 
-from hwgrpo.errors import DataError
+from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.models.lm_head import backbone, causal_lm
-from hwgrpo.values import PromptImages
+from hwgrpo.models.placeholders import reads_images
+from hwgrpo.values import Prompt, PromptImages
 
 PROJECTORS = (
     "visual.merger",
@@ -28,29 +32,30 @@ PROJECTORS = (
 TOWERS = ("visual", "vision_tower", "vision_model")
 TYPES = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a backbone that are 1 at the tokens of images: some models attend both ways among them."""
-BANNED = -1e9
-"""Logit of tokens that stand for images: a response has none."""
-
-
-def reads_images(config: Any) -> bool:
-    """Return whether a model of this configuration reads images."""
-    return getattr(config, "vision_config", None) is not None and isinstance(
-        getattr(config, "image_token_id", None), int
-    )
-
-
-def placeholder_ids(config: Any) -> list[int]:
-    """Return the tokens that stand for images, video and sound, which no response may have."""
-    names = ("image_token_id", "video_token_id", "audio_token_id")
-    values = (getattr(config, name, None) for name in names)
-    vocab = config.get_text_config().vocab_size
-    return sorted({value for value in values if isinstance(value, int) and 0 <= value < vocab})
 
 
 def uses_axes(config: Any) -> bool:
     """Return whether tokens have positions in time, height and width."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return "mrope_section" in rope
+
+
+def vision_modules(model: Any, parts: str) -> set[torch.nn.Module]:
+    """Return the modules of the parts ("none", "projector" or "all") of a vision-language model that see images."""
+    if parts == "none":
+        return set()
+    names = PROJECTORS if parts == "projector" else (*PROJECTORS, *TOWERS)
+    return {
+        module
+        for name, module in backbone(causal_lm(model)).named_modules()
+        if any(name == each or name.startswith(f"{each}.") for each in names)
+    }
+
+
+def freeze_vision(model: Any, trained: str) -> None:
+    """Freeze the tower and projector of a vision-language model but for the parts that are trained."""
+    for part, _, parameter in vision_parameters(model):
+        parameter.requires_grad_(trained == "all" or trained == part)
 
 
 def vision_parameters(model: Any) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
@@ -73,12 +78,24 @@ class Features:
     stacked: bool
     """Whether the model wants them as one tensor [images, tokens, H]."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all features."""
+        return sum(each.nbytes for each in (*self.images, *(each for layer in self.deepstack for each in layer)))
+
+
+MOST_REMEMBERED = 2**30
+"""Bytes of features that are remembered."""
+
 
 class ImageEncoder:
-    """Encodes the images of prompts by a model's tower, each prompt once as long as nothing in it is trained.
+    """Encodes the images of prompts by a model's tower: once per call; where nothing in it is trained, once per prompt.
 
     Args:
         model: a vision-language model, or one wrapped by peft.
+
+    Raises:
+        ConfigError: this transformers cannot be given encoded images.
     """
 
     def __init__(self, model: Any) -> None:
@@ -87,12 +104,24 @@ class ImageEncoder:
         self.token_id: int = base.config.image_token_id
         self.uses_axes = uses_axes(base.config)
         module = backbone(base)
-        self._accepted = inspect.signature(module.get_image_features).parameters
         forward = inspect.signature(module.forward).parameters
+        if "mm_encoder_outputs" not in forward:
+            raise ConfigError(
+                f"{type(base).__name__} does not take encoded images (mm_encoder_outputs) in transformers "
+                f"{transformers.__version__}: install transformers 5.19 or later"
+            )
+        self._accepted = inspect.signature(module.get_image_features).parameters
         self._types = next((name for name in TYPES if name in forward and not self.uses_axes), None)
-        self._known: WeakKeyDictionary[PromptImages, tuple[Any, Features]] = WeakKeyDictionary()
+        self._known: OrderedDict[tuple[Any, ...], Features] = OrderedDict()
+        self.sample: Prompt | None = None
+        """A prompt with an image, for startup checks."""
         self.encoded = self.moved_bytes = 0
         """Prompts whose images were encoded, and bytes of pixels moved for them."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether a part of the tower or the projector is trained."""
+        return any(parameter.requires_grad for _, _, parameter in vision_parameters(self._model))
 
     def inputs(self, input_ids: torch.Tensor, images: Sequence[PromptImages]) -> dict[str, Any]:
         """Return arguments of the model's forward for rows with images, besides tokens and positions.
@@ -108,34 +137,42 @@ class ImageEncoder:
         options: dict[str, Any] = {}
         if self._types is not None:
             options[self._types] = (input_ids == self.token_id).long()
-        placed = int((input_ids == self.token_id).sum()) if input_ids.device.type == "cpu" else None
+        features = self._features(images, input_ids.device)
+        wanted = sum(len(each) for one in features for each in one.images)
+        if input_ids.device.type == "cpu" or not images:
+            placed = int((input_ids == self.token_id).sum())
+            if placed != wanted:
+                raise DataError(f"{placed} tokens stand for parts of images, and the images have {wanted}")
         if images:
-            features = self._features(images, input_ids.device)
             options["mm_encoder_outputs"] = {"image": _joined(features)}
-            wanted = sum(len(each) for one in features for each in one.images)
-        else:
-            wanted = 0
-        if placed is not None and placed != wanted:
-            raise DataError(f"{placed} tokens stand for parts of images, and the images have {wanted}")
         return options
 
+    def unused(self, device: torch.device) -> torch.Tensor:
+        """Return 0 as a function of all parameters that see images: for ranks whose micro-batch has none."""
+        assert self.sample is not None
+        assert self.sample.images is not None
+        features = self._encode(self.sample.images, device)
+        return 0.0 * sum(each.sum() for each in (*features.images, *(e for layer in features.deepstack for e in layer)))
+
     def _features(self, images: Sequence[PromptImages], device: torch.device) -> list[Features]:
-        trains = torch.is_grad_enabled() and any(p.requires_grad for _, _, p in vision_parameters(self._model))
-        now: dict[int, Features] = {}
+        trains = self.trains  # fused optimizers do not count their writes, so nothing is known of when they change
+        now: dict[str, Features] = {}
         for each in images:
-            if id(each) not in now:
-                now[id(each)] = self._encode(each, device) if trains else self._remembered(each, device)
-        return [now[id(each)] for each in images]
+            if each.digest not in now:
+                now[each.digest] = self._encode(each, device) if trains else self._remembered(each, device)
+        return [now[each.digest] for each in images]
 
     def _remembered(self, images: PromptImages, device: torch.device) -> Features:
         """Return features that were encoded before, where the same weights and dtype would encode them again."""
-        state = (torch.is_autocast_enabled(device.type), sum(p._version for _, _, p in vision_parameters(self._model)))
-        known = self._known.get(images)
-        if known is None or known[0] != state:
+        versions = sum(parameter._version for _, _, parameter in vision_parameters(self._model))
+        key = (images.digest, device, torch.is_autocast_enabled(device.type), versions)
+        if key not in self._known:
             with torch.no_grad():
-                known = state, self._encode(images, device)
-            self._known[images] = known
-        return known[1]
+                self._known[key] = self._encode(images, device)
+            while len(self._known) > 1 and sum(each.nbytes for each in self._known.values()) > MOST_REMEMBERED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
 
     def _encode(self, images: PromptImages, device: torch.device) -> Features:
         inputs = {name: tensor.to(device) for name, tensor in images.inputs.items() if name in self._accepted}
@@ -145,6 +182,43 @@ class ImageEncoder:
         pooled = made.pooler_output
         layers = getattr(made, "deepstack_features", None) or ()
         return Features(tuple(pooled), tuple(tuple(layer) for layer in layers), isinstance(pooled, torch.Tensor))
+
+
+_ENCODERS: WeakKeyDictionary[torch.nn.Module, ImageEncoder] = WeakKeyDictionary()
+
+
+def image_encoder(model: Any) -> ImageEncoder | None:
+    """Return the encoder of a model, one for all that run it; None where it reads text alone."""
+    base = causal_lm(model)
+    if not reads_images(base.config):
+        return None
+    if base not in _ENCODERS:
+        _ENCODERS[base] = ImageEncoder(weakref.proxy(base))
+    return _ENCODERS[base]
+
+
+@torch.no_grad()
+def own_logits(model: Any, prompt: Prompt, response: Sequence[int] = ()) -> torch.Tensor:
+    """Return the logits [L, V] that a vision-language model computes itself of a prompt with images and a response.
+
+    It reads pixels and makes positions, as with the outputs of its processor.
+
+    Args:
+        model: in evaluation mode, on its device.
+        prompt: has images.
+        response: token ids.
+    """
+    base, images = causal_lm(model), prompt.images
+    assert images is not None
+    device = next(base.parameters()).device
+    ids = torch.tensor([[*prompt.token_ids, *response]], device=device)
+    module = backbone(base)
+    forward = inspect.signature(module.forward).parameters
+    options: dict[str, Any] = {name: (ids == images.token_id).long() for name in TYPES if name in forward}
+    options |= {name: tensor.to(device) for name, tensor in images.inputs.items()}
+    if hasattr(module, "rope_deltas"):
+        module.rope_deltas = None  # of an earlier call
+    return base(input_ids=ids, use_cache=False, **options).logits[0]
 
 
 def _joined(features: Sequence[Features]) -> Any:

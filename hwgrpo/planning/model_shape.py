@@ -11,7 +11,7 @@ from typing import Any
 from warnings import catch_warnings
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.config.shipped_files import recipe_folders
@@ -19,7 +19,7 @@ from hwgrpo.models import builtin
 from hwgrpo.models.frozen_dtype import castable_parameters
 from hwgrpo.models.layer_values import head_sizes, largest_value
 from hwgrpo.models.layers import decoder_layers
-from hwgrpo.models.loading import load_model_config
+from hwgrpo.models.loading import auto_class, load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
 from hwgrpo.models.quantization import quantizable_weights
 from hwgrpo.models.tensor_parallel import shard_dims
@@ -143,7 +143,7 @@ _known: dict[str, ModelShape] = {}
 
 def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+        model = auto_class(settings).from_config(settings, trust_remote_code=config.trust_remote_code)
     text = settings.get_text_config()
     heads = largest_value(text, "num_attention_heads") or 1
     width = largest_value(text, "intermediate_size") or 4 * text.hidden_size

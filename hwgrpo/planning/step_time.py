@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from hwgrpo_backends.peaks import Chip
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from hwgrpo.algorithms.token_advantages import takes
 from hwgrpo.config import Config
 from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_sequence, sequences_at_once
 from hwgrpo.config.schema import ModelConfig, RolloutConfig
+from hwgrpo.models.loading import auto_class
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import CODE_BITS
 from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
@@ -65,7 +66,7 @@ def forward_work(config: ModelConfig, settings: PreTrainedConfig) -> TrainingWor
         The FLOPs; None if they cannot be counted (`model_work`).
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+        model = auto_class(settings).from_config(settings, trust_remote_code=config.trust_remote_code)
     model.requires_grad_(False)
     return model_work(model, model)
 

@@ -14,6 +14,7 @@ from hwgrpo.rollout.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config
+    from hwgrpo.values import Prompt
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class EngineParts:
     """Id of the run on rank 0, kept when it resumes; None for a run that cannot resume."""
     gate: Gate | None = None
     """Gate at which an engine that generates in a thread of its own pauses for new weights."""
+
+    image_sample: Prompt | None = None
+    """A prompt with an image, for startup checks; None: the model reads text alone."""
 
     def different_settings(self, *, adapted: bool) -> dict[str, Any]:
         """Return the values of the model's configuration that an engine must not take from the model's folder.

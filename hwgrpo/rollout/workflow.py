@@ -16,7 +16,7 @@ import torch
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.turn_template import TurnTemplate
-from hwgrpo.values import Completions, Prompt, Sampling
+from hwgrpo.values import Completions, Prompt, PromptImages, Sampling
 
 T = TypeVar("T")
 
@@ -152,13 +152,15 @@ class TokenRequest:
     done: asyncio.Future[list[Completions]]
     continues: tuple[int, int] | None
     """Number of the session's request, and index of its response, that it continues; None: unknown, or none."""
+    images: PromptImages | None = None
+    """What the model sees besides the tokens."""
     number: int | None = None
     """In the session; None: not submitted, or there is none."""
 
     @property
     def prompt(self) -> Prompt:
         """What the engine samples from."""
-        return Prompt(self.uid, "", self.token_ids, None, {})
+        return Prompt(self.uid, "", self.token_ids, None, {}, images=self.images)
 
 
 @dataclass
@@ -406,7 +408,7 @@ class Sampler:
         stops = (*self._sampling.stop, *stop)
         sampling = replace(self._sampling, n=n, max_response_tokens=most, stop=stops)
         done: asyncio.Future[list[Completions]] = asyncio.get_running_loop().create_future()
-        request = TokenRequest(uid, tuple(token_ids), sampling, done, continues)
+        request = TokenRequest(uid, tuple(token_ids), sampling, done, continues, self._prompt.images)
         self._busy = True
         self._requests.ask(request)
         try:

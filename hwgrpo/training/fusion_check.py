@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lm_head import backbone
 from hwgrpo.models.meta_device import full_shape
+from hwgrpo.models.placeholders import placeholder_ids
 from hwgrpo.models.rounding import DRAWS, check_ids, embeddings_rounded_once, find_excess, relative_differences
 from hwgrpo.training.policy.layout_check import TOLERANCE
 from hwgrpo.training.policy.policy_model import PolicyModel
@@ -48,7 +49,11 @@ def run_passes(policy: PolicyModel, device: torch.device) -> Passes:
         device: device that computes.
     """
     embeddings: Any = policy.base.get_input_embeddings()
-    ids = check_ids(full_shape(embeddings.weight)[0], ROWS * TOKENS).view(ROWS, TOKENS).to(device)
+    ids = (
+        check_ids(full_shape(embeddings.weight)[0], ROWS * TOKENS, placeholder_ids(policy.base.config))
+        .view(ROWS, TOKENS)
+        .to(device)
+    )
     layers = decoder_layers(policy.base)
     gradients: dict[str, Tensor] = {}
     with _evaluated(policy), policy.autocast(device):

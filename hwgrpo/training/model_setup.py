@@ -154,7 +154,7 @@ def _load_on_rank_0(
         if not main:
             return model, None, None
         with layerwise_on_device(causal_lm(model), device.torch_device):
-            policy = policy_of(config, device, model)
+            policy = policy_of(config, device, model, tokenizer)
             return model, policy, _check_model(config, device, policy, attention, layout)
 
     model, policy, checked = raise_on_all_ranks(strategy, load)
@@ -175,7 +175,7 @@ def _load_on_rank_0(
     set_non_parameter_tensors(model, tensors, device.torch_device)
     weights = Rank0Weights(model, device.torch_device, strategy.rank)
     if policy is None:
-        policy = policy_of(config, device, model, checked.head)
+        policy = policy_of(config, device, model, tokenizer, checked.head)
         fuse_as_on_rank_0(checked.fused, policy, device.torch_device)
         if checked.layout.attention == "branched":
             shared_prefix_masks.enable(policy.base)  # as the check did on rank 0

@@ -21,11 +21,13 @@ from hwgrpo.data.chat_template import apply_template
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
-from hwgrpo.models.loading import check_vocabulary, load_model
+from hwgrpo.models.loading import check_vocabulary, image_sample, load_model
 from hwgrpo.models.lora import apply_lora, initialize_dora, uses_lora, without_weights
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.to_device import move_to_device
+from hwgrpo.models.vision import freeze_vision
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -86,7 +88,7 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     dtype = choose_dtype(config.model.dtype, device)
     model = load_checked(config, attention_of(config, device).loaded_as, tokenizer, compute_dtype=dtype)
     move_to_device(model, device.torch_device)
-    return policy_of(config, device, model)
+    return policy_of(config, device, model, tokenizer)
 
 
 def load_checked(
@@ -99,13 +101,14 @@ def load_checked(
     return model
 
 
-def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None = None) -> PolicyModel:
+def policy_of(config: Config, device: Device, model: Any, tokenizer: Any, head: HeadSpec | None = None) -> PolicyModel:
     """Return the policy of a model.
 
     Args:
         config: the run's settings.
         device: this rank's device.
         model: from `load_checked`.
+        tokenizer: the model's.
         head: how it forms its logits, detected by another rank; None: detect it, and check the model's router.
     """
     logits = config.kernels.logits_dtype
@@ -115,6 +118,8 @@ def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None 
         logits_dtype=None if logits == "auto" else getattr(torch, logits),
     )
     policy = PolicyModel(model, compute_dtype=choose_dtype(config.model.dtype, device), options=options, head=head)
+    if policy.images is not None:
+        policy.images.sample = image_sample(config.model, policy.base.config, tokenizer)
     if head is None:
         with policy.autocast(policy.base.get_input_embeddings().weight.device):
             check_router(config.model.router_loss_coef, policy.base)
@@ -147,6 +152,8 @@ def make_trainable(config: Config, model: Any, *, compute_dtype: torch.dtype, on
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
+    if reads_images(model.config):
+        freeze_vision(model, config.model.train_vision)
     if uses_lora(config.model.lora):
         quantize(model, config.model.quantize)
         castable = prepare_base(model)
@@ -204,6 +211,7 @@ def build_engine(
         replica=replica,
         run_id=run_id,
         gate=gate,
+        image_sample=None if policy.images is None else policy.images.sample,
     )
     engine = engine_kind(config.rollout).make(parts)
     limit = config.trainer.process_group_timeout

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hwgrpo.agents.agent_rows import rows_of_agents
 from hwgrpo.algorithms.policy_loss import build_loss
@@ -27,7 +27,13 @@ from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
 from hwgrpo.models.gguf import conversion_note
-from hwgrpo.models.loading import check_embeddings, check_trains_all_parts, load_model_config, resolve_model_path
+from hwgrpo.models.loading import (
+    auto_class,
+    check_embeddings,
+    check_trains_all_parts,
+    load_model_config,
+    resolve_model_path,
+)
 from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.models.saving import check_saving
@@ -53,6 +59,7 @@ from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shared_setup import choose_kernels
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
+from hwgrpo.training.vision_checks import check_vision
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,7 @@ def check_start(
     else:
         dtype = choose_dtype(config.model.dtype, device)
         attention = choose_attention(config, backend, dtype, settings, device.arch)
+    check_vision(config, settings)
     check_sequence_parallel(config, settings, attention)
     check_head_size(config.rollout, config.model.path, settings, on_host=backend.is_host)
     check_sleep(config.rollout, config.model.path, settings, backend)
@@ -215,15 +223,13 @@ def _check_estimator(algorithm: AlgorithmConfig) -> None:
     check_arguments(algorithm.advantage)
 
 
-def make_without_weights(
-    config: ModelConfig, settings: PreTrainedConfig, auto_class: Any = AutoModelForCausalLM
-) -> Any:
+def make_without_weights(config: ModelConfig, settings: PreTrainedConfig, kind: Any = None) -> Any:
     """Return the run's model with its adapters on the meta device; None for code that cannot be run there.
 
     Args:
         config: the run's `model` settings.
         settings: the model's transformers configuration.
-        auto_class: transformers' class that makes the model.
+        kind: transformers' class that makes the model; None: of a causal LM, with all of its parts.
 
     Raises:
         ConfigError: as `apply_lora` does.
@@ -231,7 +237,9 @@ def make_without_weights(
     lora = uses_lora(config.lora)
     with torch.random.fork_rng(devices=[]), without_weights():  # keeps the run's random numbers
         try:
-            model = auto_class.from_config(copy.deepcopy(settings), trust_remote_code=config.trust_remote_code)
+            model = (kind or auto_class(settings)).from_config(
+                copy.deepcopy(settings), trust_remote_code=config.trust_remote_code
+            )
         except Exception:  # code of the model's own, which reads values of tensors
             if lora:
                 raise

@@ -124,7 +124,7 @@ class LedgerStep:
                 settings, dtype=torch.float32, attn_implementation=attention.loaded_as
             )
         model = make_trainable(config, model, compute_dtype=dtype, on_meta_device=True)
-        policy = policy_of(config, self._device, model)
+        policy = policy_of(config, self._device, model, None)
         fuse(config, backend, policy, attention)
         by_lengths = may_use_lengths(config, settings, dtype, self._device.torch_device.type)
         layout = choose_layout(config, policy.base.config, attention.loaded_as, by_lengths=by_lengths)

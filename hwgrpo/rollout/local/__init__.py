@@ -9,6 +9,7 @@ decode_rows.py               batches of rows: their protocol, by the model's for
 kept_responses.py            ended responses whose keys and values wait for the next turn, bounded in memory
 continued_prefill.py         prefill of what a turn adds to the keys and values of earlier ones
 decode_drift.py              startup comparison with full forward passes at the rounding of the model
+image_check.py               startup comparison of decoding after an image with the model's own logits
 token_sampling.py            sampling of a token, from what top-k, top-p and min-p keep
 lean_step.py                 a decode step with as few operations as the architecture allows
 architectures.py             architectures that support it
@@ -29,4 +30,5 @@ LOCAL = EngineKind(
     samples_with_policy=True,
     reports_floors=True,
     has_sessions=True,
+    reads_images=True,
 )

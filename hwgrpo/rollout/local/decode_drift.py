@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hwgrpo.models.layer_values import smallest_value
 from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.models.placeholders import ban, placeholder_ids
 from hwgrpo.models.rounding import check_ids, find_excess, measure_rounding
 from hwgrpo.models.windows import shorten_windows, windows_below
 from hwgrpo.rollout.local.decode_rows import Rows
@@ -40,7 +41,7 @@ def describe_drift(
     embeddings: Any = base.get_input_embeddings()
     positions = smallest_value(base.config.get_text_config(), "max_position_embeddings") or LENGTH
     length = min(LENGTH, positions, longest or LENGTH)
-    ids = check_ids(embeddings.weight.shape[0], length).to(device)
+    ids = check_ids(embeddings.weight.shape[0], length, placeholder_ids(base.config)).to(device)
     prompt, response = ids.tensor_split([max(1, int(PROMPT * length))])
 
     dtype = embeddings.weight.dtype
@@ -78,4 +79,5 @@ def _decode(rows: Rows, prompt: Sequence[int], tokens: torch.Tensor) -> torch.Te
 
 
 def _full(model: Any, ids: torch.Tensor, steps: int) -> torch.Tensor:
-    return model(input_ids=ids[None], use_cache=False).logits[0, -1 - steps :].float()
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, -1 - steps :].float()
+    return ban(logits, placeholder_ids(causal_lm(model).config))

@@ -12,9 +12,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.models.placeholders import ban, placeholder_ids
 from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_rounding
+from hwgrpo.models.vision import image_encoder
 from hwgrpo.models.windows import describe_windows, shorten_windows, windows_below
 from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow
+from hwgrpo.values import Prompt, PromptImages, text_axes
 
 CHECK_PROMPTS = ((0, 1, 2, 3, 4), (5, 6, 7))
 """Prompts of startup checks: places of their tokens in `check_ids`."""
@@ -99,6 +102,38 @@ class Rows(Protocol):
         ...
 
 
+class SeenPrompt(tuple[int, ...]):
+    """Token ids of a prompt with images; another one with the same tokens equals it only with the same images."""
+
+    images: PromptImages
+
+    def __eq__(self, other: object) -> bool:
+        seen = isinstance(other, SeenPrompt) and other.images.digest == self.images.digest
+        return seen and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((tuple.__hash__(self), self.images.digest))
+
+    def axes(self) -> torch.Tensor:
+        """Return [P, 3] int64: positions in time, height and width, also of text that follows the images' prompt."""
+        own = self.images.axes
+        assert own is not None
+        further = text_axes(len(self) - len(own)) + int(own.max()) + 1
+        return torch.cat([own, further])
+
+
+def tokens_of(prompt: Prompt) -> tuple[int, ...]:
+    """Return a prompt as the rows take it."""
+    if prompt.images is None:
+        return prompt.token_ids
+    seen = SeenPrompt(prompt.token_ids)
+    seen.images = prompt.images
+    return seen
+
+
 class LeftPadded:
     """Left-padded matrix [G, W] of prompts.
 
@@ -151,15 +186,22 @@ class ModelRows:
         # wrapped model's signature counts.
         self._keeps_last = "logits_to_keep" in arguments
         self._held = 0
+        self._banned = placeholder_ids(base.config)
+        self._images = image_encoder(model)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
         self.padded = padded = LeftPadded(prompts, self._device)
         self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
         self.cache = None if self._makes_its_own else DynamicCache(config=self._model.config)
         self._first, self._held = self._held, self._held + len(prompts)
+        options: dict[str, Any] = {}
+        if self._images is not None:
+            options = self._images.inputs(self._ids, [each.images for each in prompts if isinstance(each, SeenPrompt)])
+            if self._images.uses_axes:
+                self._position = _positions(padded, prompts).to(self._device)
         # The last hidden states are contiguous if an index selects them, not a slice. Otherwise a CPU would copy the LM
         # head's weight for each prompt (bmm in bfloat16).
-        logits = self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device))
+        logits = self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device), **options)
         return list(range(self._first, self._held)), logits
 
     def prefill_after(self, cache: Any, firsts: Sequence[int], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -200,7 +242,7 @@ class ModelRows:
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
         # One token at a time: layers of Mamba 1 and MiniMax ignore their state where several tokens follow it.
         self._ids = token_B[:, None]
-        self._position = self._position[:, -1:] + 1
+        self._position = self._position[..., -1:] + 1
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(token_B), 1)], dim=1)
         return self._forward()
@@ -213,12 +255,12 @@ class ModelRows:
         self.cache.reorder_cache(index)
         states: list[Any] = getattr(self.cache, "linear_cache", [])
         states[:] = [state[index] if len(state) else state for state in states]
-        self._position = self._position[index]
+        self._position = self._position[..., index, :]
         if self._mask is not None:
             self._mask = self._mask[index]
 
-    def _forward(self, kept: torch.Tensor | int = 1) -> torch.Tensor:
-        options: dict[str, Any] = {"logits_to_keep": kept} if self._keeps_last else {}
+    def _forward(self, kept: torch.Tensor | int = 1, **options: Any) -> torch.Tensor:
+        options |= {"logits_to_keep": kept} if self._keeps_last else {}
         if self.cache is not None:
             options[self._cache_argument] = self.cache
         output = self._model(
@@ -232,7 +274,16 @@ class ModelRows:
             self.cache = getattr(output, self._cache_argument, None)
         if self.cache is None:
             raise TypeError("it returns no cache")
-        return output.logits[:, -1]
+        return ban(output.logits[:, -1], self._banned)
+
+
+def _positions(padded: LeftPadded, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return [4, G, W] int64: positions in the sequence, and in time, height and width."""
+    axes = torch.zeros(3, *padded.ids.shape, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        own = text_axes(len(prompt)) if not isinstance(prompt, SeenPrompt) else prompt.axes()
+        axes[:, row, padded.width - len(prompt) :] = own.T
+    return torch.cat([padded.positions.cpu()[None], axes])
 
 
 def check_cache(model: PreTrainedModel, device: torch.device, longest: int | None = None) -> bool:
@@ -291,7 +342,8 @@ def _checked_excess(model: PreTrainedModel, places: Sequence[Sequence[int]], dev
 def _logit_excess(model: Any, places: Sequence[Sequence[int]], device: torch.device) -> Excess | None:
     """Return how logits differ by more than rounding; None, too, where the expected ones are not finite."""
     embeddings, dtype = model.get_input_embeddings(), next(model.parameters()).dtype
-    ids = check_ids(embeddings.weight.shape[0], CHECK_IDS)
+    without = placeholder_ids(causal_lm(model).config)
+    ids = check_ids(embeddings.weight.shape[0], CHECK_IDS, without)
     prompts, prompt_of = check_prompts(ids, places), (0, 0, 1)
     tokens = ids[FIRST_RESPONSE_TOKEN:].view(CHECK_STEPS, 3).to(device)
     sequences = [
@@ -301,7 +353,7 @@ def _logit_excess(model: Any, places: Sequence[Sequence[int]], device: torch.dev
 
     def full() -> torch.Tensor:
         logits = [model(input_ids=sequence, use_cache=False).logits[0, -1 - CHECK_STEPS :] for sequence in sequences]
-        return torch.stack(logits, dim=1).flatten(0, 1).float()
+        return ban(torch.stack(logits, dim=1).flatten(0, 1).float(), without)
 
     rows = ModelRows(model, device)
     numbers, logits = rows.prefill(prompts)

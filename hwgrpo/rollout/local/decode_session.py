@@ -16,6 +16,7 @@ from hwgrpo.ragged import offsets_of
 from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine import TurnRequest
+from hwgrpo.rollout.local.decode_rows import tokens_of
 from hwgrpo.rollout.local.decoding import Decoded, Decoder, Settings
 from hwgrpo.rollout.local.slot_scheduler import Request, most_prompts
 from hwgrpo.values import Completions, PromptBatch, Sampling
@@ -119,7 +120,7 @@ class DecodeSession:
             numbers = [
                 self._decoder.submit(
                     Request(
-                        request.prompt.token_ids,
+                        tokens_of(request.prompt),
                         key,
                         sampling.max_response_tokens,
                         kind,

@@ -12,7 +12,9 @@ from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.config.derived import sequences_at_once
+from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.lora import has_adapters
+from hwgrpo.models.placeholders import ban, placeholder_ids
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine import TurnRequest
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -23,6 +25,7 @@ from hwgrpo.rollout.local.decode_session import DecodeSession
 from hwgrpo.rollout.local.decoding import Decoder, Settings
 from hwgrpo.rollout.local.frozen_copy import copy_frozen, refresh
 from hwgrpo.rollout.local.graph_fallback import DecodeGraphs, graph_recorder
+from hwgrpo.rollout.local.image_check import check_images
 from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
@@ -32,7 +35,7 @@ from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
 from hwgrpo.rollout.stopping import StopDetector, end_token_ids
-from hwgrpo.values import Completions, PromptBatch, Sampling
+from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
 SYNC_EVERY = 8
 """Steps between reads of the tokens that an accelerator has drawn; each read waits for it."""
@@ -60,6 +63,7 @@ class LocalEngine:
             computed with older weights.
         longest: longest sequence that will be requested, in tokens, prompt and response; None: unknown.
         merge_adapters: sample with a copy of the adapted weights in which the adapters are merged.
+        image_sample: a prompt with an image, for a startup check; None: there is none.
 
     Raises:
         ConfigError: with its cache the model's logits differ from those without, or no adapter can be merged.
@@ -80,6 +84,7 @@ class LocalEngine:
         gate: Gate | None = None,
         longest: int | None = None,
         merge_adapters: bool = False,
+        image_sample: Prompt | None = None,
     ) -> None:
         assert max_sequences >= 1
         self._merges = merge_adapters
@@ -100,6 +105,8 @@ class LocalEngine:
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
             self._supports_padding = check_cache(sampler, device, longest)
+            if image_sample is not None:
+                check_images(sampler, device, image_sample, supports_padding=self._supports_padding)
             self._unsupported = check_lean_step(sampler, device)
             self._kernels = DecodeKernels(partial(check_lean_step, kernels=True))
             self._graphs = DecodeGraphs(recorder, graphs_required)
@@ -310,6 +317,7 @@ def local_engine(parts: EngineParts) -> LocalEngine:
         gate=parts.gate,
         longest=longest,
         merge_adapters=rollout.merge_adapters,
+        image_sample=parts.image_sample,
     )
 
 
@@ -324,5 +332,5 @@ def score(model: Any, sequences: Sequence[Sequence[int]], *, adapter: bool = Tru
     """
     tokens = torch.tensor([list(tokens) for tokens in sequences], device=next(model.parameters()).device)
     with model.disable_adapter() if has_adapters(model) and not adapter else nullcontext():
-        logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+        logits = ban(model(input_ids=tokens, use_cache=False).logits[:, :-1], placeholder_ids(causal_lm(model).config))
     return logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].tolist()

@@ -14,15 +14,18 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import shared_prefix_masks, varlen_attention
 from hwgrpo.models.meta_device import full_shape
+from hwgrpo.models.placeholders import placeholder_ids
 from hwgrpo.models.rounding import Excess, check_ids, find_excess, measure_rounding
 from hwgrpo.models.shared_prefix_masks import replace_attention
+from hwgrpo.models.vision import own_logits
 from hwgrpo.models.windows import SHORT, describe_windows, shorten_windows
+from hwgrpo.ragged import offsets_of
 from hwgrpo.training.policy.auto_settings import choose_layout, head_size, reason_against_lengths, windows_in_reach
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PACKED_BY_LENGTHS, PADDED, Layout, Rows
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.sequence_shard import SINGLE_RANK, SequenceGroup, shard_micro_batch
-from hwgrpo.values import TrainBatch
+from hwgrpo.values import Prompt, TrainBatch, image_columns
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Relative difference of hidden states that counts as rounding in any model; in some, rounding has larger effects."""
@@ -58,6 +61,7 @@ def select_supported_layout(config: Config, policy: PolicyModel, layout: Layout)
     Raises:
         ConfigError: the model does not support a layout set by name; or it does not even support padding.
     """
+    check_images(policy)
     windows = windows_in_reach(config.data, config.rollout, policy.base.config)
     with shorten_windows(policy.base, windows):
         expected = compute_unsharded_states(policy)
@@ -108,6 +112,54 @@ def _fall_back(
     if not can_pad:
         raise ConfigError(f"model.layout={layout.name!r}: {'; '.join(reasons)}; use model.layout=padded")
     return PADDED, f"layout padded: {'; '.join(reasons)}"
+
+
+def check_images(policy: PolicyModel) -> None:
+    """Compare logits after a prompt with an image to those that the model computes of pixels itself.
+
+    Raises:
+        ConfigError: they differ by more than rounding.
+    """
+    sample = None if policy.images is None else policy.images.sample
+    if sample is None:
+        return
+    embeddings: Any = policy.base.get_input_embeddings()
+    response = check_ids(full_shape(embeddings.weight)[0], 4, placeholder_ids(policy.base.config))
+    batch = TrainBatch(
+        prompt_tokens=torch.tensor(sample.token_ids),
+        prompt_offsets=torch.tensor([0, len(sample.token_ids)]),
+        prompt_index=torch.tensor([0]),
+        tokens=response,
+        offsets=torch.tensor([0, len(response)]),
+        advantages=torch.ones(1),
+        logprobs=torch.zeros(len(response)),
+        **image_columns([sample]),
+    )
+    policy.eval()
+    micro = build_micro_batch(batch, [[0]], {}, PADDED).to(embeddings.weight.device)
+
+    @torch.no_grad()
+    def ours() -> torch.Tensor:
+        with policy.autocast(embeddings.weight.device):
+            return replace(policy.head, banned=()).logits(
+                policy.hidden_states(micro), policy.base.get_output_embeddings()
+            )
+
+    def own() -> torch.Tensor:
+        with policy.autocast(embeddings.weight.device):
+            return own_logits(policy.model, sample, response.tolist())[-1 - len(response) : -1].float()
+
+    expected = own()
+    floor = TOLERANCE[policy.compute_dtype]
+    excess = find_excess(
+        ours(), expected, floor, lambda: measure_rounding(embeddings, policy.compute_dtype, own, expected)
+    )
+    policy.train()
+    if excess is not None:
+        raise ConfigError(
+            f"{type(policy.base).__name__}: logits after a prompt with an image differ by {excess} from those that the "
+            "model computes of the pixels itself; such a model is not supported"
+        )
 
 
 def attend_by_lengths(
@@ -225,11 +277,16 @@ def _excess(
 
 
 def _batch(policy: PolicyModel) -> TrainBatch:
-    ids = check_ids(full_shape(policy.base.get_input_embeddings().weight)[0], 23)
+    without = placeholder_ids(policy.base.config)
+    ids = check_ids(full_shape(policy.base.get_input_embeddings().weight)[0], 23, without)
     ids[12] = ids[7]  # the first two responses begin alike
+    prompts = [Prompt("", "", tuple(ids[first:end].tolist()), None, {}) for first, end in ((0, 3), (3, 7))]
+    if policy.images is not None and policy.images.sample is not None:
+        prompts[0] = policy.images.sample
     return TrainBatch(
-        prompt_tokens=ids[:7],
-        prompt_offsets=torch.tensor([0, 3, 7]),
+        prompt_tokens=torch.tensor([token for prompt in prompts for token in prompt.token_ids]),
+        prompt_offsets=offsets_of(torch.tensor([len(prompt.token_ids) for prompt in prompts])),
+        **image_columns(prompts),
         prompt_index=torch.tensor([0, 0, 1, 1]),
         tokens=ids[7:23],
         offsets=torch.tensor([0, 5, 8, 12, 16]),

@@ -18,7 +18,7 @@ from hwgrpo.models.shared_prefix_masks import Branches, Packed, Sequences
 from hwgrpo.models.ulysses_attention import all_to_all
 from hwgrpo.ragged import offsets_of
 from hwgrpo.training.policy.layouts import Layout, Rows, input_lengths
-from hwgrpo.values import TrainBatch
+from hwgrpo.values import PromptImages, TrainBatch
 
 
 def split_micro_batches(
@@ -95,7 +95,7 @@ class MicroBatch:
     input_ids: torch.Tensor
     """[B, L] int64."""
     position_ids: torch.Tensor
-    """[B, L] int64: position within the sequence."""
+    """[B, L] int64: position within the sequence; [4, B, L]: followed by those in time, height and width."""
     is_token: torch.Tensor
     """[B, L] bool: False at padding."""
     mask_spans: torch.Tensor | None
@@ -118,6 +118,13 @@ class MicroBatch:
     [B, L / S], N counts the response tokens whose loss it computes; mask, branches, `hidden_rows` cover full rows."""
     temperature: float | None = None
     """Of the log-probs; None: the policy's."""
+    images: tuple[PromptImages, ...] = ()
+    """Of the prompts in the rows, in their order; on the host, until they are encoded."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[B, L] int64: position within the sequence."""
+        return self.position_ids if self.position_ids.ndim == 2 else self.position_ids[0]
 
     @property
     def attention_mask(self) -> torch.Tensor | None:
@@ -181,7 +188,12 @@ def build_micro_batch(
     last = torch.full_like(input_ids, -1)
     number_S = torch.arange(1, len(sequence_S) + 1)
     place, within, of = _spread(row_S * width + column_S, own_prompt_S)
-    input_ids.view(-1)[place] = batch.prompt_tokens[batch.prompt_offsets[prompt_S][of] + within]
+    source = batch.prompt_offsets[prompt_S][of] + within
+    input_ids.view(-1)[place] = batch.prompt_tokens[source]
+    axes = None
+    if batch.prompt_axes is not None:
+        axes = torch.zeros(*input_ids.shape, 3, dtype=torch.int64)
+        axes.view(-1, 3)[place] = batch.prompt_axes[source]
     positions.view(-1)[place] = within
     owner.view(-1)[place] = 0 if layout.shares_prompt else number_S[of]
     last.view(-1)[place] = len(sequence_S) if layout.shares_prompt else number_S[of]
@@ -189,6 +201,8 @@ def build_micro_batch(
     within += shared_S[of]
     input_ids.view(-1)[place] = batch.tokens[batch.offsets[sequence_S][of] + within]
     positions.view(-1)[place] = prompt_length_S[of] + within
+    if axes is not None:
+        axes.view(-1, 3)[place] = (_next_position(batch)[prompt_S][of] + within)[:, None]
     owner.view(-1)[place] = number_S[of]
     token_index, within, of = _spread(batch.offsets[sequence_S], length_S)
     before = (within - 1).clamp_min(0)
@@ -213,9 +227,11 @@ def build_micro_batch(
     if not masked:
         # Positions that fall back to 0 at padding would make transformers build a mask for packed sequences.
         positions = torch.arange(width).expand(input_ids.shape)
+    images = [batch.images[prompt] for prompt in prompt_S[own_prompt_S > 0].tolist()] if batch.images else []
     return MicroBatch(
         input_ids=input_ids,
-        position_ids=positions,
+        position_ids=positions if axes is None else torch.cat([positions[None], axes.permute(2, 0, 1)]),
+        images=tuple(each for each in images if each is not None),
         is_token=owner >= 0,
         mask_spans=torch.stack([positions, owner, last]) if masked and dense else None,
         branches=branches,
@@ -226,6 +242,14 @@ def build_micro_batch(
         signals={name: at_rows(column) for name, column in signals.items()},
         temperature=batch.temperature,
     )
+
+
+def _next_position(batch: TrainBatch) -> torch.Tensor:
+    """Return [G] int64: the position, on every axis, of the first token after each prompt with `prompt_axes`."""
+    assert batch.prompt_axes is not None
+    number = torch.repeat_interleave(batch.prompt_offsets.diff())
+    last = torch.zeros(len(batch.prompt_offsets) - 1, dtype=torch.int64)
+    return last.scatter_reduce(0, number, batch.prompt_axes.amax(dim=1), "amax") + 1
 
 
 class _Members(NamedTuple):

@@ -15,6 +15,7 @@ from hwgrpo.models import shared_prefix_masks, ulysses_attention
 from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head, replaced_forward
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
+from hwgrpo.models.vision import image_encoder
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.sharding_checks import refuse_rounded, refuse_sharded, refuse_sharded_inside
 
@@ -58,6 +59,7 @@ class PolicyModel(nn.Module):
         self.options = options
         self.head = detect_head(model, compute_dtype) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
+        self.images = image_encoder(model)
         self.set_passes()
 
     @property
@@ -177,6 +179,9 @@ class PolicyModel(nn.Module):
 
     def _predicting(self, output: Any, batch: MicroBatch) -> torch.Tensor:
         hidden = output.last_hidden_state.to(self.compute_dtype).flatten(0, 1)
+        if self.images is not None and not batch.images and torch.is_grad_enabled() and self.images.trains:
+            with self.autocast(hidden.device):
+                hidden = hidden + self.images.unused(hidden.device).to(hidden.dtype)
         return batch.shard.own(hidden) if batch.shard else hidden[batch.hidden_rows]
 
     def _backbone(self, batch: MicroBatch, **options: Any) -> Any:
@@ -197,6 +202,8 @@ class PolicyModel(nn.Module):
             # a 4-d mask keeps transformers from building one
             mask = torch.zeros(1, 1, 1, 1, device=batch.input_ids.device)
         with self.autocast(batch.input_ids.device):
+            if self.images is not None:
+                options |= self.images.inputs(batch.input_ids, batch.images)
             return backbone(self.base)(
                 input_ids=batch.input_ids,
                 attention_mask=mask,

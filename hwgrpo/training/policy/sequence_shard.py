@@ -52,7 +52,7 @@ def shard_micro_batch(micro: MicroBatch, group: SequenceGroup, *, full_sequences
     return replace(
         micro,
         input_ids=micro.input_ids[:, mine],
-        position_ids=micro.position_ids[:, mine],
+        position_ids=micro.position_ids[..., mine],
         is_token=micro.is_token[:, mine],
         hidden_rows=micro.hidden_rows[start:stop],
         targets=micro.targets[start:stop],

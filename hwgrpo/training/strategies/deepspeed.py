@@ -34,7 +34,7 @@ from hwgrpo.training.strategies.deepspeed_host import (
     silence_expected,
 )
 from hwgrpo.training.strategies.deepspeed_shards import Stage3Shards, Stage12Shards, ZeroShards
-from hwgrpo.training.strategies.optimizer import build_optimizer, clip_shards_by_norm
+from hwgrpo.training.strategies.optimizer import build_optimizer, clip_shards_by_norm, set_learning_rate
 from hwgrpo.training.strategies.param_shard import (
     ADAMW_STATES,
     ParamShard,
@@ -167,8 +167,7 @@ class Deepspeed(Processes):
         return clip_shards_by_norm(self._zero_shards.gradients(), max_norm, self.sum)
 
     def step(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer, lr)
         self._engine.step()
         self.discard_gradients()
 

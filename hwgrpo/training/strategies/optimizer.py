@@ -11,8 +11,12 @@ from hwgrpo_backends.device import fuses_adamw
 from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
+from hwgrpo.models.vision import vision_parameters
 from hwgrpo.training.strategies.held_adamw import HeldAdamW, gradient_of
 from hwgrpo.training.strategies.muon import muon_adamw
+
+SCALE = "lr_scale"
+"""Key of a group whose learning rate is this times the text model's."""
 
 PIECE = 2**14
 """Entries whose squares torch sums without loss on a CPU."""
@@ -33,10 +37,17 @@ def build_optimizer(
     assert trainable, "no parameter is trainable"
     masters = separate_masters or all(p.dtype == torch.float32 for p in trainable)
     assert masters, "trainable parameters are fp32 masters"
-    groups = [
-        {"params": [p for p in trainable if len(full_shape(p)) >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
-    ]
+    vision = _vision_parameters(module) if optim.vision_lr is not None else frozenset()
+    groups: list[dict[str, Any]] = []
+    for seen in (False, True) if vision else (False,):
+        part = [p for p in trainable if (id(p) in vision) == seen]
+        rate = {SCALE: optim.vision_lr / optim.lr} if seen else {}
+        matrices = [p for p in part if len(full_shape(p)) >= 2]
+        others = [p for p in part if len(full_shape(p)) < 2]
+        groups += [
+            {"params": matrices, "weight_decay": optim.weight_decay, **rate},
+            {"params": others, "weight_decay": 0.0, **rate},
+        ]
     if optim.name == "muon":
         return muon_adamw(trainable, module, optim, fused=fuses_adamw(trainable[0].device.type) or None)
     device, in_8_bits = trainable[0].device.type, optim.name == "adamw_8bit"
@@ -52,6 +63,17 @@ def build_optimizer(
         fused=(fuses_adamw(device) and (not held or device == "cpu")) or None,
         **held,
     )
+
+
+def _vision_parameters(policy: Any) -> frozenset[int]:
+    """Return the `id` of each parameter of a vision-language model's tower and projector."""
+    return frozenset(id(parameter) for _, _, parameter in vision_parameters(policy.base))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of the text model's groups, and of others in proportion."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get(SCALE, 1.0)
 
 
 def learning_rate(optim: Any, update: int, total_updates: int) -> float:
@@ -81,8 +103,7 @@ class Stepping:
         loss.backward()
 
     def step(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.discard_gradients()
 

@@ -49,7 +49,7 @@ class TrainingWork:
 
     def of(self, batch: MicroBatch) -> float:
         """Return the FLOPs of a micro-batch in host memory."""
-        seen = batch.position_ids[batch.is_token] + 1
+        seen = batch.positions[batch.is_token] + 1
         pairs = sum(
             flops * int((seen if window is None else seen.clamp_max(window)).sum()) for window, flops in self.per_pair
         )

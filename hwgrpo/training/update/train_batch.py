@@ -14,7 +14,7 @@ from hwgrpo.config.schema import AdvantageConfig, RewardFunctionConfig
 from hwgrpo.errors import DataError
 from hwgrpo.ragged import offsets_of
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.values import EXTRA, Completions, Prompt, PromptBatch, Responses, Rewards, TrainBatch, text_axes
+from hwgrpo.values import EXTRA, Completions, PromptBatch, Responses, Rewards, TrainBatch, image_columns
 
 
 def advantages_over_ranks(
@@ -113,21 +113,6 @@ def assemble(
     )
 
 
-def image_columns(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the columns `images` and `prompt_axes` of a batch; none where no prompt has images."""
-    images = tuple(prompt.images for prompt in prompts)
-    present = [each for each in images if each is not None]
-    if not present:
-        return {}
-    axes = None
-    if present[0].axes is not None:
-        each = (
-            text_axes(len(prompt.token_ids)) if prompt.images is None else prompt.images.axes for prompt in prompts
-        )
-        axes = torch.cat([tensor for tensor in each if tensor is not None])
-    return {"images": images, "prompt_axes": axes}
-
-
 SAMPLE_SEQUENCES, SAMPLE_PROMPT_TOKENS, SAMPLE_RESPONSE_TOKENS = 4, 32, 32
 """Bounds of a short sample: 256 tokens in total."""
 
@@ -136,7 +121,8 @@ def short_sample(batch: TrainBatch, temperature: float) -> TrainBatch | None:
     """Return a few sequences of a batch, cut short, for a scoring pass that costs next to nothing.
 
     They are the first two and the last two responses, so that responses with and without a common prompt are among
-    them: the last tokens of their prompts, and the first of the responses, all of which count as sampled.
+    them: the last tokens of their prompts, of what follows images, and the first of the responses, all of which count
+    as sampled.
 
     Args:
         batch: this rank's sequences.
@@ -152,9 +138,10 @@ def short_sample(batch: TrainBatch, temperature: float) -> TrainBatch | None:
     chosen = sorted({*filled[:half], *filled[-half:]})
     numbers, prompt_index = batch.prompt_index[chosen].unique(return_inverse=True)
     ends, starts = batch.prompt_offsets[numbers + 1], batch.prompt_offsets[numbers]
+    after_images = [_after_images(batch, prompt) for prompt in numbers.tolist()]
     prompts = [
-        batch.prompt_tokens[max(start, end - SAMPLE_PROMPT_TOKENS) : end]
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        batch.prompt_tokens[max(start + seen, end - SAMPLE_PROMPT_TOKENS) : end]
+        for start, end, seen in zip(starts.tolist(), ends.tolist(), after_images, strict=True)
     ]
     bounds = batch.offsets.tolist()
     responses = [batch.tokens[bounds[s] : min(bounds[s + 1], bounds[s] + SAMPLE_RESPONSE_TOKENS)] for s in chosen]
@@ -169,6 +156,15 @@ def short_sample(batch: TrainBatch, temperature: float) -> TrainBatch | None:
         logprobs=torch.zeros(len(tokens)),
         temperature=temperature if batch.temperature is None else batch.temperature,
     )
+
+
+def _after_images(batch: TrainBatch, prompt: int) -> int:
+    """Return how many tokens of a prompt stand before and in its last image; 0 without images."""
+    images = batch.images[prompt] if batch.images else None
+    if images is None:
+        return 0
+    start, end = batch.prompt_offsets[prompt : prompt + 2].tolist()
+    return int((batch.prompt_tokens[start:end] == images.token_id).nonzero().max()) + 1
 
 
 def _check_added(completions: Completions) -> None:

@@ -242,7 +242,7 @@ def test_the_settings_and_the_backend_say_whether_the_devices_recorder_is_used(w
 
 
 def built(words: list[str], recorder: Any, graphs_by_default: bool) -> Any:
-    policy = SimpleNamespace(model=model_of("Llama"), compute_dtype=torch.float32)
+    policy = SimpleNamespace(model=model_of("Llama"), compute_dtype=torch.float32, images=None)
     backend = dataclasses.replace(registry.get("cpu"), graphs_by_default=graphs_by_default)
     return build_engine(
         settings(*words), policy, TOKENIZER, SimpleNamespace(torch_device=CPU, recorder=recorder, backend=backend)

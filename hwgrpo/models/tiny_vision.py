@@ -1,0 +1,158 @@
+"""A small vision-language model of Qwen2-VL's architecture, warm-started on a task about pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from hwgrpo.data.image_prompts import expand_marks
+from hwgrpo.data.picture_tasks import PictureTask
+from hwgrpo.models.tiny import EOS, INITIALIZER_RANGE, PAD, POSITIONS, _lr_factor, _one_thread, character_tokenizer
+
+BEGIN, IMAGE, END, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}" + BEGIN + IMAGE + END + "{% else %}"
+    "{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+PATCH, MERGE = 4, 2
+LEAST_PIXELS, MOST_PIXELS = 16 * 16, 64 * 64
+
+
+def make(
+    *, task: PictureTask, seed: int, hidden: int, layers: int, steps: int, batch: int, lr: float, head: int = 16
+) -> tuple[Qwen2VLForConditionalGeneration, PreTrainedTokenizerFast, Any]:
+    """Build and warm-start a model, as `tiny.make` does for text; it returns its image processor, too."""
+    tokenizer = character_tokenizer(task.alphabet)
+    marks: list[str | AddedToken] = [AddedToken(text, special=True) for text in (BEGIN, END, IMAGE, VIDEO)]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    processor = Qwen2VLImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=LEAST_PIXELS, max_pixels=MOST_PIXELS
+    )
+    with _one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2VLForConditionalGeneration(_config(tokenizer, hidden, layers, head)).float()
+        assert model.generation_config is not None
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        if steps:
+            _warm_start(model, tokenizer, processor, task, seed=seed, steps=steps, batch=batch, lr=lr)
+    return model.eval(), tokenizer, processor
+
+
+def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, head: int) -> Qwen2VLConfig:
+    ids = tokenizer.get_vocab()
+    half = head // 2
+    text = {
+        "vocab_size": len(ids),
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // head,
+        "num_key_value_heads": hidden // (2 * head),
+        "max_position_embeddings": POSITIONS,
+        "initializer_range": INITIALIZER_RANGE,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
+        },
+        "bos_token_id": None,
+        "eos_token_id": ids[EOS],
+        "pad_token_id": ids[PAD],
+    }
+    vision = {
+        "depth": layers,
+        "embed_dim": hidden,
+        "num_heads": hidden // head,
+        "hidden_size": hidden,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "initializer_range": INITIALIZER_RANGE,
+    }
+    return Qwen2VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids[IMAGE],
+        video_token_id=ids[VIDEO],
+        vision_start_token_id=ids[BEGIN],
+        vision_end_token_id=ids[END],
+        tie_word_embeddings=True,
+    )
+
+
+def _warm_start(
+    model: Qwen2VLForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    processor: Any,
+    task: PictureTask,
+    *,
+    seed: int,
+    steps: int,
+    batch: int,
+    lr: float,
+) -> None:
+    """Train on demonstrations, the tower included."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, steps))
+    examples = task.examples(steps * batch, seed)
+    seen: dict[bytes, tuple[list[int], Mapping[str, torch.Tensor]]] = {}
+    model.train()
+    for start in range(0, len(examples), batch):
+        inputs, targets = _tensors(model.config, tokenizer, processor, examples[start : start + batch], seen)
+        logits = model(**inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+    model.model.rope_deltas = None
+
+
+def _tensors(
+    config: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    processor: Any,
+    examples: Sequence[tuple[Mapping[str, Any], str]],
+    seen: dict[bytes, tuple[list[int], Mapping[str, torch.Tensor]]],
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return a forward's inputs and next-token targets [B, L] int64, -100 where there is no loss.
+
+    Args:
+        config: the model's.
+        tokenizer: its tokenizer.
+        processor: its image processor.
+        examples: rows and responses, whose prompts have one length.
+        seen: image -> prompt and pixels; a row is drawn many times.
+    """
+    from PIL import Image
+
+    ids, targets, pixels = [], [], []
+    for row, response in examples:
+        png = row["images"][0]
+        if png not in seen:
+            made = dict(processor(images=[Image.open(io.BytesIO(png))], return_tensors="pt"))
+            content = [{"type": "image"}, {"type": "text", "text": row["prompt"][0]["content"].removeprefix("<image>")}]
+            text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            count = int(made["image_grid_thw"].prod()) // MERGE**2
+            marked = tokenizer(text, add_special_tokens=False)["input_ids"]
+            seen[png] = expand_marks(marked, config.image_token_id, [count]), made
+        prompt, made = seen[png]
+        answer = [*tokenizer(response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        ids.append([*prompt, *answer])
+        targets.append([-100] * (len(prompt) - 1) + answer + [-100])
+        pixels.append(made)
+    tokens = torch.from_numpy(np.array(ids))
+    return {
+        "input_ids": tokens,
+        "mm_token_type_ids": (tokens == config.image_token_id).long(),
+        **{name: torch.cat([each[name] for each in pixels]) for name in pixels[0]},
+    }, torch.from_numpy(np.array(targets))
