@@ -45,6 +45,10 @@ class Column:
     """For a mapping: JSON key of its names in files."""
     ragged_class: type[Ragged] | None = None
     """For a ragged value: its class."""
+    written_by: Callable[[Any, str], tuple[dict[str, torch.Tensor], Any]] | None = None
+    """For a tuple: (value, prefix of names) -> tensors by name, and JSON; None: its entries are JSON."""
+    read_by: Callable[[Mapping[str, torch.Tensor], str, Any], Any] | None = None
+    """Inverts `written_by`: (tensors, prefix of names, JSON) -> value."""
 
     def filling(self, part: Any) -> Any:
         """Return `missing` for a part."""
@@ -176,6 +180,9 @@ class Ragged:
             value = getattr(self, field.name)
             if isinstance(value, Ragged):
                 tensors |= value.to_tensors(f"{prefix}{stored}.")[0]
+            elif column is not None and column.written_by is not None:
+                made, values_json[stored] = column.written_by(value, f"{prefix}{stored}")
+                tensors |= made
             elif column is not None and column.names_key is not None:
                 values_json[column.names_key] = list(value)
                 tensors |= {f"{prefix}{stored}.{name}": each for name, each in value.items()}
@@ -199,6 +206,8 @@ class Ragged:
             elif column is not None and column.names_key is not None:
                 names = values_json.get(column.names_key, ())
                 values[field.name] = {name: tensors[f"{prefix}{stored}.{name}"] for name in names}
+            elif stored in values_json and column is not None and column.read_by is not None:
+                values[field.name] = column.read_by(tensors, f"{prefix}{stored}", values_json[stored])
             elif stored in values_json and column is not None:
                 values[field.name] = tuple(values_json[stored])
             elif stored in values_json:

@@ -85,6 +85,13 @@ class PromptImages:
     """The token that stands for a part of an image; a prompt has one for each of the tower's features."""
     axes: torch.Tensor | None = None
     """[P, 3] int64: positions of the prompt's P tokens in time, height and width; None: the model counts tokens."""
+    earlier: tuple[PromptImages, ...] = ()
+    """Images that stand before these, where the prompt continues others that had some."""
+
+    @property
+    def parts(self) -> tuple[PromptImages, ...]:
+        """All images of the prompt, in its order."""
+        return (*self.earlier, self)
 
     @property
     def nbytes(self) -> int:
@@ -127,6 +134,31 @@ class PromptBatch:
         return len(self.prompts)
 
 
+def write_images(seen: Sequence[Sequence[PromptImages]], prefix: str) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return the images of several responses as tensors, and what else there is to know of them, as JSON has it."""
+    tensors, known = {}, []
+    for number, images in enumerate(seen):
+        known.append([{"digest": each.digest, "token_id": each.token_id, "names": [*each.inputs]} for each in images])
+        for place, each in enumerate(images):
+            tensors |= {f"{prefix}.{number}.{place}.{name}": tensor for name, tensor in each.inputs.items()}
+    return tensors, known
+
+
+def read_images(tensors: Mapping[str, torch.Tensor], prefix: str, known: Any) -> tuple[tuple[PromptImages, ...], ...]:
+    """Invert `write_images`."""
+    return tuple(
+        tuple(
+            PromptImages(
+                {name: tensors[f"{prefix}.{number}.{place}.{name}"] for name in each["names"]},
+                each["digest"],
+                each["token_id"],
+            )
+            for place, each in enumerate(images)
+        )
+        for number, images in enumerate(known)
+    )
+
+
 EXTRA = "extra."
 """Begins the names of `token_extras` among the inputs of a loss, which they cannot replace."""
 
@@ -151,6 +183,13 @@ class Responses(Ragged):
     """[R] bool: False for tokens that the policy did not sample, as a tool's reply: they are inputs of the model, in
     lengths and in texts, but neither loss, KL, advantages nor counts of an update have them; their `logprobs` are not
     read. None: all were sampled."""
+    seen: tuple[tuple[PromptImages, ...], ...] = field(
+        default=(), metadata=per_sequence(missing=(), written_by=write_images, read_by=read_images)
+    )
+    """S tuples of images that were observed in the responses; () where none was."""
+    shifts: torch.Tensor | None = field(default=None, metadata=per_token(missing=0, dtype="int64"))
+    """[R, 3] int64: how far each token's positions in time, height and width, counted from the prompt's end, are beyond
+    its number in the response; None: not at all."""
     token_extras: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names_key="token_extras"))
     """name -> [R, ...]: further values of each token, from an engine of one's own: the same names in every batch. A
     loss gets those of one number per token."""
@@ -347,16 +386,21 @@ class TrainBatch(Responses):
         return self.per_token_of(self.advantages) if self.token_advantages is None else self.token_advantages
 
 
-def image_columns(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the columns `images` and `prompt_axes` of a batch; none where no prompt has images."""
+def image_columns(prompts: Sequence[Prompt], *, shifted: bool = False) -> dict[str, Any]:
+    """Return the columns `images` and `prompt_axes` of a batch; none where no prompt has images.
+
+    Args:
+        prompts: of the batch.
+        shifted: whether responses have `shifts`.
+    """
     import torch
 
     images = tuple(prompt.images for prompt in prompts)
     present = [each for each in images if each is not None]
-    if not present:
+    if not present and not shifted:
         return {}
     axes = None
-    if present[0].axes is not None:
+    if shifted or present[0].axes is not None:
         each = (text_axes(len(prompt.token_ids)) if prompt.images is None else prompt.images.axes for prompt in prompts)
         axes = torch.cat([tensor for tensor in each if tensor is not None])
     return {"images": images, "prompt_axes": axes}

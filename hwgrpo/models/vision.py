@@ -137,7 +137,7 @@ class ImageEncoder:
         options: dict[str, Any] = {}
         if self._types is not None:
             options[self._types] = (input_ids == self.token_id).long()
-        features = self._features(images, input_ids.device)
+        features = self._features([part for each in images for part in each.parts], input_ids.device)
         wanted = sum(len(each) for one in features for each in one.images)
         if input_ids.device.type == "cpu" or not images:
             placed = int((input_ids == self.token_id).sum())

@@ -16,7 +16,7 @@ import torch
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.turn_template import TurnTemplate
-from hwgrpo.values import Completions, Prompt, PromptImages, Sampling
+from hwgrpo.values import Completions, Prompt, PromptImages, Sampling, text_axes
 
 T = TypeVar("T")
 
@@ -29,6 +29,8 @@ class Segment:
     """`sampled` by the policy, or `observed`, as a tool's reply: the model reads them, and they carry no loss."""
     columns: Completions
     """The tokens as one response, with all that belongs to each token."""
+    images: PromptImages | None = None
+    """Images that were observed; their `axes` are counted from the segment's first token."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -71,18 +73,54 @@ class Trajectory:
         return [*self.prompt.token_ids, *(token for segment in self.segments for token in segment.token_ids)]
 
     @property
+    def images(self) -> PromptImages | None:
+        """All that the model sees besides the tokens."""
+        parts = [
+            part
+            for images in (self.prompt.images, *(segment.images for segment in self.segments))
+            if images is not None
+            for part in images.parts
+        ]
+        if all(segment.images is None for segment in self.segments):
+            return self.prompt.images
+        shifts = self._shifts()
+        if shifts is None:
+            return _together(parts, None)
+        own = text_axes(len(self.prompt.token_ids)) if self.prompt.images is None else self.prompt.images.axes
+        assert own is not None
+        return _together(parts, torch.cat([own, shifts + text_axes(len(shifts)) + int(own.max()) + 1]))
+
+    def _shifts(self) -> torch.Tensor | None:
+        """Return `Completions.shifts` of the response; None where no image with positions was observed."""
+        if all(segment.images is None or segment.images.axes is None for segment in self.segments):
+            return None
+        shift, each = 0, []
+        for segment in self.segments:
+            length = len(segment.columns.tokens)
+            own = text_axes(length) if segment.images is None else segment.images.axes
+            assert own is not None
+            each.append(own - text_axes(length) + shift)
+            shift += int(own.max()) + 1 - length if length else 0
+        return torch.cat(each)
+
+    @property
     def text(self) -> str:
         """The text of the response."""
         return "".join(segment.text for segment in self.segments)
 
-    def observe(self, token_ids: Sequence[int], text: str) -> None:
-        """Append tokens that the policy did not sample, as far as tokens are left.
+    def observe(self, token_ids: Sequence[int], text: str, images: PromptImages | None = None) -> None:
+        """Append tokens that the policy did not sample, as far as tokens are left; with images all of them or none.
 
         Args:
             token_ids: the tokens, with those of the chat template around them (`Sampler.encode`).
             text: their text, for records and rewards.
+            images: of which some tokens stand for parts; their `axes` are counted from the first of these tokens.
         """
         self.truncated = self.truncated or len(token_ids) > self.left
+        if images is not None:
+            if not self.truncated:
+                self.append(Segment("observed", not_sampled(token_ids, text), images))
+            return
         self.append(Segment("observed", not_sampled([*token_ids][: self.left], text)))
 
     def append(self, segment: Segment) -> None:
@@ -110,6 +148,7 @@ class Trajectory:
             for segment in self.segments
         ]
         joined = Completions.concat(parts, prompts=[1] * len(parts))
+        seen = tuple(segment.images for segment in self.segments if segment.images is not None)
         return replace(
             joined,
             prompt_index=torch.tensor([prompt_index]),
@@ -117,7 +156,14 @@ class Trajectory:
             finished=torch.tensor([ended if self.finished is None else self.finished]),
             texts=(self.text,),
             outcomes=(self.outcome,),
+            seen=(seen,) if seen else (),
+            shifts=self._shifts(),
         )
+
+
+def _together(parts: Sequence[PromptImages], axes: torch.Tensor | None) -> PromptImages:
+    """Return images one after another as those of one prompt."""
+    return replace(parts[-1], earlier=tuple(parts[:-1]), axes=axes)
 
 
 Workflow = Callable[[Prompt, "Sampler"], Awaitable[Sequence[Trajectory]]]
@@ -334,7 +380,8 @@ class Sampler:
             self._requests.forget(lambda each, _: each is trajectory)
             return Segment("sampled", not_sampled((), ""))
         continues = self._requests.last_turn(trajectory)
-        (columns,), number = await self._columns(trajectory.token_ids, 1, most, stop, continues)
+        tokens, images = trajectory.token_ids, trajectory.images
+        (columns,), number = await self._columns(tokens, images, 1, most, stop, continues)
         segment = Segment("sampled", columns)
         trajectory.append(segment)
         trajectory.truncated = not trajectory.left and not segment.finished
@@ -345,7 +392,8 @@ class Sampler:
     async def responses(self) -> list[Trajectory]:
         """Sample `n` single-turn responses; the prompt is computed once."""
         trajectories = [self.trajectory() for _ in range(self.n)]
-        columns, number = await self._columns(self._prompt.token_ids, self.n, trajectories[0].left, ())
+        tokens, images = self._prompt.token_ids, self._prompt.images
+        columns, number = await self._columns(tokens, images, self.n, trajectories[0].left, ())
         for i, (trajectory, each) in enumerate(zip(trajectories, columns, strict=True)):
             trajectory.append(Segment("sampled", each))
             trajectory.truncated = not bool(each.finished[0])
@@ -391,6 +439,7 @@ class Sampler:
     async def _columns(
         self,
         token_ids: Sequence[int],
+        images: PromptImages | None,
         n: int,
         most: int,
         stop: Sequence[str],
@@ -408,7 +457,7 @@ class Sampler:
         stops = (*self._sampling.stop, *stop)
         sampling = replace(self._sampling, n=n, max_response_tokens=most, stop=stops)
         done: asyncio.Future[list[Completions]] = asyncio.get_running_loop().create_future()
-        request = TokenRequest(uid, tuple(token_ids), sampling, done, continues, self._prompt.images)
+        request = TokenRequest(uid, tuple(token_ids), sampling, done, continues, images)
         self._busy = True
         self._requests.ask(request)
         try:

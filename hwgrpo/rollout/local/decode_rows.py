@@ -108,14 +108,17 @@ class SeenPrompt(tuple[int, ...]):
     images: PromptImages
 
     def __eq__(self, other: object) -> bool:
-        seen = isinstance(other, SeenPrompt) and other.images.digest == self.images.digest
-        return seen and tuple.__eq__(self, other)
+        return isinstance(other, SeenPrompt) and other._digests == self._digests and tuple.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((tuple.__hash__(self), self.images.digest))
+        return hash((tuple.__hash__(self), self._digests))
+
+    @property
+    def _digests(self) -> tuple[str, ...]:
+        return tuple(part.digest for part in self.images.parts)
 
     def axes(self) -> torch.Tensor:
         """Return [P, 3] int64: positions in time, height and width, also of text that follows the images' prompt."""

@@ -203,6 +203,8 @@ def build_micro_batch(
     positions.view(-1)[place] = prompt_length_S[of] + within
     if axes is not None:
         axes.view(-1, 3)[place] = (_next_position(batch)[prompt_S][of] + within)[:, None]
+        if batch.shifts is not None:
+            axes.view(-1, 3)[place] += batch.shifts[batch.offsets[sequence_S][of] + within]
     owner.view(-1)[place] = number_S[of]
     token_index, within, of = _spread(batch.offsets[sequence_S], length_S)
     before = (within - 1).clamp_min(0)
@@ -227,11 +229,10 @@ def build_micro_batch(
     if not masked:
         # Positions that fall back to 0 at padding would make transformers build a mask for packed sequences.
         positions = torch.arange(width).expand(input_ids.shape)
-    images = [batch.images[prompt] for prompt in prompt_S[own_prompt_S > 0].tolist()] if batch.images else []
     return MicroBatch(
         input_ids=input_ids,
         position_ids=positions if axes is None else torch.cat([positions[None], axes.permute(2, 0, 1)]),
-        images=tuple(each for each in images if each is not None),
+        images=_images(batch, members),
         is_token=owner >= 0,
         mask_spans=torch.stack([positions, owner, last]) if masked and dense else None,
         branches=branches,
@@ -242,6 +243,18 @@ def build_micro_batch(
         signals={name: at_rows(column) for name, column in signals.items()},
         temperature=batch.temperature,
     )
+
+
+def _images(batch: TrainBatch, members: _Members) -> tuple[PromptImages, ...]:
+    """Return the images in the order of their tokens in the rows."""
+    images: list[PromptImages] = []
+    if not batch.images and not batch.seen:
+        return ()
+    for sequence, own_prompt in zip(members.sequence_S.tolist(), members.prompt_S.tolist(), strict=True):
+        of_prompt = batch.images[int(batch.prompt_index[sequence])] if batch.images and own_prompt else None
+        images += [] if of_prompt is None else [of_prompt]
+        images += batch.seen[sequence] if batch.seen else ()
+    return tuple(images)
 
 
 def _next_position(batch: TrainBatch) -> torch.Tensor:
@@ -300,6 +313,10 @@ def _shared_tokens(batch: TrainBatch, sequence_S: torch.Tensor, row_S: torch.Ten
     input_S = (batch.lengths - 1).clamp_min(0)[sequence_S]
     shared_S = torch.zeros_like(input_S)
     shared_S[1:] = torch.where(row_S.diff() == 0, torch.minimum(input_S[1:], input_S[:-1]), 0)
+    if batch.seen:  # equal tokens may stand for different images
+        observes_S = torch.tensor([bool(batch.seen[sequence]) for sequence in sequence_S.tolist()])
+        shared_S[observes_S] = 0
+        shared_S[1:][observes_S[:-1]] = 0
     begin_S = batch.offsets[sequence_S]
     place, within, of = _spread(begin_S, shared_S)
     differs = batch.tokens[place] != batch.tokens[begin_S[of - 1] + within]

@@ -104,7 +104,7 @@ def assemble(
     prompt_lengths = torch.tensor([len(p.token_ids) for p in batch.prompts], dtype=torch.int64)
     return TrainBatch(
         **columns,
-        **image_columns(batch.prompts),
+        **image_columns(batch.prompts, shifted=kept.shifts is not None),
         prompt_tokens=torch.tensor([t for p in batch.prompts for t in p.token_ids], dtype=torch.int64),
         prompt_offsets=offsets_of(prompt_lengths),
         advantages=advantages[valid],
