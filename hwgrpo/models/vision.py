@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +19,37 @@ from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.models.lm_head import backbone, causal_lm
 from hwgrpo.models.placeholders import reads_images
 from hwgrpo.values import Prompt, PromptImages
+
+THREE_AXES = frozenset(
+    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm46v", "glm4v_moe"}
+)
+"""Model types whose tokens have positions in time, height and width."""
+ONE_AXIS = frozenset(
+    {
+        "gemma3",
+        "gemma4",
+        "idefics3",
+        "internvl",
+        "kimi_k25",
+        "lfm2_vl",
+        "llava",
+        "llava_onevision",
+        "mistral3",
+        "smolvlm",
+    }
+)
+"""Model types that count tokens of images as those of text. Each type of both sets is compared with transformers by
+tests/models/test_vision_families.py."""
+CROSS_ATTENTION = "its text model reads images by cross-attention, and not in the place of tokens"
+UNSUPPORTED = {
+    "florence2": "it has an encoder and a decoder of text",
+    "gemma3n": "its tower is one of timm's, which needs torchvision",
+    "idefics": CROSS_ATTENTION,
+    "llama4": "its forward does not take images that are encoded once for all responses to a prompt",
+    "mllama": CROSS_ATTENTION,
+    "paligemma": "the tokens of a prompt attend to each other both ways, which packed rows and cached decoding do not",
+}
+"""Model type -> why it cannot be trained with images."""
 
 PROJECTORS = (
     "visual.merger",
@@ -36,8 +68,15 @@ TYPES = ("token_type_ids", "mm_token_type_ids")
 
 def uses_axes(config: Any) -> bool:
     """Return whether tokens have positions in time, height and width."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return "mrope_section" in rope
+    return config.model_type in THREE_AXES
+
+
+def unsupported_reason(config: Any) -> str | None:
+    """Return why a model of this configuration cannot be trained with images; None where it can, or reads none."""
+    kind = config.model_type
+    if kind in THREE_AXES | ONE_AXIS or (getattr(config, "vision_config", None) is None and kind not in UNSUPPORTED):
+        return None
+    return UNSUPPORTED.get(kind, f"models of the type {kind} have not been compared with transformers")
 
 
 def vision_modules(model: Any, parts: str) -> set[torch.nn.Module]:
@@ -132,17 +171,16 @@ class ImageEncoder:
                 once.
 
         Raises:
-            DataError: tokens and features of images do not match.
+            DataError: tokens and features of images do not match (one model does not compare them, and others raise
+                what names no prompt).
         """
         options: dict[str, Any] = {}
+        places = input_ids == self.token_id
         if self._types is not None:
-            options[self._types] = (input_ids == self.token_id).long()
+            options[self._types] = places.long()
         features = self._features([part for each in images for part in each.parts], input_ids.device)
-        wanted = sum(len(each) for one in features for each in one.images)
-        if input_ids.device.type == "cpu" or not images:
-            placed = int((input_ids == self.token_id).sum())
-            if placed != wanted:
-                raise DataError(f"{placed} tokens stand for parts of images, and the images have {wanted}")
+        if images or input_ids.device.type == "cpu":  # reading the count waits for an accelerator
+            _check_counts(places.sum(dim=1).tolist(), [sum(len(each) for each in one.images) for one in features])
         if images:
             options["mm_encoder_outputs"] = {"image": _joined(features)}
         return options
@@ -175,7 +213,12 @@ class ImageEncoder:
         return self._known[key]
 
     def _encode(self, images: PromptImages, device: torch.device) -> Features:
-        inputs = {name: tensor.to(device) for name, tensor in images.inputs.items() if name in self._accepted}
+        dtype = next((p.dtype for _, _, p in vision_parameters(self._model) if p.is_floating_point()), None)
+        inputs = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in images.inputs.items()
+            if name in self._accepted
+        }
         self.encoded += 1
         self.moved_bytes += sum(tensor.nbytes for tensor in inputs.values())
         made = backbone(causal_lm(self._model)).get_image_features(**inputs, return_dict=True)
@@ -219,6 +262,22 @@ def own_logits(model: Any, prompt: Prompt, response: Sequence[int] = ()) -> torc
     if hasattr(module, "rope_deltas"):
         module.rope_deltas = None  # of an earlier call
     return base(input_ids=ids, use_cache=False, **options).logits[0]
+
+
+def _check_counts(placed: Sequence[int], wanted: Sequence[int]) -> None:
+    """Compare tokens of images in each row with the features of each prompt, in the same order.
+
+    A row has the images of one or several prompts, so each row ends where a prompt's features do.
+
+    Raises:
+        DataError: they differ.
+    """
+    ends = {0, *accumulate(wanted)}
+    if sum(placed) != sum(wanted) or not ends.issuperset(accumulate(placed)):
+        raise DataError(
+            f"{list(placed)} tokens of the rows stand for parts of images, and the images of prompts have "
+            f"{list(wanted)}: the prompts' tokens are not those that the model's processor makes of these images"
+        )
 
 
 def _joined(features: Sequence[Features]) -> Any:

@@ -8,6 +8,7 @@ from hwgrpo.catalog import ENGINES
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.placeholders import reads_images
+from hwgrpo.models.vision import unsupported_reason
 from hwgrpo.rollout.engine_kind import EngineKind, engine_kind
 
 
@@ -29,6 +30,9 @@ def check_vision(config: Config, settings: Any) -> None:
                 raise ConfigError(f"{key}={value!r}: {model.path} ({kind}) reads text alone; leave it out")
         return
     name = f"model.path={model.path!r} reads images ({kind})"
+    reason = unsupported_reason(settings)
+    if reason is not None:
+        raise ConfigError(f"{name}, and is not supported: {reason}")
     if not engine_kind(config.rollout).reads_images:
         engines = {name: ENGINES.load(name) for name in ENGINES.names() if name != "auto"}
         able = [name for name, each in engines.items() if isinstance(each, EngineKind) and each.reads_images]

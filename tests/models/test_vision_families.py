@@ -1,0 +1,310 @@
+"""Vision-language families: images encoded once and explicit positions against each model's own forward."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from hwgrpo.data.image_prompts import MARKED
+from hwgrpo.errors import DataError
+from hwgrpo.models.lm_head import backbone
+from hwgrpo.models.placeholders import placeholder_ids, reads_images
+from hwgrpo.models.vision import (
+    ONE_AXIS,
+    THREE_AXES,
+    ImageEncoder,
+    unsupported_reason,
+    uses_axes,
+    vision_parameters,
+)
+from tests.support.models.vision_families import (
+    IMAGE,
+    REFUSED_FAMILIES,
+    VIDEO,
+    VISION_FAMILIES,
+    VOCAB,
+    Row,
+    encoded_logits,
+    exact_copy,
+    left_padded,
+    model_of,
+    reference_logits,
+    reference_logprobs,
+    text,
+)
+from tests.support.numbers.rounding import STEP, assert_gradients_close, assert_values_close
+
+DIFFERENT = 1e-2
+"""Logits of inputs that are wrong are further away than this from the right ones."""
+every_family = pytest.mark.parametrize("name", VISION_FAMILIES)
+with_axes = pytest.mark.parametrize("name", [name for name in VISION_FAMILIES if uses_axes(model_of(name).config)])
+
+
+def rows_of(name, *seeds_and_images):
+    """Return a row of each (seed, number of images), with a response."""
+    rows = []
+    for seed, images in seeds_and_images:
+        draw = torch.Generator().manual_seed(100 + seed)
+        ids, made = VISION_FAMILIES[name].prompt(seed, images) if images else (text(draw, 3, 9), None)
+        rows.append(Row(ids, made, text(draw, 3, 8)))
+    return rows
+
+
+def reference(name, row, model=None):
+    with torch.no_grad():
+        model = model_of(name) if model is None else model
+        return reference_logits(model, VISION_FAMILIES[name], row.ids, row.response, row.images)
+
+
+def frozen(name):
+    """Return a copy of a family's model without gradients."""
+    return copy.deepcopy(model_of(name)).requires_grad_(False)
+
+
+@every_family
+def test_rows_of_images_and_text_are_the_models_own_sequences(name):
+    encoder = ImageEncoder(model := frozen(name))
+    rows = rows_of(name, (1, 1), (2, 2), (3, 0), (4, 1))
+    rows += [Row(rows[1].ids, rows[1].images, [7, 8])]
+    batches = [[rows[0]], [rows[1]], [rows[2]], rows]
+    for batch in batches:
+        for row, logits in zip(batch, encoded_logits(model, encoder, batch)):
+            assert_values_close(logits, reference(name, row), what=f"{len(row.ids)} prompt tokens")
+    assert encoder.encoded == 3  # rows with the same images, and those of an earlier batch, are not encoded again
+
+
+@every_family
+def test_gradients_of_images_encoded_once_are_those_of_every_sequence_alone(name):
+    family, ours, theirs = VISION_FAMILIES[name], exact_copy(model_of(name)), exact_copy(model_of(name))
+    (first,), draw = rows_of(name, (2, 2)), torch.Generator().manual_seed(9)
+    rows = [Row(first.ids, first.images, text(draw, 3, 8)) for _ in range(3)]
+    weights = [torch.randn(len(row.response), generator=draw, dtype=torch.float64) for row in rows]
+    encoder = ImageEncoder(ours)
+    logits = encoded_logits(ours, encoder, rows)
+    loss = torch.zeros((), dtype=torch.float64)
+    expected = torch.zeros((), dtype=torch.float64)
+    for row, each, weight in zip(rows, logits, weights):
+        logprobs = each[len(row.ids) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(row.response)[:, None])[:, 0]
+        loss = loss + (logprobs * weight).sum()
+        expected = expected + (reference_logprobs(theirs, family, row.ids, row.response, row.images) * weight).sum()
+    loss.backward()
+    expected.backward()
+    assert encoder.encoded == 1
+    assert loss.item() == pytest.approx(expected.item(), rel=STEP)
+    found, true = ({key: p.grad for key, p in each.named_parameters() if p.grad is not None} for each in (ours, theirs))
+    assert_gradients_close(found, true)
+    moved = {
+        part for part, key, _ in vision_parameters(theirs) if f"model.{key}" in true and true[f"model.{key}"].any()
+    }
+    assert moved == {"tower", "projector"}
+
+
+@with_axes
+def test_positions_of_a_prompt_are_the_models_own(name):
+    for seed, images in ((1, 1), (2, 2), (5, 3)):
+        ids, made = VISION_FAMILIES[name].prompt(seed, images)
+        row = torch.tensor([ids])
+        own, delta = model_of(name).model.get_rope_index(
+            row, (row == IMAGE).int(), image_grid_thw=made.inputs["image_grid_thw"]
+        )
+        assert torch.equal(own[:, 0].T, made.axes)
+        assert int(made.axes.max()) + 1 == len(ids) + int(delta)  # where a response begins
+
+
+@every_family
+def test_changed_weights_encode_images_again(name):
+    model, (row,) = frozen(name), rows_of(name, (1, 1))
+    encoder = ImageEncoder(model)
+    before = encoded_logits(model, encoder, [row])[0]
+    _, _, weight = next(each for each in vision_parameters(model) if each[0] == "tower" and each[2].ndim > 1)
+    with torch.no_grad():
+        weight.add_(torch.randn_like(weight) * 0.2)
+    after = encoded_logits(model, encoder, [row])[0]
+    assert encoder.encoded == 2
+    assert (after - before).abs().max() > DIFFERENT
+    assert_values_close(after, reference(name, row, model))
+
+
+def test_trained_weights_are_never_remembered():
+    model, (row,) = copy.deepcopy(model_of("Qwen2-VL")), rows_of("Qwen2-VL", (1, 1))
+    encoder = ImageEncoder(model)
+    with torch.no_grad():
+        before = encoded_logits(model, encoder, [row])[0]
+        _, _, weight = next(vision_parameters(model))
+        version = weight._version
+        weight.data.add_(torch.randn_like(weight) * 0.2)  # as optimizers with buffers of their own write
+        assert weight._version == version
+        after = encoded_logits(model, encoder, [row])[0]
+    assert (after - before).abs().max() > DIFFERENT
+    assert_values_close(after, reference("Qwen2-VL", row, model))
+
+
+@every_family
+def test_tokens_and_features_of_images_must_match(name):
+    encoder = ImageEncoder(frozen(name))
+    (one, _), (two, _) = (rows_of(name, each) * 2 for each in ((1, 1), (2, 2)))
+    ids = torch.tensor([one.tokens])
+    missing = ids[:, torch.tensor([i for i in range(ids.shape[1]) if i != one.ids.index(IMAGE)])]
+    further = torch.tensor([[*one.tokens, IMAGE]])
+    for wrong, images in ((ids, []), (missing, [one.images]), (further, [one.images]), (ids, [one.images] * 2)):
+        with pytest.raises(DataError, match="tokens of the rows stand for parts of images"):
+            encoder.inputs(wrong, images)
+    both = left_padded([one, two], axes=False)["input_ids"]
+    encoder.inputs(both, [one.images, two.images])
+    with pytest.raises(DataError, match="tokens of the rows stand for parts of images"):
+        encoder.inputs(both, [two.images, one.images])  # as many in all
+
+
+@every_family
+def test_parameters_of_vision_are_all_that_the_text_model_and_its_head_are_not(name):
+    model = model_of(name)
+    named = {id(parameter): part for part, _, parameter in vision_parameters(model)}
+    text_model = [*model.get_decoder().parameters(), *model.get_output_embeddings().parameters()]
+    texts = {id(parameter) for parameter in text_model}
+    assert not named.keys() & texts
+    assert named.keys() | texts == {id(parameter) for parameter in model.parameters()}
+    assert set(named.values()) == {"tower", "projector"}
+
+
+@every_family
+def test_a_family_is_known_by_its_type(name):
+    config = model_of(name).config
+    assert reads_images(config)
+    assert unsupported_reason(config) is None
+    video = {VIDEO} if any(hasattr(config, key) for key in ("video_token_id", "video_token_index")) else set()
+    assert set(placeholder_ids(config)) == {IMAGE} | video
+    assert max(placeholder_ids(config)) < VOCAB
+
+
+def test_every_known_type_is_compared():
+    types = {name: model_of(name).config.model_type for name in VISION_FAMILIES}
+    assert set(types.values()) == THREE_AXES | ONE_AXIS
+    assert THREE_AXES == MARKED  # whose prompts get positions in three axes
+    assert not THREE_AXES & ONE_AXIS
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("Llama4Config", "does not take images that are encoded once"),
+        ("PaliGemmaConfig", "attend to each other both ways"),
+        ("MllamaConfig", "cross-attention"),
+        ("IdeficsConfig", "cross-attention"),
+        ("Florence2Config", "an encoder and a decoder"),
+        ("Gemma3nConfig", "timm"),
+        ("AriaConfig", "the type aria have not been compared"),
+    ],
+)
+def test_what_cannot_be_trained_with_images_is_refused_by_name(config, reason):
+    assert reason in unsupported_reason(getattr(transformers, config)())
+
+
+def test_text_models_are_not_refused():
+    assert unsupported_reason(transformers.Qwen3Config()) is None
+    assert unsupported_reason(transformers.Qwen3_5TextConfig()) is None
+
+
+def test_llama_4_is_refused_because_its_features_cannot_be_passed_on():
+    model, family = model_of("Llama 4"), REFUSED_FAMILIES["Llama 4"]
+    _, images = family.prompt(1)
+    assert model.get_image_features(**images.inputs, return_dict=True).pooler_output is None
+
+
+def test_paligemma_is_refused_because_a_prompt_attends_both_ways():
+    model, family = model_of("PaliGemma"), REFUSED_FAMILIES["PaliGemma"]
+    ids, images = family.prompt(1)
+    row = torch.tensor([[*ids, 7, 8, 9]])
+    prefix = torch.zeros_like(row)
+    prefix[:, len(ids) :] = 1  # its processor's: 0 in the prompt
+    with torch.no_grad():
+        own = model(input_ids=row, token_type_ids=prefix, **images.inputs).logits
+        causal = model(input_ids=row, token_type_ids=torch.ones_like(row), **images.inputs).logits
+    assert (own - causal)[0, len(ids) :].abs().max() > DIFFERENT
+
+
+# What transformers computes silently wrong, and what is computed here.
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5-MoE"])
+def test_n_sequences_of_generate_are_no_reference_where_images_are_not_encoded_first(name):
+    (row,), family = rows_of(name, (2, 2)), VISION_FAMILIES[name]
+    model = copy.deepcopy(model_of(name))
+    ids = torch.tensor([row.ids])
+    made = model.generate(
+        input_ids=ids, mm_token_type_ids=(ids == IMAGE).long(), **row.images.inputs, num_return_sequences=3,
+        do_sample=True, max_new_tokens=1, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+    ).logits[0]  # fmt: skip
+    with torch.no_grad():
+        expected = reference_logits(model, family, row.ids, [], row.images)[-1].expand(3, -1)
+        repeated = [Row(row.ids, row.images, [])] * 3
+        ours = torch.stack([each[-1] for each in encoded_logits(model, ImageEncoder(model), repeated)])
+    assert (made - expected).abs().max() > DIFFERENT
+    assert_values_close(ours, expected)
+
+
+@with_axes
+def test_positions_of_one_axis_are_wrong_for_images(name):
+    model, (row,) = model_of(name), rows_of(name, (1, 1))
+    inputs = left_padded([row], axes=False) | row.images.inputs
+    with torch.no_grad():
+        counted = model(**inputs, mm_token_type_ids=(inputs["input_ids"] == IMAGE).long()).logits[0]
+    expected = reference(name, row)
+    assert (counted - expected).abs().max() > DIFFERENT
+    assert_values_close(encoded_logits(frozen(name), ImageEncoder(frozen(name)), [row])[0], expected)
+
+
+@pytest.mark.parametrize("name", [name for name, family in VISION_FAMILIES.items() if family.packs])
+def test_positions_that_restart_separate_the_sequences_of_a_row(name):
+    model, rows = frozen(name), rows_of(name, (1, 1), (2, 2), (3, 0))
+    encoder = ImageEncoder(model)
+    ids = torch.tensor([[token for row in rows for token in row.tokens]])
+    positions = torch.cat([row.positions for row in rows], dim=1)[:, None]
+    options = encoder.inputs(ids, [rows[0].images, rows[1].images])
+    expected = torch.cat([reference(name, row) for row in rows])
+
+    def logits(position_ids):
+        hidden = backbone(model)(input_ids=ids, position_ids=position_ids, use_cache=False, **options)
+        return model.get_output_embeddings()(hidden.last_hidden_state)[0]
+
+    assert_values_close(logits(positions if encoder.uses_axes else positions[0]), expected)
+    if encoder.uses_axes:  # without those of the text no mask is made
+        after = len(rows[0].tokens)
+        assert (logits(positions[1:]) - expected)[after:].abs().max() > DIFFERENT
+
+
+def test_types_of_tokens_left_out_count_positions_in_qwen2_5_vl():
+    model, (row,) = model_of("Qwen2.5-VL"), rows_of("Qwen2.5-VL", (1, 1))
+    model.model.rope_deltas = None
+    with torch.no_grad():
+        counted = model(input_ids=torch.tensor([row.tokens]), **row.images.inputs).logits[0]
+    expected = reference("Qwen2.5-VL", row)
+    assert (counted - expected).abs().max() > DIFFERENT
+    ours = frozen("Qwen2.5-VL")
+    assert_values_close(encoded_logits(ours, ImageEncoder(ours), [row])[0], expected)
+
+
+@pytest.mark.parametrize("name", ["Gemma 3", "Gemma 4, images both ways"])
+def test_types_of_tokens_are_passed_where_images_attend_both_ways(name):
+    model, (row,) = frozen(name), rows_of(name, (2, 2))
+    encoder, inputs = ImageEncoder(model), left_padded([row], axes=False)
+    options = encoder.inputs(inputs["input_ids"], [row.images])
+    types = VISION_FAMILIES[name].types
+    assert options[types].tolist() == [[int(token == IMAGE) for token in row.tokens]]
+    del options[types]
+    hidden = backbone(model)(**inputs, **options).last_hidden_state
+    expected = reference(name, row)
+    assert (model.get_output_embeddings()(hidden)[0] - expected).abs().max() > DIFFERENT
+    assert_values_close(encoded_logits(model, encoder, [row])[0], expected)
+
+
+@with_axes
+def test_positions_do_not_depend_on_an_earlier_call(name):
+    model, (row,) = frozen(name), rows_of(name, (1, 1))
+    expected = reference(name, row, model)
+    ids = torch.tensor([row.tokens])
+    embedded = model.get_input_embeddings()(ids)
+    embedded[ids == IMAGE] = torch.cat(model.get_image_features(**row.images.inputs, return_dict=True).pooler_output)
+    model.model.rope_deltas = torch.tensor([[5]])  # with these, positions are counted, in a model without them, too
+    assert (model(inputs_embeds=embedded).logits[0] - expected).abs().max() > DIFFERENT
+    assert_values_close(encoded_logits(model, ImageEncoder(model), [row])[0], expected)
