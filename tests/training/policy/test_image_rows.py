@@ -1,4 +1,4 @@
-"""Rows with images: every layout gives the log-probs and gradients that plain transformers computes of each sequence."""
+"""Rows with images: every layout gives what plain transformers computes of each sequence alone."""
 
 from __future__ import annotations
 
