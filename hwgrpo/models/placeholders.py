@@ -27,8 +27,14 @@ def placeholder_ids(config: Any) -> list[int]:
     return sorted({value for value in values if isinstance(value, int) and 0 <= value < vocabulary})
 
 
-def ban(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """Return logits [..., V] in which tokens cannot be drawn; the same tensor where there are none."""
+def ban(logits: torch.Tensor, ids: list[int], value: float = BANNED) -> torch.Tensor:
+    """Return logits [..., V] in which tokens cannot be drawn; the same tensor where there are none.
+
+    Args:
+        logits: of all tokens.
+        ids: those tokens.
+        value: their logits; 0 where logits are compared in shares of the largest.
+    """
     if not ids:
         return logits
-    return logits.index_fill(-1, torch.tensor(ids, device=logits.device), BANNED)
+    return logits.index_fill(-1, torch.tensor(ids, device=logits.device), value)

@@ -55,7 +55,7 @@ def describe_drift(
         return effects.amax().expand_as(effects)
 
     with shorten_windows(base, windows_below(base.config, longest)):
-        decoded = _decode(make_rows(), prompt.tolist(), response)
+        decoded = ban(_decode(make_rows(), prompt.tolist(), response), placeholder_ids(base.config), 0.0)
         expected = full()
         if not (decoded.isfinite().all() and expected.isfinite().all()):
             return None
@@ -80,4 +80,4 @@ def _decode(rows: Rows, prompt: Sequence[int], tokens: torch.Tensor) -> torch.Te
 
 def _full(model: Any, ids: torch.Tensor, steps: int) -> torch.Tensor:
     logits = model(input_ids=ids[None], use_cache=False).logits[0, -1 - steps :].float()
-    return ban(logits, placeholder_ids(causal_lm(model).config))
+    return ban(logits, placeholder_ids(causal_lm(model).config), 0.0)

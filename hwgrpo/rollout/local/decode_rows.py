@@ -356,7 +356,7 @@ def _logit_excess(model: Any, places: Sequence[Sequence[int]], device: torch.dev
 
     def full() -> torch.Tensor:
         logits = [model(input_ids=sequence, use_cache=False).logits[0, -1 - CHECK_STEPS :] for sequence in sequences]
-        return ban(torch.stack(logits, dim=1).flatten(0, 1).float(), without)
+        return ban(torch.stack(logits, dim=1).flatten(0, 1).float(), without, 0.0)
 
     rows = ModelRows(model, device)
     numbers, logits = rows.prefill(prompts)
@@ -368,7 +368,8 @@ def _logit_excess(model: Any, places: Sequence[Sequence[int]], device: torch.dev
         return None
     # In 16 bits a rounded score may route a token to another expert; states with padding differ by more.
     floor = max(1e-3, 32 * torch.finfo(dtype).eps)
-    return find_excess(torch.cat(decoded), expected, floor, lambda: measure_rounding(embeddings, dtype, full, expected))
+    found = ban(torch.cat(decoded), without, 0.0)
+    return find_excess(found, expected, floor, lambda: measure_rounding(embeddings, dtype, full, expected))
 
 
 class DistinctRows:

@@ -47,7 +47,7 @@ def check_images(model: PreTrainedModel, device: torch.device, sample: Prompt, *
         if supports_padding:
             of_text = torch.cat([text, tokens[1]])[None].to(device)
             logits.append(base(input_ids=of_text, use_cache=False).logits[0, -1 - STEPS :])
-        return ban(torch.stack(logits, dim=1).flatten(0, 1).float(), without)
+        return ban(torch.stack(logits, dim=1).flatten(0, 1).float(), without, 0.0)
 
     rows = ModelRows(model, device)
     numbers, logits = rows.prefill(prompts)
@@ -59,7 +59,10 @@ def check_images(model: PreTrainedModel, device: torch.device, sample: Prompt, *
         return
     floor = max(1e-3, 32 * torch.finfo(dtype).eps)
     excess = find_excess(
-        torch.cat(decoded), expected, floor, lambda: measure_rounding(embeddings, dtype, full, expected)
+        ban(torch.cat(decoded), without, 0.0),
+        expected,
+        floor,
+        lambda: measure_rounding(embeddings, dtype, full, expected),
     )
     if excess is not None:
         raise ConfigError(
