@@ -10,7 +10,14 @@ from hwgrpo.training.stages.capture import BeginCapture, EndCapture
 from hwgrpo.training.stages.collect import Collect, GreedyResponses, ReportProbe, SetTemperature, SleepEngine
 from hwgrpo.training.stages.log_probs import OldLogprobs, RefLogprobs, RolloutShares
 from hwgrpo.training.stages.make_batch import Advantages, MakeBatch, MaskTruncated, ScoreBefore, TakeRewards
-from hwgrpo.training.stages.observe import MeasureAgents, MeasureCustom, MeasureRewards, Report, SampleMetrics
+from hwgrpo.training.stages.observe import (
+    MeasureAgents,
+    MeasureCustom,
+    MeasureImages,
+    MeasureRewards,
+    Report,
+    SampleMetrics,
+)
 from hwgrpo.training.stages.own_stage import own_stages
 from hwgrpo.training.stages.profile import BeginProfile, EndProfile
 from hwgrpo.training.stages.score import GreedyRewards, ReportDifficulty, Score, ShuffleRewards
@@ -78,6 +85,10 @@ def build_stages(run: Run) -> Stages:
     observe: list[Stage] = [SampleMetrics(strategy)]
     if config.rollout.workflow in ("environment", "tools"):
         observe.append(MeasureAgents(strategy))
+    own = update.policy.images
+    if own is not None:
+        encoders = {id(each): each for each in (own, getattr(run.engine, "images", None)) if each is not None}
+        observe.append(MeasureImages([*encoders.values()], strategy))
     if run.metrics:
         observe.append(MeasureCustom(run.metrics, strategy))
     if rewards.metrics:

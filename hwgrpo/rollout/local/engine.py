@@ -15,6 +15,7 @@ from hwgrpo.config.derived import sequences_at_once
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.placeholders import ban, placeholder_ids
+from hwgrpo.models.vision import ImageEncoder, image_encoder
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine import TurnRequest
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -139,6 +140,11 @@ class LocalEngine:
         return tuple(
             note for note in (path, merged, self._kernels.note, self._graphs.note, alone, self._drift, slow) if note
         )
+
+    @property
+    def images(self) -> ImageEncoder | None:
+        """What encodes the images of prompts; None: the model reads text alone."""
+        return image_encoder(self._sampler)
 
     def _describe_drift(self, sampler: PreTrainedModel, longest: int | None) -> str | None:
         lean = self._unsupported is None and unsupported_reason(sampler, longest or LENGTH) is None

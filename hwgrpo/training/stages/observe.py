@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hwgrpo.agents.agent_metrics import agent_metrics
+from hwgrpo.models.vision import ImageEncoder
 from hwgrpo.observe.completions import dropped_records, pick_sample
 from hwgrpo.observe.custom_metrics import CustomMetrics, over_ranks
 from hwgrpo.observe.observer import Observer
@@ -42,6 +43,29 @@ class MeasureAgents:
     def __call__(self, state: StepState) -> None:
         ranks = self.strategy.gather_objects(state.completions.outcomes)
         state.metrics |= agent_metrics([outcome for outcomes in ranks for outcome in outcomes])
+
+
+@dataclass
+class MeasureImages:
+    """Counts the images that were encoded since the last step, by the trainer and the sampler, over ranks."""
+
+    timed = None
+    encoders: Sequence[ImageEncoder]
+    strategy: Strategy
+    last: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.last = self._now()  # startup checks have encoded some
+
+    def __call__(self, state: StepState) -> None:
+        before, self.last = self.last, self._now()
+        prompts = sum(prompt.images is not None for prompt in state.prompts.prompts)
+        counts = [prompts, *(now - then for now, then in zip(self.last, before, strict=True))]
+        names = ("images/prompts", "images/encoded", "images/moved_bytes")
+        state.metrics |= dict(zip(names, self.strategy.sum(counts), strict=True))
+
+    def _now(self) -> tuple[int, int]:
+        return sum(each.encoded for each in self.encoders), sum(each.moved_bytes for each in self.encoders)
 
 
 @dataclass
