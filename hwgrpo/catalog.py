@@ -195,6 +195,7 @@ TASKS = Registry(
         "guess": "hwgrpo.data.agent_tasks:guess",
         "spell": "hwgrpo.data.agent_tasks:spell",
         "squares": "hwgrpo.data.picture_tasks:squares",
+        "look": "hwgrpo.data.picture_tasks:look",
     },
 )
 ENGINES = Registry(
@@ -254,6 +255,7 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "guessing_game": "hwgrpo.agents.guessing_game:GuessingGame",
+        "looking": "hwgrpo.agents.looking:Looking",
         "second_try": "hwgrpo.agents.second_try:SecondTry",
         "verl_tools": "hwgrpo.migrate.verl_tools:VerlTools",
     },

@@ -8,18 +8,31 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from hwgrpo.data.agent_tasks import ASSISTANT, ROLES
 from hwgrpo.data.image_prompts import expand_marks
-from hwgrpo.data.picture_tasks import PictureTask
-from hwgrpo.models.tiny import EOS, INITIALIZER_RANGE, PAD, POSITIONS, _lr_factor, _one_thread, character_tokenizer
+from hwgrpo.data.picture_tasks import MARK, Demonstration, PictureTask
+from hwgrpo.models.tiny import (
+    EOS,
+    INITIALIZER_RANGE,
+    PAD,
+    POSITIONS,
+    _lr_factor,
+    _observed,
+    _one_thread,
+    character_tokenizer,
+)
 
-BEGIN, IMAGE, END, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
+BEGIN, IMAGE, END_OF_IMAGE, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for part in message.content %}{% if part.type == 'image' %}" + BEGIN + IMAGE + END + "{% else %}"
-    "{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}" + BEGIN + IMAGE + END_OF_IMAGE + "{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 PATCH, MERGE = 4, 2
 LEAST_PIXELS, MOST_PIXELS = 16 * 16, 64 * 64
@@ -30,8 +43,9 @@ def make(
 ) -> tuple[Qwen2VLForConditionalGeneration, PreTrainedTokenizerFast, Any]:
     """Build and warm-start a model, as `tiny.make` does for text; it returns its image processor, too."""
     tokenizer = character_tokenizer(task.alphabet)
-    marks: list[str | AddedToken] = [AddedToken(text, special=True) for text in (BEGIN, END, IMAGE, VIDEO)]
+    marks: list[str | AddedToken] = [AddedToken(text, special=True) for text in (BEGIN, END_OF_IMAGE, IMAGE, VIDEO)]
     tokenizer.add_tokens(marks, special_tokens=True)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*ROLES, *task.tokens)])
     tokenizer.chat_template = CHAT_TEMPLATE
     processor = Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=LEAST_PIXELS, max_pixels=MOST_PIXELS
@@ -83,7 +97,7 @@ def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, head: 
         image_token_id=ids[IMAGE],
         video_token_id=ids[VIDEO],
         vision_start_token_id=ids[BEGIN],
-        vision_end_token_id=ids[END],
+        vision_end_token_id=ids[END_OF_IMAGE],
         tie_word_embeddings=True,
     )
 
@@ -103,7 +117,7 @@ def _warm_start(
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, steps))
     examples = task.examples(steps * batch, seed)
-    seen: dict[bytes, tuple[list[int], Mapping[str, torch.Tensor]]] = {}
+    seen: dict[bytes, Mapping[str, torch.Tensor]] = {}
     model.train()
     for start in range(0, len(examples), batch):
         inputs, targets = _tensors(model.config, tokenizer, processor, examples[start : start + batch], seen)
@@ -121,8 +135,8 @@ def _tensors(
     config: Any,
     tokenizer: PreTrainedTokenizerFast,
     processor: Any,
-    examples: Sequence[tuple[Mapping[str, Any], str]],
-    seen: dict[bytes, tuple[list[int], Mapping[str, torch.Tensor]]],
+    examples: Sequence[Demonstration],
+    seen: dict[bytes, Mapping[str, torch.Tensor]],
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return a forward's inputs and next-token targets [B, L] int64, -100 where there is no loss.
 
@@ -130,29 +144,31 @@ def _tensors(
         config: the model's.
         tokenizer: its tokenizer.
         processor: its image processor.
-        examples: rows and responses, whose prompts have one length.
-        seen: image -> prompt and pixels; a row is drawn many times.
+        examples: demonstrations.
+        seen: image -> what the processor makes of it; a row is drawn many times.
     """
-    from PIL import Image
-
-    ids, targets, pixels = [], [], []
-    for row, response in examples:
-        png = row["images"][0]
-        if png not in seen:
-            made = dict(processor(images=[Image.open(io.BytesIO(png))], return_tensors="pt"))
-            content = [{"type": "image"}, {"type": "text", "text": row["prompt"][0]["content"].removeprefix("<image>")}]
-            text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-            count = int(made["image_grid_thw"].prod()) // MERGE**2
-            marked = tokenizer(text, add_special_tokens=False)["input_ids"]
-            seen[png] = expand_marks(marked, config.image_token_id, [count]), made
-        prompt, made = seen[png]
-        answer = [*tokenizer(response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        ids.append([*prompt, *answer])
-        targets.append([-100] * (len(prompt) - 1) + answer + [-100])
-        pixels.append(made)
-    tokens = torch.from_numpy(np.array(ids))
+    vocabulary = tokenizer.get_vocab()
+    encoded: list[tuple[list[int], int]] = []
+    pixels: list[Mapping[str, torch.Tensor]] = []
+    for prompt, response, images in examples:
+        for png in images:
+            if png not in seen:
+                seen[png] = dict(processor(images=[Image.open(io.BytesIO(png))], return_tensors="pt"))
+        counts = [int(seen[png]["image_grid_thw"].prod()) // MERGE**2 for png in images]
+        shown = (prompt + response + EOS).replace(MARK, BEGIN + IMAGE + END_OF_IMAGE)
+        tokens = expand_marks(tokenizer.encode(shown, add_special_tokens=False), config.image_token_id, counts)
+        encoded.append((tokens, tokens.index(vocabulary[ASSISTANT]) + 1))
+        pixels += [seen[png] for png in images]
+    longest = max(len(tokens) for tokens, _ in encoded)
+    ids = np.full((len(examples), longest), vocabulary[PAD])
+    targets = np.full((len(examples), longest), -100)
+    for row, (tokens, start) in enumerate(encoded):
+        ids[row, : len(tokens)] = tokens
+        targets[row, start : len(tokens)] = tokens[start:]
+    targets[_observed(ids, vocabulary[EOS], vocabulary[ASSISTANT])] = -100
+    rows = torch.from_numpy(ids[:, :-1])
     return {
-        "input_ids": tokens,
-        "mm_token_type_ids": (tokens == config.image_token_id).long(),
-        **{name: torch.cat([each[name] for each in pixels]) for name in pixels[0]},
-    }, torch.from_numpy(np.array(targets))
+        "input_ids": rows,
+        "mm_token_type_ids": (rows == config.image_token_id).long(),
+        **{name: torch.cat([each[name] for each in pixels]) for name in (pixels[0] if pixels else ())},
+    }, torch.from_numpy(targets[:, 1:])
