@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hwgrpo.data.published import PUBLISHED, REFUSED, Published
+from hwgrpo.data.published import PUBLISHED, Published
 from hwgrpo.errors import ConfigError
 from hwgrpo.support.paths import check_path
 
@@ -27,7 +28,6 @@ CONVERSION = (
     "be converted are dropped and reported, as are rows that repeat a prompt, and training rows with a prompt of "
     "another split."
 )
-REFUSED_HELP = {"geo3k": "not converted: its prompts have images"}
 SCHEMA = "hwgrpo.data.inspect/1"
 ROWS_TO_SCORE = 1000
 
@@ -35,19 +35,19 @@ ROWS_TO_SCORE = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
-    for name, text in {**{name: _published_help(each) for name, each in PUBLISHED.items()}, **REFUSED_HELP}.items():
+    for name, each in PUBLISHED.items():
+        text = _published_help(each)
         published = actions.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}. {CONVERSION}",
             epilog=parser.epilog,
         )
-        hub = f" (default: {_on_hub(PUBLISHED[name])})" if name in PUBLISHED else ""
         published.add_argument(
             "--source",
             metavar="PATH | HUB_NAME",
             help="a file or folder (.parquet, .jsonl, .json, as the hub stores them, or of save_to_disk), or "
-            f"owner/name or owner/name:subset of a hub dataset with the same columns{hub}",
+            f"owner/name or owner/name:subset of a hub dataset with the same columns (default: {_on_hub(each)})",
         )
         published.add_argument("--out", metavar="FOLDER", help=f"output folder (default data/{name})")
         _add_conversion_arguments(published, "the dataset's own sentence")
@@ -139,8 +139,6 @@ def _convert(args: argparse.Namespace) -> int:
     from hwgrpo.data.convert import convert, output_files, write
     from hwgrpo.data.dataset_files import open_copy
 
-    if args.action in REFUSED:
-        raise ConfigError(REFUSED[args.action])
     dataset = PUBLISHED[args.action]
     check_path(args.out, "--out")
     copy = open_copy(dataset, args.source)
@@ -223,6 +221,15 @@ def _settings(args: argparse.Namespace) -> Settings:
         model = ModelConfig(path=args.tokenizer) if config is None else config.model
         model.tokenizer = args.tokenizer
         tokenizer = load_tokenizer(model)
+    path = args.tokenizer if config is None else config.model.path
+    with_images = _may_read_images(path)
+    images = None
+    if tokenizer is not None and path is not None and with_images and _config_file(path).is_file():
+        from hwgrpo.data.image_prompts import load_image_prompts
+        from hwgrpo.models.loading import load_model_config
+
+        model = ModelConfig(path=path) if config is None else config.model
+        images = load_image_prompts(path, model.revision, load_model_config(model), tokenizer)
     if wanted is not None:  # the last, as a reward may change the directory
         folder = os.getcwd()
         rewards = [open_reward(entry, context, key, folder=folder) for entry, key in wanted]
@@ -232,4 +239,21 @@ def _settings(args: argparse.Namespace) -> Settings:
 
         change = rows_of_agents(config)
     data = DataConfig(train="") if config is None else config.data
-    return Settings(data, rewards, tokenizer, args.score_rows, change)
+    return Settings(data, rewards, tokenizer, args.score_rows, change, with_images, images)
+
+
+def _may_read_images(path: str | None) -> bool:
+    """Return whether a model reads images, or is not known."""
+    if path is None:
+        return True
+    file = _config_file(path)
+    if not file.is_file():
+        return "://" not in path  # a tokenizer's folder, or a hub name; built-in models read text
+    try:
+        return "vision_config" in json.loads(file.read_bytes())
+    except ValueError:
+        return True
+
+
+def _config_file(path: str) -> Path:
+    return Path(path).expanduser() / "config.json"

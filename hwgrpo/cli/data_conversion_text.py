@@ -95,7 +95,9 @@ def _reason_table(reasons: Mapping[str, Places]) -> Table:
 def _row_grid(row: Mapping[str, Any]) -> Table:
     facts: dict[str, str] = {}
     for name, value in row.items():
-        if isinstance(value, list):
+        if name == "images":
+            facts[name] = ", ".join(f"{len(image['bytes']):,} bytes" for image in value)
+        elif isinstance(value, list):
             facts[name] = "\n".join(f"{message['role']}: {shortened(message['content'])}" for message in value)
         elif isinstance(value, Mapping):
             facts |= {f"{name}.{key}": shortened(str(part)) for key, part in value.items()}

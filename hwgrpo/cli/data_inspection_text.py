@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
-from hwgrpo.data.inspection import BadRow, FileReport, Inspection
+from hwgrpo.data.inspection import BadRow, FileReport, ImageCounts, Inspection
 from hwgrpo.data.prompt_findings import finding_notes
 from hwgrpo.errors import escaped
 from hwgrpo.support.text import one_line, terminal_line
@@ -77,8 +77,11 @@ def _facts(file: FileReport) -> dict[str, str]:
         "prompt": _counts(file.prompts) or "none readable",
         "ground truth": _counts(file.ground_truths) or "in no row",
         "data_source": _counts(file.sources) or "none",
+        "images": _images(file.images),
         "other columns": ", ".join(escaped(column, NAME) for column in rest) or "none",
     }
+    if file.images is None:
+        del facts["images"]
     rewards = []
     for each in file.judged:
         if each.why_not is not None:
@@ -91,6 +94,15 @@ def _facts(file: FileReport) -> dict[str, str]:
         rewards.append(line + (f", fails on {each.failed:,}" if each.failed else ""))
     facts["reward"] = "\n".join(rewards) or "none run (--reward NAME or --recipe RECIPE)"
     return facts
+
+
+def _images(images: ImageCounts | None) -> str:
+    """Return `1 in 12 prompts, 2 in 3 prompts; widths 24 to 800, heights 10 to 600 pixels`."""
+    if images is None:
+        return ""
+    per_prompt = ", ".join(f"{number} in {rows:,} prompts" for number, rows in images.per_row.items())
+    widths, heights = (f"{each.min:,} to {each.max:,}" for each in (images.widths, images.heights))
+    return f"{per_prompt}; widths {widths}, heights {heights} pixels"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

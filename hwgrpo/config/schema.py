@@ -108,6 +108,24 @@ class FewShotConfig:
 
 
 @dataclass
+class DataImagesConfig:
+    key: str | None = None
+    """Column with the images of a prompt, for models that read images; null tries `images`, then `image`."""
+    folder: str | None = setting(None, path=True)
+    """Folder in which relative paths of images begin; null: that of the data file."""
+    max_per_prompt: int = limited(16, at_least=1)
+    """Most images of a prompt; a row with more is an error."""
+    max_pixels: int = limited(12_845_056, at_least=1)
+    """Scale images with more pixels down to this area, with their ratio, before the model's processor scales them by
+    its own limits. The default is that of Qwen's processors."""
+    max_mb: float = limited(64.0, above=0, at_most=1e6)
+    """Largest file of an image, in MiB."""
+    allow_urls: bool = False
+    """Fetch images that rows name by http(s) URLs; false: such a row is an error. A data file's URLs may name any host
+    that this machine reaches, those of its own network included."""
+
+
+@dataclass
 class DifficultyConfig:
     easy_threshold: float | None = limited(None)
     """Set prompts aside whose group had at least this mean reward when it was last sampled; null: none."""
@@ -164,6 +182,7 @@ class DataConfig:
     shuffle: bool = True
     """Shuffle the rows of each epoch by `trainer.seed`."""
     difficulty: DifficultyConfig = field(default_factory=DifficultyConfig)
+    images: DataImagesConfig = field(default_factory=DataImagesConfig)
 
 
 @dataclass

@@ -11,7 +11,11 @@ given_rows.py      rows in memory, given as an object -> rows
 row_schema.py      one row -> conversation or text, ground truth, source; verl's and TRL's columns
 prompts.py         rows -> tokenized prompts, the length limit
 prompt_findings.py what is odd about prompts that can be read, counted and said
-media.py           images, video and sound in rows, which are refused
+media.py           images, video and sound in rows, which text models refuse
+images.py          images of rows -> RGB, within limits
+image_urls.py      the same at URLs, fetched within limits
+image_rows.py      where images stand in a prompt
+image_prompts.py   text and images -> tokens and what the model's tower reads
 chat_template.py   a row -> the model's input text
 examples.py        rows -> prompts with responses, for supervised training
 chat_targets.py    which tokens of a conversation are trained

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
-from hwgrpo.data.prompt_findings import REWRITTEN, findings_of, open_end_findings, template_findings
-from hwgrpo.data.row_schema import Message, check_text, read_ground_truth, read_prompt
+from hwgrpo.data.image_rows import read_image_prompt
+from hwgrpo.data.prompt_findings import LEFT_OUT, REWRITTEN, findings_of, open_end_findings, template_findings
+from hwgrpo.data.row_schema import Message, check_text, message_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.data.tool_descriptions import with_tools_described
 from hwgrpo.errors import ConfigError, DataError, error_text, nearest, shown
 from hwgrpo.rewards.ground_truths import is_missing
 from hwgrpo.support.template_clock import clock_options
 from hwgrpo.support.template_limit import template_limit
+
+if TYPE_CHECKING:
+    from hwgrpo.data.image_prompts import ImagePrompts
 
 
 class Rendered(NamedTuple):
@@ -32,9 +36,11 @@ class Rendered(NamedTuple):
     """The row."""
     findings: tuple[str, ...] = ()
     """Kinds of `prompt_findings` that the prompt is of."""
+    sources: tuple[Any, ...] = ()
+    """What the row has for each image that the prompt shows."""
 
 
-def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
+def render(rows: Rows, index: int, config: Any, tokenizer: Any, images: ImagePrompts | None = None) -> Rendered:
     """Return a row's prompt as the model's input text.
 
     Args:
@@ -42,22 +48,40 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
         index: index of the row.
         config: the `data` settings.
         tokenizer: a transformers tokenizer, for its chat template.
+        images: of a model that reads images; None: a text model, and a row with images is an error.
 
     Raises:
         ConfigError: settings contradict the row.
         DataError: the row is malformed.
     """
+    rendered = _render(rows, index, config, tokenizer, images)
+    if images is not None:
+        images.check_marks(rendered.text, len(rendered.sources), rows.place(index))
+    return rendered
+
+
+def _render(rows: Rows, index: int, config: Any, tokenizer: Any, images: ImagePrompts | None) -> Rendered:
     place, row = rows.place(index), rows[index]
     # a missing answer is reported now, not in the middle of a run
     answered = not is_missing(read_ground_truth(row, config.ground_truth_key, place))
-    messages = conversation(row, config, place)
+    messages, sources = conversation_with_images(row, config, place, images)
     findings = tuple(findings_of(messages))
     if isinstance(messages, str):
         return Rendered(messages, False, answered, row, (*findings, *open_end_findings(messages, tokenizer)))
+    if config.chat == "never" and sources:
+        raise ConfigError(
+            f"data.chat=never joins the messages as text, and {place} has images, which the chat template shows; set "
+            "data.chat=auto, or leave out such rows"
+        )
     if config.chat == "never":
-        text = "\n".join(_plain(message) for message in messages)
+        text = "\n".join(message_text(message) for message in messages)
         return Rendered(text, False, answered, row, (*findings, *open_end_findings(text, tokenizer)))
     if tokenizer.chat_template is None:
+        if sources:
+            raise ConfigError(
+                f"{place}: the prompt has images, which a chat template shows, and the tokenizer has none; set "
+                "model.chat_template to a file with one"
+            )
         if isinstance(row[config.prompt_key], str):
             raise ConfigError(
                 f"data.chat=always puts plain text ({place}) into the tokenizer's chat template, and it has none; set "
@@ -69,16 +93,47 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
         )
     # An assistant message at the end is the beginning of the response, to be continued; an empty one begins nothing.
     continued = messages[-1]["role"] == "assistant"
-    if continued and not _plain(messages[-1]).strip() and len(messages) > 1:
+    if continued and not message_text(messages[-1]).strip() and len(messages) > 1:
         continued, messages = False, messages[:-1]
     apply = partial(apply_template, config=config, tokenizer=tokenizer, place=place, tools=rows.tools(index))
-    text = apply(messages, add_generation_prompt=not continued, continued=continued)
-    findings = (*findings, *template_findings(messages, text, tokenizer))
+    write = partial(apply, add_generation_prompt=not continued, continued=continued)
+    if images is None:
+        text = write(messages)
+        seen = tuple(template_findings(messages, text, tokenizer))
+    else:
+        text, seen = _written_with_parts(messages, write, tokenizer)
+    findings = (*findings, *seen)
     if continued:
         findings = (*findings, *open_end_findings(text, tokenizer))
         if _is_rewritten(messages, text, apply):
             findings = (*findings, REWRITTEN)
-    return Rendered(text, True, answered, row, findings)
+    return Rendered(text, True, answered, row, findings, sources)
+
+
+def _written_with_parts(
+    messages: tuple[Message, ...], write: Callable[..., str], tokenizer: Any
+) -> tuple[str, tuple[str, ...]]:
+    """Return a conversation as text, and its findings, also by templates that show the parts of a content alone.
+
+    Templates of models that read images differ: Pixtral's wants the system's message as text, SmolVLM's as parts.
+    """
+    text, seen = None, ()
+    try:
+        text = write(messages)
+        seen = tuple(template_findings(messages, text, tokenizer))
+        if LEFT_OUT not in seen:
+            return text, seen
+        text_of_parts = write(tuple(map(_in_parts, messages)))
+    except DataError:
+        if text is not None:
+            return text, seen
+        text_of_parts = write(tuple(map(_in_parts, messages)))
+    return text_of_parts, tuple(template_findings(messages, text_of_parts, tokenizer))
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _is_rewritten(messages: Sequence[Message], text: str, apply: Callable[..., str]) -> bool:
@@ -87,7 +142,7 @@ def _is_rewritten(messages: Sequence[Message], text: str, apply: Callable[..., s
         opened = apply(messages[:-1], add_generation_prompt=True)
     except DataError:  # a conversation of this message alone
         return False
-    return text.split() != (opened + _plain(messages[-1])).split()
+    return text.split() != (opened + message_text(messages[-1])).split()
 
 
 def apply_template(
@@ -193,7 +248,28 @@ def _check_options(options: Mapping[Any, Any], template: Any) -> None:
 
 def conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:
     """Return a row's prompt with the settings `chat`, `system_prompt`, `few_shot` and `instruction` applied."""
-    prompt = _instructed(read_prompt(row, config.prompt_key, place), config.instruction, place)
+    return _completed(read_prompt(row, config.prompt_key, place), config, place)
+
+
+def conversation_with_images(
+    row: Mapping[str, Any], config: Any, place: str, images: ImagePrompts | None
+) -> tuple[str | tuple[Message, ...], tuple[Any, ...]]:
+    """Return the same, with `{"type": "image"}` where an image stands, and what the row has for each.
+
+    Args:
+        row: the data row.
+        config: the `data` settings.
+        place: file and row, for messages.
+        images: None: a text model, and a row with images is an error.
+    """
+    if images is None:
+        return conversation(row, config, place), ()
+    prompt, sources = read_image_prompt(row, config, images.marks, place)
+    return _completed(prompt, config, place), sources
+
+
+def _completed(prompt: str | tuple[Message, ...], config: Any, place: str) -> str | tuple[Message, ...]:
+    prompt = _instructed(prompt, config.instruction, place)
     if isinstance(prompt, str):
         if config.chat != "always":
             for key in ("system_prompt", "few_shot"):
@@ -230,7 +306,14 @@ def _instructed(prompt: str | tuple[Message, ...], instruction: str | None, plac
             f"{place}: the conversation has no message of the user, to which data.instruction could be added; remove "
             "the instruction, or the row"
         )
-    message = {**prompt[last], "content": _with_instruction(_plain(prompt[last]), instruction)}
+    content = prompt[last]["content"]
+    if isinstance(content, str) or all("text" in part for part in content or ()):
+        content = _with_instruction(message_text(prompt[last]), instruction)
+    elif "text" in content[-1]:
+        content = [*content[:-1], {**content[-1], "text": _with_instruction(content[-1]["text"], instruction)}]
+    else:  # after an image
+        content = [*content, {"type": "text", "text": instruction}]
+    message = {**prompt[last], "content": content}
     return (*prompt[:last], message, *prompt[last + 1 :])
 
 
@@ -239,8 +322,3 @@ def _with_instruction(text: str, instruction: str | None) -> str:
     if not instruction:
         return text
     return text + (instruction if instruction[0].isspace() else f" {instruction}")
-
-
-def _plain(message: Message) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

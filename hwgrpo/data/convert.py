@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.data.dataset_files import Copy
-from hwgrpo.data.duplicates import DuplicateFilter, Places
+from hwgrpo.data.duplicates import DuplicateFilter, Places, identity_of
 from hwgrpo.data.formats import Broken, Part, Row, each_row
 from hwgrpo.data.published import Conversion
 from hwgrpo.data.raw_rows import Example
-from hwgrpo.data.row_schema import Message, check_text, identity, missing_column
+from hwgrpo.data.row_schema import Message, check_text, missing_column
 from hwgrpo.errors import DataError
 from hwgrpo.support.file_systems import sync
 
@@ -69,7 +69,7 @@ def convert(
             )
         if not one.rows:
             raise DataError(_nothing_left(one, split))
-        held_out |= {identity(row["prompt"]): split for row in one.rows}
+        held_out |= {identity_of(row): split for row in one.rows}
         done[split] = one
     return {split: done[split] for split in copy.splits}
 
@@ -227,4 +227,6 @@ def _schema(pyarrow: Any, rows: Sequence[Row]) -> Any:
         "reward_model": pyarrow.struct({"style": text, "ground_truth": pyarrow.list_(text) if listed else text}),
         "extra_info": pyarrow.struct(info),
     }
-    return pyarrow.schema(columns | {name: messages for name in rows[0] if name not in columns})
+    images = pyarrow.list_(pyarrow.struct({"bytes": pyarrow.binary(), "path": text}))
+    others = {name: images if name == "images" else messages for name in rows[0] if name not in columns}
+    return pyarrow.schema(columns | others)

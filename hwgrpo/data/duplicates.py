@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,12 @@ NAMED = 10
 """Number of places that are kept."""
 PAIR = ("chosen", "rejected")
 """Columns that make rows with the same prompt different ones."""
+
+
+def identity_of(row: Row) -> str:
+    """Return a key for rows in verl's schema with equal prompts, images included."""
+    images = [hashlib.sha256(each["bytes"]).hexdigest() for each in row.get("images", ())]
+    return identity(row["prompt"], images)
 
 
 @dataclass
@@ -49,7 +56,7 @@ class DuplicateFilter:
 
     def is_new(self, row: Row, place: str) -> bool:
         """Return whether a row in verl's schema is the first with its prompt; note it otherwise."""
-        prompt = identity(row["prompt"])
+        prompt = identity_of(row)
         key = prompt + "".join(json.dumps(row[column]) for column in PAIR if column in row)
         truth = row["reward_model"]["ground_truth"]
         if prompt in self._held_out:

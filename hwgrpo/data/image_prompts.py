@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 
-from hwgrpo.errors import ConfigError, DataError, quoted
+from hwgrpo.data.media import MARK
+from hwgrpo.errors import ConfigError, DataError, error_text, quoted
 from hwgrpo.values import PromptImages
 
+OTHER_TEMPLATE = "set model.chat_template to a file with a template that shows images"
 SAMPLE_SIDE = 56
 """Pixels of a side of the image of startup checks."""
 TOKENS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
@@ -72,6 +76,47 @@ class ImagePrompts:
     """Stands for a part of an image."""
     grids: Grids | None
     """None: the model counts tokens."""
+    marks: frozenset[str] = frozenset()
+    """Texts of tokens that show images, video or sound: a message that has one would show what is not there."""
+
+    @cached_property
+    def marks_of_one(self) -> Mapping[str, int]:
+        """How often the chat template writes each mark for one image.
+
+        Raises:
+            ConfigError: the template writes none.
+        """
+        try:
+            text = self.render()
+        except (ValueError, TemplateError) as error:  # no chat template, or one of text
+            raise ConfigError(
+                f"the chat template shows no images ({error_text(error, 200)}); {OTHER_TEMPLATE}"
+            ) from error
+        counts = {mark: text.count(mark) for mark in self.marks}
+        if not any(counts.values()):
+            raise ConfigError(f"the chat template writes none of {', '.join(sorted(self.marks))}; {OTHER_TEMPLATE}")
+        return counts
+
+    def check_marks(self, text: str, images: int, place: str) -> None:
+        """Check that a prompt's text marks as many images as it has.
+
+        Args:
+            text: after the chat template.
+            images: number of images.
+            place: file and row, for messages.
+
+        Raises:
+            ConfigError: the chat template shows no images.
+            DataError: another number of marks; placeholders without pixels would be embedded as text.
+        """
+        for mark in sorted(self.marks):
+            wanted = images * self.marks_of_one[mark] if images else 0
+            if text.count(mark) != wanted:
+                raise DataError(
+                    f"{place}: the prompt has {images} images, and its text has {mark} {text.count(mark)} times "
+                    f"instead of {wanted}; take it out of data.system_prompt, few_shot and instruction, or "
+                    f"{OTHER_TEMPLATE}"
+                )
 
     def encode(self, text: str, images: Sequence[Any], place: str) -> tuple[list[int], PromptImages]:
         """Return a prompt's tokens and images.
@@ -88,8 +133,8 @@ class ImagePrompts:
             ids, inputs = self.process(text, images)
         except (ValueError, IndexError, StopIteration, RuntimeError) as error:
             raise DataError(
-                f"{place}: the model's image processor refuses the prompt {quoted(text, 80)} with {len(images)} images: "
-                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                f"{place}: the model's image processor refuses the prompt {quoted(text, 80)} with {len(images)} images "
+                f"({error_text(error, 200)}); change the image, or leave out the row"
             ) from error
         axes = None
         if self.grids is not None:
@@ -164,17 +209,41 @@ def load_image_prompts(path: str, revision: str | None, config: Any, tokenizer: 
         return tokenizer.apply_chat_template(list(ONE_IMAGE), tokenize=False, add_generation_prompt=True)
 
     if config.model_type in MARKED:
-        return _by_marks(_processor("AutoImageProcessor", path, revision), render, token_id, config, tokenizer)
+        return by_marks(_processor("AutoImageProcessor", path, revision), render, token_id, config, tokenizer)
     processor = _processor("AutoProcessor", path, revision)
 
     def process(text: str, images: Sequence[Any]) -> tuple[list[int], Mapping[str, torch.Tensor]]:
         made = processor(text=[text], images=[list(images)], return_tensors="pt", add_special_tokens=False)
         return made["input_ids"][0].tolist(), {name: made[name] for name in made if name not in TOKENS}
 
-    return ImagePrompts(process, render, token_id, None)
+    return ImagePrompts(process, render, token_id, None, marks_of(config, tokenizer, processor))
 
 
-def _by_marks(processor: Any, render: Callable[[], str], token_id: int, config: Any, tokenizer: Any) -> ImagePrompts:
+PLACEHOLDERS = tuple(
+    f"{kind}_{field}"
+    for kind in ("image", "video", "audio", "vision_start", "vision_end", "image_start", "image_end", "boi", "eoi")
+    for field in ("token_id", "token_index")
+)
+"""Fields of configurations with tokens that show images, video or sound."""
+
+
+def marks_of(config: Any, tokenizer: Any, processor: Any = None) -> frozenset[str]:
+    """Return the texts of a model's tokens that show images, video or sound.
+
+    Args:
+        config: the model's configuration.
+        tokenizer: the model's.
+        processor: the model's, with names of such tokens of its own.
+    """
+    ids = [value for name in PLACEHOLDERS if isinstance(value := getattr(config, name, None), int)]
+    texts = [tokenizer.convert_ids_to_tokens(value) for value in ids if 0 <= value < len(tokenizer)]
+    texts += [getattr(processor, name, None) for name in ("image_token", "boi_token", "video_token", "audio_token")]
+    texts += [text for text in tokenizer.get_added_vocab() if MARK.fullmatch(text)]
+    return frozenset(text for text in texts if isinstance(text, str) and text)
+
+
+def by_marks(processor: Any, render: Callable[[], str], token_id: int, config: Any, tokenizer: Any) -> ImagePrompts:
+    """Return what makes prompts for a model that marks each image by one token, by its image processor alone."""
     merged = config.vision_config.spatial_merge_size
     grids = Grids("image_grid_thw", merged)
 
@@ -184,7 +253,7 @@ def _by_marks(processor: Any, render: Callable[[], str], token_id: int, config: 
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return expand_marks(ids, token_id, counts), made
 
-    return ImagePrompts(process, render, token_id, grids)
+    return ImagePrompts(process, render, token_id, grids, marks_of(config, tokenizer))
 
 
 def _processor(kind: str, path: str, revision: str | None) -> Any:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hwgrpo.data.chat_template import render
+from hwgrpo.data.chat_template import Rendered, render
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
+from hwgrpo.data.image_rows import ImagePrompt, read_image_prompt
+from hwgrpo.data.images import ImageReader, ReadImage
 from hwgrpo.data.prompt_findings import BY_TOKENIZER, findings_of, token_findings
 from hwgrpo.data.prompts import TOKENIZE_BATCH
 from hwgrpo.data.published import published_with
@@ -32,6 +34,9 @@ from hwgrpo.rewards.ground_truths import is_missing
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.values import Prompt
 
+if TYPE_CHECKING:
+    from hwgrpo.data.image_prompts import ImagePrompts
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -47,6 +52,10 @@ class Settings:
     """Rows per file to check rewards on; 0 is all."""
     change_rows: Callable[[Rows, int], Rows] | None = None
     """As for `build_dataset`: rows with the prompts of environments, and tools."""
+    with_images: bool = False
+    """Whether rows may have images; False: as a text model reads them, for which they are bad."""
+    images: ImagePrompts | None = None
+    """Counts the tokens of prompts with images; None: they are not counted."""
 
 
 @dataclass
@@ -57,6 +66,8 @@ class _Good:
     answers: dict[int, Any] = field(default_factory=dict)
     keys: dict[int, str | None] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
+    images: dict[int, list[ReadImage]] = field(default_factory=dict)
+    """Of rows with images, without their pixels."""
     findings: Counter[str] = field(default_factory=Counter)
 
 
@@ -109,7 +120,7 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
         part = replace(part, rows=rows, columns=rows.columns)
     if part.columns and config.prompt_key not in part.columns:
         raise _no_prompts(config.prompt_key, part)
-    good, bad = _read_rows(part, broken, config)
+    good, bad = _read_rows(rows, part, broken, settings)
     tokens = None if settings.tokenizer is None else _token_lengths(rows, part, good, bad, settings)
     for index in bad:
         good.prompts.pop(index, None)
@@ -137,6 +148,7 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
         bad=[BadRow(index, part.place(index), bad[index]) for index in sorted(bad)],
         judged=judged,
         findings=dict(good.findings),
+        images=_image_counts(good),
     )
     return report, first
 
@@ -150,21 +162,30 @@ def _no_prompts(key: str, part: Part) -> DataError:
     return DataError(f"{error} ({hint})")
 
 
-def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int, str]]:
+def _read_rows(rows: Rows, part: Part, broken: Broken, settings: Settings) -> tuple[_Good, dict[int, str]]:
     """Return the valid rows, and the errors of the others."""
-    good, bad = _Good(), {}
+    good, bad, config = _Good(), {}, settings.data
+    reader = ImageReader(config.images)
+    marks = frozenset() if settings.images is None else settings.images.marks
     for index, row in each_row(part, broken):
         place = part.place(index)
         try:
             if isinstance(row, DataError):
                 raise row
-            prompt = read_prompt(row, config.prompt_key, place)
+            prompt, shown = (
+                read_image_prompt(row, config, marks, place)
+                if settings.with_images
+                else ImagePrompt(read_prompt(row, config.prompt_key, place))
+            )
+            read = reader.read_all(shown, rows.folder(index), place)
             answer = read_ground_truth(row, config.ground_truth_key, place)
         except DataError as error:
             bad[index] = str(error).removeprefix(f"{place}: ")
             continue
         source = row.get(config.source_key)
         good.prompts[index] = prompt
+        if read:
+            good.images[index] = [replace(each, image=None) for each in read]
         good.findings.update(findings_of(prompt))
         good.answers[index] = answer
         good.keys[index] = None if is_missing(answer) else config.ground_truth_key or ground_truth_key(row)
@@ -179,24 +200,44 @@ def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int
 def _token_lengths(rows: Rows, part: Part, good: _Good, bad: dict[int, str], settings: Settings) -> list[int]:
     """Return token lengths after the chat template; add the errors of rows to `bad`."""
     counts = []
-    indices = [index for index in good.prompts if index not in bad]
+    indices = [
+        index
+        for index in good.prompts
+        if index not in bad and (settings.images is not None or index not in good.images)
+    ]
+    reader = ImageReader(settings.data.images)
     for start in range(0, len(indices), TOKENIZE_BATCH):
         rendered = {}
         for index in indices[start : start + TOKENIZE_BATCH]:
             try:
-                rendered[index] = render(rows, index, settings.data, settings.tokenizer)
+                row = render(rows, index, settings.data, settings.tokenizer, settings.images)
+                rendered[index] = row, _token_ids(rows, index, row, reader, settings)
             except DataError as error:
                 bad[index] = str(error).removeprefix(f"{part.place(index)}: ")
             except ConfigError as error:
                 raise ConfigError(f"{error}; --recipe RECIPE reads such settings from a recipe") from error
-        for index, row in rendered.items():
-            ids = settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"]
+        for index, (row, ids) in rendered.items():
             if ids:
                 counts.append(len(ids))
                 good.findings.update(BY_TOKENIZER & {*row.findings, *token_findings(ids, settings.tokenizer)})
             else:
                 bad[index] = "the prompt has no tokens under this tokenizer"
     return counts
+
+
+def _token_ids(rows: Rows, index: int, row: Rendered, reader: ImageReader, settings: Settings) -> Sequence[int]:
+    if settings.images is None or not row.sources:
+        return settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"]
+    read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
+    return settings.images.encode(row.text, [each.image for each in read], rows.place(index))[0]
+
+
+def _image_counts(good: _Good) -> ImageCounts | None:
+    read = [good.images[index] for index in good.prompts if index in good.images]
+    if not read:
+        return None
+    widths, heights = zip(*(each.size for images in read for each in images), strict=True)
+    return ImageCounts(_counts(len(images) for images in read), _statistics(widths), _statistics(heights))
 
 
 def _prompt(part: Part, good: _Good, index: int) -> Prompt:
@@ -217,7 +258,8 @@ def _repeats(part: Part, good: _Good) -> tuple[dict[str, str], list[Repeat]]:
     first: dict[str, str] = {}
     repeats = []
     for index, prompt in good.prompts.items():
-        place, key = part.place(index), identity(prompt)
+        digests = [each.digest for each in good.images.get(index, ())]
+        place, key = part.place(index), identity(prompt, digests)
         if key in first:
             repeats.append(Repeat(place, first[key]))
         else:
@@ -235,14 +277,16 @@ def _kind(prompt: str | tuple[Message, ...]) -> str:
     return f"messages: {escaped(', '.join(message['role'] for message in prompt), 100)}"
 
 
-def _counts(values: Iterable[str]) -> dict[str, int]:
+def _counts(values: Iterable[Any]) -> dict[Any, int]:
     """Return value -> count, the most common first."""
     return dict(Counter(values).most_common())
 
 
 def _lengths(values: Sequence[int]) -> Lengths | None:
-    if not values:
-        return None
+    return _statistics(values) if values else None
+
+
+def _statistics(values: Sequence[int]) -> Lengths:
     # the higher of two neighbors, so that every statistic is the length of some prompt
     middle, high = np.percentile(values, (50, 95), method="higher").tolist()
     return Lengths(min(values), int(middle), int(high), max(values))
@@ -267,7 +311,7 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of the prompts of a file."""
+    """Statistics of the lengths of a file's prompts, or of the sides of its images."""
 
     min: int
     median: int
@@ -276,8 +320,19 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class ImageCounts:
+    """Images of the prompts of a file."""
+
+    per_row: Mapping[int, int]
+    """Number of images -> rows that have so many."""
+    widths: Lengths
+    """In pixels, before images are scaled."""
+    heights: Lengths
+
+
+@dataclass(frozen=True)
 class Repeat:
-    """A prompt equal to that of an earlier row, up to white space."""
+    """A prompt equal to that of an earlier row, up to white space, with the same images."""
 
     place: str
     earlier: str
@@ -307,6 +362,8 @@ class FileReport:
     judged: Sequence[Judged]
     findings: Mapping[str, int]
     """Kind of `prompt_findings` -> rows."""
+    images: ImageCounts | None
+    """None: no prompt has images."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Images, video and sound in rows: prompts are text, so a row that has some would be trained without them."""
+"""Images, video and sound in rows: where prompts are text, a row that has some would be trained without them."""
 
 from __future__ import annotations
 

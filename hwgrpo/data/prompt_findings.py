@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from hwgrpo.data.media import MARK
-from hwgrpo.data.row_schema import Message, message_text
+from hwgrpo.data.row_schema import Message, message_parts, message_text
 from hwgrpo.rewards.response_text import special_ids, wordless_ids
 
 MARKED = "marked"
@@ -70,8 +70,10 @@ def template_findings(messages: Sequence[Message], text: str, tokenizer: Any) ->
     """Yield the kinds of a conversation by what the chat template has made of it."""
     written = without_space(text)
     if any(
-        message["role"] not in ("assistant", "tool") and without_space(message_text(message)) not in written
+        without_space(part) not in written
         for message in messages
+        if message["role"] not in ("assistant", "tool")
+        for part in message_parts(message)
     ):
         yield LEFT_OUT
     patterns = (_special_text(tokenizer, message["role"] == "assistant") for message in messages)

@@ -7,12 +7,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hwgrpo.catalog import OVERLONG_POLICIES
-from hwgrpo.data.chat_template import Rendered, conversation, render
+from hwgrpo.data.chat_template import Rendered, conversation_with_images, render
+from hwgrpo.data.images import ImageReader, digest_of
 from hwgrpo.data.prompt_findings import finding_notes, token_findings
 from hwgrpo.data.row_schema import (
     GROUND_TRUTH_KEYS,
@@ -21,8 +22,11 @@ from hwgrpo.data.row_schema import (
 )
 from hwgrpo.data.sources import Rows, open_all, sources_of, validation_source
 from hwgrpo.data.tasks import PREFIX
-from hwgrpo.errors import DataError, choice_error, escaped, quoted
-from hwgrpo.values import Prompt
+from hwgrpo.errors import ConfigError, DataError, choice_error, escaped, quoted
+from hwgrpo.values import Prompt, PromptImages
+
+if TYPE_CHECKING:
+    from hwgrpo.data.image_prompts import ImagePrompts
 
 TOKENIZE_BATCH = 1000
 
@@ -61,6 +65,12 @@ class PromptDataset:
     """Number of rows of the sources that could be read, of which `data.max_rows` or `validation_max_rows` took some."""
     findings: Mapping[str, int] = field(default_factory=dict)
     """Kind of `prompt_findings` -> rows."""
+    images: ImagePrompts | None = None
+    """Encodes prompts with images; None: a text model."""
+    reader: ImageReader | None = None
+    """Reads the images of rows; None: a text model."""
+    image_digests: Mapping[int, str] = field(default_factory=dict)
+    """Index of a row with images -> a hash of them."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -116,7 +126,7 @@ class PromptDataset:
         columns = self.rows[index]
         source = columns.get(self.config.source_key)
         place = self.rows.place(index)
-        messages = conversation(columns, self.config, place)
+        messages, sources = conversation_with_images(columns, self.config, place, self.images)
         return Prompt(
             uid=f"{epoch}:{row}",
             text=self.texts[row],
@@ -127,7 +137,23 @@ class PromptDataset:
             place=place,
             messages=None if isinstance(messages, str) else messages,
             tools=tuple(self.rows.tools(index)),
+            images=self._images(row, sources) if sources else None,
         )
+
+    def _images(self, row: int, sources: Sequence[Any]) -> PromptImages:
+        """Return the images of a prompt, which are read again.
+
+        Raises:
+            DataError: they are not those that were read when the dataset was built.
+        """
+        assert self.images is not None
+        assert self.reader is not None
+        index = self.kept[row]
+        place = self.rows.place(index)
+        read = self.reader.read_all(sources, self.rows.folder(index), place)
+        if digest_of(read) != self.image_digests[index]:
+            raise DataError(f"{place}: its images changed since the run started; restore them, or start the run again")
+        return self.images.encode(self.texts[row], [each.image for each in read], place)[1]
 
 
 def template_note(name: str, dataset: PromptDataset | None) -> str | None:
@@ -195,7 +221,11 @@ def dataset_notes(name: str, dataset: PromptDataset | None) -> Iterator[str]:
 
 
 def build_dataset(
-    config: Any, tokenizer: Any, which: str, change_rows: Callable[[Rows, int], Rows] | None = None
+    config: Any,
+    tokenizer: Any,
+    which: str,
+    change_rows: Callable[[Rows, int], Rows] | None = None,
+    images: ImagePrompts | None = None,
 ) -> PromptDataset | None:
     """Read, render and tokenize the training or validation prompts.
 
@@ -204,6 +234,8 @@ def build_dataset(
         tokenizer: a transformers tokenizer.
         which: "train" or "validation".
         change_rows: (rows, number of rows that are read) -> rows with other prompts, or with tools; None: no change.
+        images: encodes prompts with images (`load_image_prompts`), which are all read here to find bad ones and to
+            count tokens; None: a text model, and a row with images is an error.
 
     Returns:
         The dataset; None for "validation" when there is none (no setting, and the training data is not a task).
@@ -227,6 +259,9 @@ def build_dataset(
         rows = change_rows(rows, count)
     if config.prompt_key not in rows.columns:
         raise missing_column("data.prompt_key", config.prompt_key, rows.columns, name)
+    reader = None if images is None else ImageReader(config.images)
+    if config.images.key is not None:
+        check_image_key(config.images.key, rows.columns, name, images is not None)
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
@@ -235,9 +270,24 @@ def build_dataset(
     findings: Counter[str] = Counter()
     by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
     digest, text_digest = hashlib.sha256(), hashlib.sha256()
-    for index, row, ids in _tokenize(rows, count, config, tokenizer, digest):
+    image_digests: dict[int, str] = {}
+    for index, row, ids in _tokenize(rows, count, config, tokenizer, images):
         text = row.text
+        digest.update(row_bytes(row.columns, rows.place(index)))
         text_digest.update(text.encode() + b"\0")
+        if row.sources:
+            if change_rows is not None:
+                raise DataError(
+                    f"{rows.place(index)}: the prompt has images, which tools and environments do not show; leave out "
+                    "such rows, or rollout.agent"
+                )
+            assert images is not None
+            assert reader is not None
+            read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
+            ids, _ = images.encode(text, [each.image for each in read], rows.place(index))
+            image_digests[index] = digest_of(read)
+            digest.update(image_digests[index].encode())
+            text_digest.update(image_digests[index].encode())
         findings.update((*row.findings, *token_findings(ids, tokenizer)))
         templated += row.templated
         if by_user and not row.templated and config.chat == "auto" and tokenizer.chat_template is not None:
@@ -250,6 +300,12 @@ def build_dataset(
                 raise DataError(
                     f"{rows.place(index)}: the prompt has {len(ids)} tokens, data.max_prompt_tokens="
                     f"{config.max_prompt_tokens}; raise the limit, or set data.overlong to filter or truncate_left"
+                )
+            if row.sources:
+                raise DataError(
+                    f"{rows.place(index)}: the prompt has {len(ids)} tokens, more than data.max_prompt_tokens="
+                    f"{config.max_prompt_tokens}, and data.overlong={config.overlong} cannot cut images; set "
+                    "data.overlong=filter, raise the limit, or lower data.images.max_pixels"
                 )
             limit = config.max_prompt_tokens
             ids = ids[-limit:] if config.overlong == "truncate_left" else ids[:limit]
@@ -283,18 +339,41 @@ def build_dataset(
         templated=templated,
         available=len(rows),
         findings=findings,
+        images=images,
+        reader=reader,
+        image_digests=image_digests,
     )
 
 
+def check_image_key(key: str, columns: Sequence[str], name: str, reads_images: bool) -> None:
+    """Check that `data.images.key` is a column that the model reads.
+
+    Args:
+        key: its value.
+        columns: names of the data's columns.
+        name: of the data, for messages.
+        reads_images: whether the model does.
+
+    Raises:
+        ConfigError: a text model would be trained without the images.
+        DataError: there is no such column.
+    """
+    if not reads_images:
+        raise ConfigError(
+            f"data.images.key={key} names a column of images, and the model reads text alone; use a model that reads "
+            "images, or remove the setting"
+        )
+    if key not in columns:
+        raise missing_column("data.images.key", key, columns, name)
+
+
 def _tokenize(
-    rows: Rows, count: int, config: Any, tokenizer: Any, digest: Any
+    rows: Rows, count: int, config: Any, tokenizer: Any, images: ImagePrompts | None
 ) -> Iterator[tuple[int, Rendered, list[int]]]:
-    """Yield (index, rendered row, token ids), tokenizing in batches; feed `digest` each row."""
+    """Yield (index, rendered row, token ids of its text), tokenizing in batches."""
     for start in range(0, count, TOKENIZE_BATCH):
         indices = range(start, min(start + TOKENIZE_BATCH, count))
-        rendered = [render(rows, index, config, tokenizer) for index in indices]
-        for index, row in zip(indices, rendered, strict=True):
-            digest.update(row_bytes(row.columns, rows.place(index)))
+        rendered = [render(rows, index, config, tokenizer, images) for index in indices]
         ids: list[list[int]] = [[] for _ in rendered]
         # A chat template writes its own special tokens; plain text gets the tokenizer's.
         for templated in (True, False):

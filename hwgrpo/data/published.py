@@ -60,6 +60,11 @@ class Published(Conversion):
 
 
 STEP_BY_STEP = "Let's think step by step"
+THINK_AND_BOX = (
+    "You FIRST think about the reasoning process as an internal monologue and then provide the final answer. The "
+    "reasoning process MUST BE enclosed within <think> </think> tags. The final answer MUST BE put in \\boxed{}."
+)
+"""verl's instruction for Geometry3K."""
 LETTER = f'{STEP_BY_STEP} and end with "The answer is (X)", where X is the letter of the right option.'
 PROGRAM = "Write the full program, with the imports and helper functions that it needs, in one ```python block."
 PARQUET_BRANCH = "refs/convert/parquet"
@@ -200,14 +205,22 @@ PUBLISHED = {
         reward="code",
         ability="code",
     ),
+    "geo3k": Published(
+        title="Geometry3K",
+        hub="hiyouga/geometry3k",
+        data_source="hiyouga/geometry3k",
+        folders=("data", "default"),
+        files=tuple(f"data/{split}-00000-of-00001.parquet" for split in ("train", "validation", "test")),
+        splits=("train", "validation", "test"),
+        columns=("problem", "answer", "images"),
+        example=raw_rows.geo3k,
+        instruction=THINK_AND_BOX,
+        separator=" ",
+        reward="math",
+        ability="math",
+    ),
 }
 """Name in `hwgrpo data` -> dataset."""
-REFUSED = {
-    "geo3k": "Geometry3K (hiyouga/geometry3k): every question is about an image, and images in prompts are not "
-    "supported: only text models are trained. Convert a dataset of text, such as hwgrpo data math, or rows that are "
-    "complete without their image, with hwgrpo data convert FILE",
-}
-"""Name in `hwgrpo data` -> why this dataset is not converted, and what to do."""
 
 
 def published_with(columns: tuple[str, ...]) -> str | None:

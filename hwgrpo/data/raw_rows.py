@@ -8,10 +8,13 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hwgrpo.data.final_answers import last_boxed, number_after_mark
 from hwgrpo.data.formats import Row
+from hwgrpo.data.image_rows import PLACE
+from hwgrpo.data.images import ImageReader, images_in
 from hwgrpo.data.row_schema import Message, ground_truth_key, message_text, read_ground_truth, read_prompt
 from hwgrpo.errors import DataError, quoted
 from hwgrpo.rewards.ground_truths import is_missing, right_answers
@@ -71,6 +74,25 @@ def math(row: Row) -> Example:
     """Read `problem` and `solution`, with the answer in the last `\\boxed{}`."""
     question, solution = text(row, "problem"), text(row, "solution")
     return Example(question, last_boxed(solution), {"answer": solution, "question": question})
+
+
+def geo3k(row: Row) -> Example:
+    """Read `problem`, with `<image>` where each image stands, `answer`, and `images`, dicts of `bytes` and `path`."""
+    from hwgrpo.config.schema import DataImagesConfig
+
+    question, answer = text(row, "problem"), text(row, "answer").strip()
+    listed = images_in(_value(row, "images"))
+    if not listed:
+        raise DataError("'images' is empty")
+    if not all(isinstance(each, Mapping) and isinstance(each.get("bytes"), bytes) for each in listed):
+        raise DataError("'images' has an image without bytes; read the dataset's Parquet files")
+    ImageReader(DataImagesConfig()).read_all(listed, Path(), "row")  # broken ones are found now
+    places = question.count(PLACE)
+    if places not in (0, len(listed)):
+        raise DataError(f"the problem has {places} times {PLACE}, and the row has {len(listed)} images")
+    images = [{"bytes": each["bytes"], "path": each.get("path")} for each in listed]
+    shown = question if places else PLACE * len(listed) + question
+    return Example(shown, answer, {"answer": answer, "question": question}, {"images": images})
 
 
 def short_solution(row: Row) -> Example:

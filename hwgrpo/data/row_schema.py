@@ -21,20 +21,22 @@ Message = Mapping[str, Any]
 _ABSENT = object()
 
 
-def read_prompt(row: Row, key: str, place: str) -> str | tuple[Message, ...]:
+def read_prompt(row: Row, key: str, place: str, *, images: bool = False) -> str | tuple[Message, ...]:
     """Return a row's prompt: a text, or the messages of a conversation.
 
     Args:
         row: the data row.
         key: its column (`data.prompt_key`).
         place: file and line, for messages.
+        images: whether messages may have `{"type": "image"}` blocks; the caller has read other columns' images.
 
     Raises:
         DataError: the column is missing, empty, or neither text nor messages; or the row has images, video or sound.
     """
     if key not in row:
         raise missing_column("data.prompt_key", key, row, place)
-    refuse_media(row, key, place)
+    if not images:
+        refuse_media(row, key, place)
     value = row[key]
     if isinstance(value, str):
         if not value.strip():
@@ -42,7 +44,7 @@ def read_prompt(row: Row, key: str, place: str) -> str | tuple[Message, ...]:
         check_text(value, f"{place}: column {key!r}")
         return value
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return _messages(value, key, place)
+        return _messages(value, key, place, images)
     what = "empty (null)" if value is None else f"of type {type(value).__name__}"
     raise DataError(f"{place}: column {key!r} is {what}; a prompt is text or a list of chat messages")
 
@@ -72,16 +74,26 @@ def read_tools(row: Row, place: str) -> tuple[Mapping[str, Any], ...]:
 
 def message_text(message: Message) -> str:
     """Return the text of a message that `read_prompt` has checked."""
+    return "".join(message_parts(message))
+
+
+def message_parts(message: Message) -> list[str]:
+    """Return the texts of a message that `read_prompt` has checked, between which images may stand."""
     content = message.get("content")
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+    return [content] if isinstance(content, str) else [part["text"] for part in content or () if "text" in part]
 
 
-def identity(prompt: str | Sequence[Message]) -> str:
-    """Return a key for prompts that are equal up to white space; a text equals a single user message with it."""
+def identity(prompt: str | Sequence[Message], images: Sequence[str] = ()) -> str:
+    """Return a key for prompts that are equal up to white space; a text equals a single user message with it.
+
+    Args:
+        prompt: text or messages.
+        images: digests of the images that it shows.
+    """
     messages = (
         [("user", prompt)] if isinstance(prompt, str) else [(each["role"], message_text(each)) for each in prompt]
     )
-    return json.dumps([(role, " ".join(content.split())) for role, content in messages])
+    return json.dumps([*[(role, " ".join(content.split())) for role, content in messages], *images])
 
 
 def check_text(text: str, where: str) -> None:
@@ -146,13 +158,13 @@ def _nested(row: Row, key: str) -> Any:
     return value
 
 
-def _messages(value: Sequence[Any], key: str, place: str) -> tuple[Message, ...]:
+def _messages(value: Sequence[Any], key: str, place: str, images: bool) -> tuple[Message, ...]:
     messages = []
     for number, message in enumerate(value):
         where = f"{place}: column {key!r}, message {number}"
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(f'{where} is not a chat message; expected {{"role": "user", "content": "..."}}')
-        _check_content(message, where)
+        _check_content(message, where, images)
         shown = next((name for name, part in message.items() if name != "content" and is_media(name, part)), None)
         if shown is not None:
             raise DataError(f"{where} holds images, video or sound in {quoted(shown)}, and prompts are text; {REMEDY}")
@@ -165,7 +177,7 @@ def _messages(value: Sequence[Any], key: str, place: str) -> tuple[Message, ...]
     return tuple(messages)
 
 
-def _check_content(message: Message, where: str) -> None:
+def _check_content(message: Message, where: str, images: bool) -> None:
     content = message.get("content")
     if isinstance(content, str):
         if message["role"] == "user" and not content.strip():
@@ -173,6 +185,8 @@ def _check_content(message: Message, where: str) -> None:
         check_text(content, where)
     elif isinstance(content, Sequence) and not isinstance(content, bytes):
         for part in content:
+            if images and part == {"type": "image"}:
+                continue
             if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise DataError(
                     f"{where}: the content part {quoted(part)} is not supported; only "

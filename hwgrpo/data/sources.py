@@ -49,6 +49,7 @@ class Rows(Sequence[Row]):
         self.parts = tuple(parts)
         self.columns = tuple(dict.fromkeys(column for part in self.parts for column in part.columns))
         self._ends = list(itertools.accumulate(len(part.rows) for part in self.parts))
+        self._folders = [_folder_of(part.name) for part in self.parts]  # now: the directory may change
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -66,6 +67,11 @@ class Rows(Sequence[Row]):
         """Return the name of the file, task or hub dataset that a row is from."""
         return self._find(index)[0].source
 
+    def folder(self, index: int) -> Path:
+        """Return the folder at which relative paths in a row begin: that of its file, else the current one."""
+        number = bisect.bisect_right(self._ends, index)
+        return self._folders[number]
+
     def tools(self, index: int) -> Sequence[Mapping[str, Any]]:
         """Return the JSON schemas of the tools that the chat template shows for a row."""
         return ()
@@ -75,6 +81,13 @@ class Rows(Sequence[Row]):
             raise IndexError(index)
         number = bisect.bisect_right(self._ends, index)
         return self.parts[number], index - (self._ends[number - 1] if number else 0)
+
+
+def _folder_of(name: str) -> Path:
+    path = Path(name).absolute()
+    if path.is_dir():
+        return path
+    return path.parent if path.is_file() else Path.cwd()
 
 
 def sources_of(spec: str | Sequence[str] | None) -> list[str]:

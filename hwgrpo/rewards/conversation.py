@@ -32,4 +32,4 @@ def prompt_text(prompt: Prompt) -> str:
 def _text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, whose content may be a list of texts, or None."""
     content = message.get("content")
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
 import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hwgrpo.data.published import PUBLISHED
+from tests.support.models.tiny_image_prompts import picture
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,12 +73,22 @@ def test_every_published_dataset_has_a_command_that_names_its_splits(hwgrpo):
     assert "default: openai/gsm8k, subset main" in " ".join(hwgrpo("data", "gsm8k", "--help").stdout.split())
 
 
-def test_a_dataset_of_images_is_refused_by_name_with_what_to_do(hwgrpo):
-    for words in ((), ("--source", "anything", "--force")):
-        done = hwgrpo("data", "geo3k", *words)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "images in prompts are not supported" in done.stderr
-        assert "hwgrpo data convert FILE" in done.stderr
+def test_a_dataset_of_images_is_converted_and_inspected(hwgrpo, tmp_path):
+    rows = [
+        {"problem": "<image>Find x.", "answer": "3", "images": [{"bytes": picture(8, 8 + number), "path": None}]}
+        for number in range(3)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    done = hwgrpo("data", "geo3k", "--source", "train.parquet")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "train 3 3 0 0 data/geo3k/train.parquet" in lines
+    assert f"images {len(rows[0]['images'][0]['bytes'])} bytes" in lines
+    done = hwgrpo("data", "inspect", "data/geo3k/train.parquet")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "data/geo3k/train.parquet: 3 rows, none bad" in lines
+    assert "images 1 in 3 prompts; widths 8 to 8, heights 8 to 10 pixels" in lines
 
 
 def test_own_files_are_converted_with_a_validation_split_and_a_preview(hwgrpo, tmp_path):

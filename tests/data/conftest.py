@@ -9,6 +9,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from hwgrpo.config.schema import DataImagesConfig
+from tests.support.models.tiny_image_prompts import image_prompts, image_tokenizer
+
 CHAT_TEMPLATE = (
     "{% if mood is defined %}{{ mood }};{% endif %}"
     "{% for m in messages %}"
@@ -41,6 +44,18 @@ def tokenizer_without_template():
     return make_tokenizer(None)
 
 
+@pytest.fixture(scope="session")
+def seeing_tokenizer():
+    """A tokenizer whose chat template shows images."""
+    return image_tokenizer(make_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def seeing(seeing_tokenizer):
+    """The `ImagePrompts` of a model that reads images."""
+    return image_prompts(seeing_tokenizer)
+
+
 @pytest.fixture
 def data_config():
     """Return a function that makes data settings: the schema's defaults and what a test changes."""
@@ -67,6 +82,7 @@ def data_config():
             "max_rows": 0,
             "validation_max_rows": 256,
             "shuffle": True,
+            "images": DataImagesConfig(),
         }
         assert set(changes) <= set(settings)
         return SimpleNamespace(**settings | changes)

@@ -13,7 +13,7 @@ from hwgrpo.data.convert import convert, output_files, write
 from hwgrpo.data.dataset_files import open_copy
 from hwgrpo.data.inspection import Settings, inspect_files
 from hwgrpo.data.prompts import build_dataset
-from hwgrpo.data.published import PUBLISHED, REFUSED, published_with, reward_of
+from hwgrpo.data.published import PUBLISHED, published_with, reward_of
 from hwgrpo.data.row_schema import read_prompt
 from hwgrpo.errors import DataError
 from hwgrpo.sandbox.unit_tests import read_tests
@@ -242,10 +242,8 @@ def test_programs_keep_their_tests_as_one_ground_truth(tmp_path):
     assert "'test_list' is empty" in reason("mbpp", {**ROWS["mbpp"][0], "test_list": []}, tmp_path)
 
 
-def test_a_prompt_that_needs_an_image_is_dropped_and_geometry_is_refused_by_name(tmp_path):
+def test_a_prompt_that_needs_an_image_is_dropped(tmp_path):
     assert "'images' holds images" in reason("dapo_math", {**dapo(1), "images": ["x.png"]}, tmp_path)
-    assert "images in prompts are not supported" in REFUSED["geo3k"]
-    assert not set(REFUSED) & set(PUBLISHED)
 
 
 def test_the_hubs_parquet_branch_is_read_where_a_dataset_is_a_script(monkeypatch):

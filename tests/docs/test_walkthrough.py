@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo.data.published import PUBLISHED, REFUSED
+from hwgrpo.data.published import PUBLISHED
 from tests.docs.pages import code, page, table
 from tests.support.processes.preloaded_programs import programs
 
@@ -67,7 +67,7 @@ def test_the_mistake_that_the_page_suggests_is_named_with_its_remedy(shell):
 
 def test_the_published_datasets_are_on_the_page_with_their_splits_and_rewards():
     rows = {code(row["name"])[0]: row for row in table(page("own-data.md"), "name", "splits written")}
-    assert list(rows) == [*PUBLISHED, *REFUSED]
+    assert list(rows) == [*PUBLISHED]
     for name, dataset in PUBLISHED.items():
         row = rows[name]
         assert code(row["dataset, subset"]) == [dataset.hub, *([dataset.subset] if dataset.subset else [])]
