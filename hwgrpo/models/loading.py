@@ -35,6 +35,7 @@ from hwgrpo.models.stored_quantization import (
     record_difference,
 )
 from hwgrpo.models.time_steps import lift_time_step_limits
+from hwgrpo.models.vision import unsupported_reason
 from hwgrpo.support.paths import did_you_mean, find_model
 from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 from hwgrpo.values import Prompt
@@ -346,6 +347,15 @@ def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> 
     named = model_config.architectures or []
     known = _has_trusted_code(config, model_config) or type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING
     known = known or _is_vision_language_model(model_config)
+    reason = unsupported_reason(model_config) if _is_vision_language_model(model_config) else None
+    if reason is not None:
+        remedy = ""
+        if type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            remedy = ", or save and train its text part, as AutoModelForCausalLM loads it"
+        raise ConfigError(
+            f"model.path={config.path!r} ({model_config.model_type}) reads images, and cannot be trained: {reason}; "
+            f"use another model{remedy}"
+        )
     # Encoders and bare backbones are in the mapping too, so check the saved architecture.
     generates = not named or any(name.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for name in named)
     if not known or not generates or getattr(model_config, "is_encoder_decoder", False):
