@@ -35,6 +35,7 @@ from hwgrpo.models.stored_quantization import (
     record_difference,
 )
 from hwgrpo.models.time_steps import lift_time_step_limits
+from hwgrpo.models.vision import unsupported_reason
 from hwgrpo.support.paths import did_you_mean, find_model
 from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 from hwgrpo.values import Prompt
@@ -311,6 +312,7 @@ def check_keeps_all_parts(name: str, model_config: PreTrainedConfig) -> None:
     Raises:
         ConfigError: parts would be left out.
     """
+    _check_images_train(name, model_config)
     kind: Any = type(model_config)
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or _is_vision_language_model(model_config):
         return
@@ -342,10 +344,23 @@ def _is_vision_language_model(model_config: PreTrainedConfig) -> bool:
     return reads_images(model_config) and type(model_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
+def _check_images_train(name: str, model_config: PreTrainedConfig) -> None:
+    """Raise `ConfigError` if a model reads images in a way that is not supported, even where prompts have none."""
+    reason = unsupported_reason(model_config) if _is_vision_language_model(model_config) else None
+    if reason is None:
+        return
+    text_part = ", or save and train its text part, as AutoModelForCausalLM loads it"
+    remedy = text_part if type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING else ""
+    raise ConfigError(
+        f"{name} ({model_config.model_type}) reads images, and cannot be trained: {reason}; use another model{remedy}"
+    )
+
+
 def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> None:
     named = model_config.architectures or []
     known = _has_trusted_code(config, model_config) or type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING
     known = known or _is_vision_language_model(model_config)
+    _check_images_train(f"model.path={config.path!r}", model_config)
     # Encoders and bare backbones are in the mapping too, so check the saved architecture.
     generates = not named or any(name.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for name in named)
     if not known or not generates or getattr(model_config, "is_encoder_decoder", False):

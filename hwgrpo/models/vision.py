@@ -142,7 +142,7 @@ class ImageEncoder:
         self._model = model
         self.token_id: int = base.config.image_token_id
         self.uses_axes = uses_axes(base.config)
-        module = backbone(base)
+        module: Any = backbone(base)
         forward = inspect.signature(module.forward).parameters
         if "mm_encoder_outputs" not in forward:
             raise ConfigError(
@@ -190,7 +190,8 @@ class ImageEncoder:
         assert self.sample is not None
         assert self.sample.images is not None
         features = self._encode(self.sample.images, device)
-        return 0.0 * sum(each.sum() for each in (*features.images, *(e for layer in features.deepstack for e in layer)))
+        every = (*features.images, *(each for layer in features.deepstack for each in layer))
+        return 0.0 * torch.stack([each.sum() for each in every]).sum()
 
     def _features(self, images: Sequence[PromptImages], device: torch.device) -> list[Features]:
         trains = self.trains  # fused optimizers do not count their writes, so nothing is known of when they change
@@ -213,15 +214,12 @@ class ImageEncoder:
         return self._known[key]
 
     def _encode(self, images: PromptImages, device: torch.device) -> Features:
-        dtype = next((p.dtype for _, _, p in vision_parameters(self._model) if p.is_floating_point()), None)
-        inputs = {
-            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
-            for name, tensor in images.inputs.items()
-            if name in self._accepted
-        }
+        moved = _moved(self._model, images, device)
+        inputs = {name: tensor for name, tensor in moved.items() if name in self._accepted}
         self.encoded += 1
         self.moved_bytes += sum(tensor.nbytes for tensor in inputs.values())
-        made = backbone(causal_lm(self._model)).get_image_features(**inputs, return_dict=True)
+        module: Any = backbone(causal_lm(self._model))
+        made = module.get_image_features(**inputs, return_dict=True)
         pooled = made.pooler_output
         layers = getattr(made, "deepstack_features", None) or ()
         return Features(tuple(pooled), tuple(tuple(layer) for layer in layers), isinstance(pooled, torch.Tensor))
@@ -255,13 +253,21 @@ def own_logits(model: Any, prompt: Prompt, response: Sequence[int] = ()) -> torc
     assert images is not None
     device = next(base.parameters()).device
     ids = torch.tensor([[*prompt.token_ids, *response]], device=device)
-    module = backbone(base)
+    module: Any = backbone(base)
     forward = inspect.signature(module.forward).parameters
     options: dict[str, Any] = {name: (ids == images.token_id).long() for name in TYPES if name in forward}
-    options |= {name: tensor.to(device) for name, tensor in images.inputs.items()}
+    options |= _moved(base, images, device)
     if hasattr(module, "rope_deltas"):
         module.rope_deltas = None  # of an earlier call
     return base(input_ids=ids, use_cache=False, **options).logits[0]
+
+
+def _moved(model: Any, images: PromptImages, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return images on a device, pixels in the dtype of the tower: not every tower converts them."""
+    dtype = next((p.dtype for _, _, p in vision_parameters(model) if p.is_floating_point()), None)
+    return {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in images.inputs.items()
+    }
 
 
 def _check_counts(placed: Sequence[int], wanted: Sequence[int]) -> None:

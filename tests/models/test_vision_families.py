@@ -7,8 +7,9 @@ import torch
 import transformers
 
 from hwgrpo.data.image_prompts import MARKED
-from hwgrpo.errors import DataError
+from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.models.lm_head import backbone
+from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.placeholders import placeholder_ids, reads_images
 from hwgrpo.models.vision import (
     ONE_AXIS,
@@ -18,6 +19,8 @@ from hwgrpo.models.vision import (
     uses_axes,
     vision_parameters,
 )
+from tests.support.models.families import run_settings
+from tests.support.models.vision_differences import forward_differences, row_of, run_differences
 from tests.support.models.vision_families import (
     IMAGE,
     REFUSED_FAMILIES,
@@ -26,29 +29,19 @@ from tests.support.models.vision_families import (
     VOCAB,
     Row,
     encoded_logits,
-    exact_copy,
+    frozen,
     left_padded,
     model_of,
     reference_logits,
-    reference_logprobs,
-    text,
 )
-from tests.support.numbers.rounding import STEP, assert_gradients_close, assert_values_close
+from tests.support.numbers.rounding import STEP, assert_values_close
 
 DIFFERENT = 1e-2
 """Logits of inputs that are wrong are further away than this from the right ones."""
 every_family = pytest.mark.parametrize("name", VISION_FAMILIES)
-with_axes = pytest.mark.parametrize("name", [name for name in VISION_FAMILIES if uses_axes(model_of(name).config)])
-
-
-def rows_of(name, *seeds_and_images):
-    """Return a row of each (seed, number of images), with a response."""
-    rows = []
-    for seed, images in seeds_and_images:
-        draw = torch.Generator().manual_seed(100 + seed)
-        ids, made = VISION_FAMILIES[name].prompt(seed, images) if images else (text(draw, 3, 9), None)
-        rows.append(Row(ids, made, text(draw, 3, 8)))
-    return rows
+with_axes = pytest.mark.parametrize(
+    "name", [name for name, family in VISION_FAMILIES.items() if uses_axes(family.config())]
+)
 
 
 def reference(name, row, model=None):
@@ -57,47 +50,26 @@ def reference(name, row, model=None):
         return reference_logits(model, VISION_FAMILIES[name], row.ids, row.response, row.images)
 
 
-def frozen(name):
-    """Return a copy of a family's model without gradients."""
-    return copy.deepcopy(model_of(name)).requires_grad_(False)
+@every_family
+def test_images_encoded_once_are_those_of_the_models_own_forward(name):
+    found = forward_differences(name)
+    assert found.alone < STEP
+    assert found.two_images < STEP
+    assert found.padded < STEP
+    assert found.gradient < STEP
+    assert found.encoded == 3  # rows with the same images, and those of an earlier batch, are not encoded again
 
 
 @every_family
-def test_rows_of_images_and_text_are_the_models_own_sequences(name):
-    encoder = ImageEncoder(model := frozen(name))
-    rows = rows_of(name, (1, 1), (2, 2), (3, 0), (4, 1))
-    rows += [Row(rows[1].ids, rows[1].images, [7, 8])]
-    batches = [[rows[0]], [rows[1]], [rows[2]], rows]
-    for batch in batches:
-        for row, logits in zip(batch, encoded_logits(model, encoder, batch)):
-            assert_values_close(logits, reference(name, row), what=f"{len(row.ids)} prompt tokens")
-    assert encoder.encoded == 3  # rows with the same images, and those of an earlier batch, are not encoded again
-
-
-@every_family
-def test_gradients_of_images_encoded_once_are_those_of_every_sequence_alone(name):
-    family, ours, theirs = VISION_FAMILIES[name], exact_copy(model_of(name)), exact_copy(model_of(name))
-    (first,), draw = rows_of(name, (2, 2)), torch.Generator().manual_seed(9)
-    rows = [Row(first.ids, first.images, text(draw, 3, 8)) for _ in range(3)]
-    weights = [torch.randn(len(row.response), generator=draw, dtype=torch.float64) for row in rows]
-    encoder = ImageEncoder(ours)
-    logits = encoded_logits(ours, encoder, rows)
-    loss = torch.zeros((), dtype=torch.float64)
-    expected = torch.zeros((), dtype=torch.float64)
-    for row, each, weight in zip(rows, logits, weights):
-        logprobs = each[len(row.ids) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(row.response)[:, None])[:, 0]
-        loss = loss + (logprobs * weight).sum()
-        expected = expected + (reference_logprobs(theirs, family, row.ids, row.response, row.images) * weight).sum()
-    loss.backward()
-    expected.backward()
-    assert encoder.encoded == 1
-    assert loss.item() == pytest.approx(expected.item(), rel=STEP)
-    found, true = ({key: p.grad for key, p in each.named_parameters() if p.grad is not None} for each in (ours, theirs))
-    assert_gradients_close(found, true)
-    moved = {
-        part for part, key, _ in vision_parameters(theirs) if f"model.{key}" in true and true[f"model.{key}"].any()
-    }
-    assert moved == {"tower", "projector"}
+def test_a_step_in_every_layout_and_a_rollout_are_those_of_plain_transformers(name, tmp_path):
+    family, found = VISION_FAMILIES[name], run_differences(name, tmp_path)
+    assert found.layout == family.layouts[0]
+    assert sorted(found.layouts) == sorted(family.layouts)
+    for layout, (logprob, gradient) in found.layouts.items():
+        assert logprob < STEP, layout
+        assert gradient < STEP, layout
+    assert found.rollout < STEP
+    assert found.decode == "model"
 
 
 @with_axes
@@ -114,7 +86,7 @@ def test_positions_of_a_prompt_are_the_models_own(name):
 
 @every_family
 def test_changed_weights_encode_images_again(name):
-    model, (row,) = frozen(name), rows_of(name, (1, 1))
+    model, row = frozen(name), row_of(name, 1, 1)
     encoder = ImageEncoder(model)
     before = encoded_logits(model, encoder, [row])[0]
     _, _, weight = next(each for each in vision_parameters(model) if each[0] == "tower" and each[2].ndim > 1)
@@ -127,7 +99,7 @@ def test_changed_weights_encode_images_again(name):
 
 
 def test_trained_weights_are_never_remembered():
-    model, (row,) = copy.deepcopy(model_of("Qwen2-VL")), rows_of("Qwen2-VL", (1, 1))
+    model, row = copy.deepcopy(model_of("Qwen2-VL")), row_of("Qwen2-VL", 1, 1)
     encoder = ImageEncoder(model)
     with torch.no_grad():
         before = encoded_logits(model, encoder, [row])[0]
@@ -143,7 +115,7 @@ def test_trained_weights_are_never_remembered():
 @every_family
 def test_tokens_and_features_of_images_must_match(name):
     encoder = ImageEncoder(frozen(name))
-    (one, _), (two, _) = (rows_of(name, each) * 2 for each in ((1, 1), (2, 2)))
+    one, two = row_of(name, 1, 1), row_of(name, 2, 2)
     ids = torch.tensor([one.tokens])
     missing = ids[:, torch.tensor([i for i in range(ids.shape[1]) if i != one.ids.index(IMAGE)])]
     further = torch.tensor([[*one.tokens, IMAGE]])
@@ -164,7 +136,12 @@ def test_parameters_of_vision_are_all_that_the_text_model_and_its_head_are_not(n
     texts = {id(parameter) for parameter in text_model}
     assert not named.keys() & texts
     assert named.keys() | texts == {id(parameter) for parameter in model.parameters()}
-    assert set(named.values()) == {"tower", "projector"}
+    of_projector, of_tower = (
+        {name for part, name, _ in vision_parameters(model) if part == wanted} for wanted in ("projector", "tower")
+    )
+    assert of_projector
+    assert of_tower
+    assert not any("merger" in name for name in of_tower)
 
 
 @every_family
@@ -178,7 +155,7 @@ def test_a_family_is_known_by_its_type(name):
 
 
 def test_every_known_type_is_compared():
-    types = {name: model_of(name).config.model_type for name in VISION_FAMILIES}
+    types = {name: family.config().model_type for name, family in VISION_FAMILIES.items()}
     assert set(types.values()) == THREE_AXES | ONE_AXIS
     assert THREE_AXES == MARKED  # whose prompts get positions in three axes
     assert not THREE_AXES & ONE_AXIS
@@ -198,6 +175,14 @@ def test_every_known_type_is_compared():
 )
 def test_what_cannot_be_trained_with_images_is_refused_by_name(config, reason):
     assert reason in unsupported_reason(getattr(transformers, config)())
+
+
+@pytest.mark.parametrize("name", REFUSED_FAMILIES)
+def test_a_model_that_cannot_be_trained_with_images_is_not_loaded(name, tmp_path):
+    model_of(name).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.path=.* reads images, and cannot be trained: ") as refused:
+        load_model_config(run_settings(tmp_path).model)
+    assert unsupported_reason(model_of(name).config) in str(refused.value)
 
 
 def test_text_models_are_not_refused():
@@ -228,7 +213,7 @@ def test_paligemma_is_refused_because_a_prompt_attends_both_ways():
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5-MoE"])
 def test_n_sequences_of_generate_are_no_reference_where_images_are_not_encoded_first(name):
-    (row,), family = rows_of(name, (2, 2)), VISION_FAMILIES[name]
+    row, family = row_of(name, 2, 2), VISION_FAMILIES[name]
     model = copy.deepcopy(model_of(name))
     ids = torch.tensor([row.ids])
     made = model.generate(
@@ -245,7 +230,7 @@ def test_n_sequences_of_generate_are_no_reference_where_images_are_not_encoded_f
 
 @with_axes
 def test_positions_of_one_axis_are_wrong_for_images(name):
-    model, (row,) = model_of(name), rows_of(name, (1, 1))
+    model, row = model_of(name), row_of(name, 1, 1)
     inputs = left_padded([row], axes=False) | row.images.inputs
     with torch.no_grad():
         counted = model(**inputs, mm_token_type_ids=(inputs["input_ids"] == IMAGE).long()).logits[0]
@@ -256,7 +241,7 @@ def test_positions_of_one_axis_are_wrong_for_images(name):
 
 @pytest.mark.parametrize("name", [name for name, family in VISION_FAMILIES.items() if family.packs])
 def test_positions_that_restart_separate_the_sequences_of_a_row(name):
-    model, rows = frozen(name), rows_of(name, (1, 1), (2, 2), (3, 0))
+    model, rows = frozen(name), [row_of(name, seed, images) for seed, images in ((1, 1), (2, 2), (3, 0))]
     encoder = ImageEncoder(model)
     ids = torch.tensor([[token for row in rows for token in row.tokens]])
     positions = torch.cat([row.positions for row in rows], dim=1)[:, None]
@@ -274,7 +259,7 @@ def test_positions_that_restart_separate_the_sequences_of_a_row(name):
 
 
 def test_types_of_tokens_left_out_count_positions_in_qwen2_5_vl():
-    model, (row,) = model_of("Qwen2.5-VL"), rows_of("Qwen2.5-VL", (1, 1))
+    model, row = model_of("Qwen2.5-VL"), row_of("Qwen2.5-VL", 1, 1)
     model.model.rope_deltas = None
     with torch.no_grad():
         counted = model(input_ids=torch.tensor([row.tokens]), **row.images.inputs).logits[0]
@@ -286,7 +271,7 @@ def test_types_of_tokens_left_out_count_positions_in_qwen2_5_vl():
 
 @pytest.mark.parametrize("name", ["Gemma 3", "Gemma 4, images both ways"])
 def test_types_of_tokens_are_passed_where_images_attend_both_ways(name):
-    model, (row,) = frozen(name), rows_of(name, (2, 2))
+    model, row = frozen(name), row_of(name, 2, 2)
     encoder, inputs = ImageEncoder(model), left_padded([row], axes=False)
     options = encoder.inputs(inputs["input_ids"], [row.images])
     types = VISION_FAMILIES[name].types
@@ -300,7 +285,7 @@ def test_types_of_tokens_are_passed_where_images_attend_both_ways(name):
 
 @with_axes
 def test_positions_do_not_depend_on_an_earlier_call(name):
-    model, (row,) = frozen(name), rows_of(name, (1, 1))
+    model, row = frozen(name), row_of(name, 1, 1)
     expected = reference(name, row, model)
     ids = torch.tensor([row.tokens])
     embedded = model.get_input_embeddings()(ids)

@@ -269,7 +269,7 @@ def measure(name: str, folder: Path) -> Differences:
         logprob = max(logprob, float((update.score(batch) - expected_logprob).abs().max()))
         entropy = max(entropy, float((entropies(update, batch) - expected_entropy).abs().max()))
         apart = max(apart, abs(loss - expected_loss))
-        gradient = max(gradient, _apart(ours, expected_gradient))
+        gradient = max(gradient, largest_gap(ours, expected_gradient))
     model.set_attn_implementation(attention)
     decode, notes, same, rollout = rollout_differences(model, reference)
     return Differences(
@@ -375,7 +375,7 @@ def rollout_differences(model: Any, reference: Any) -> tuple[str, tuple[str, ...
     return engine.decode_path, engine.notes, same, apart
 
 
-def _apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+def largest_gap(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     """Return the largest difference by the magnitude of a gradient's summands; all parameters must be there."""
     expected = {name: gradient for name, gradient in theirs.items() if gradient is not None}
     assert expected.keys() <= ours.keys(), sorted(expected.keys() - ours.keys())

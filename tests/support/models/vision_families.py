@@ -200,6 +200,8 @@ class VisionFamily:
     """What its processor calls the [B, L] tensor that is 1 at tokens of images, where the model reads it."""
     packs: bool = True
     """Whether positions that restart separate the sequences of a row."""
+    layouts: tuple[str, ...] = ("grouped", "grouped_masked", "packed", "padded")
+    """Those that the start check accepts; auto selects the first."""
 
     def prompt(self, seed: int, images: int = 1) -> tuple[list[int], PromptImages]:
         """Return the tokens of a prompt, text before, between and after its images, and the images."""
@@ -284,6 +286,9 @@ def _idefics(name: str) -> Callable[[], Any]:
     )
 
 
+PADDED_ONLY = ("padded",)
+"""Where a layer carries a state or tokens of an image attend to each other both ways."""
+
 VISION_FAMILIES: dict[str, VisionFamily] = {
     "Qwen2-VL": VisionFamily(_qwen("Qwen2VL"), _grid_pixels, "mm_token_type_ids"),
     "Qwen2.5-VL": VisionFamily(_qwen("Qwen2_5_VL"), _grid_pixels, "mm_token_type_ids"),
@@ -291,12 +296,14 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
     "Qwen3-VL-MoE": VisionFamily(
         _qwen("Qwen3VLMoe", head_dim=8, num_experts=4, **EXPERTS), _grid_pixels, "mm_token_type_ids"
     ),
-    "Qwen3.5": VisionFamily(_qwen("Qwen3_5", **HYBRID), _grid_pixels, "mm_token_type_ids", packs=False),
+    "Qwen3.5": VisionFamily(_qwen("Qwen3_5", **HYBRID), _grid_pixels, "mm_token_type_ids", packs=False,
+        layouts=PADDED_ONLY),
     "Qwen3.5-MoE": VisionFamily(
         _qwen("Qwen3_5Moe", **HYBRID, num_experts=4, shared_expert_intermediate_size=16, **EXPERTS),
         _grid_pixels,
         "mm_token_type_ids",
         packs=False,
+        layouts=PADDED_ONLY,
     ),
     "GLM-4.1V": VisionFamily(_glm("Glm4v"), _grid_pixels, "mm_token_type_ids"),
     "GLM-4.6V": VisionFamily(_glm("Glm46V"), _grid_pixels, "mm_token_type_ids"),
@@ -312,9 +319,14 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
         ),
         _square_pixels(4),
         "token_type_ids",
+        layouts=PADDED_ONLY,
     ),
-    "Gemma 4": VisionFamily(_gemma4(None), _patch_pixels, "mm_token_type_ids"),
-    "Gemma 4, images both ways": VisionFamily(_gemma4("vision"), _patch_pixels, "mm_token_type_ids"),
+    "Gemma 4": VisionFamily(
+        _gemma4(None), _patch_pixels, "mm_token_type_ids", layouts=("grouped", "packed", "padded")
+    ),
+    "Gemma 4, images both ways": VisionFamily(
+        _gemma4("vision"), _patch_pixels, "mm_token_type_ids", layouts=PADDED_ONLY
+    ),
     "InternVL": VisionFamily(
         lambda: transformers.InternVLConfig(
             text_config=TEXT | {"model_type": "qwen2"},
@@ -384,6 +396,7 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
         ),
         _padded_patch_pixels,
         packs=False,
+        layouts=PADDED_ONLY,
     ),
 }  # fmt: skip
 """Families that train with images."""
@@ -436,6 +449,11 @@ def model_of(name: str) -> Any:
             if key.endswith("dt_bias"):  # else a recurrent state is forgotten after one token
                 parameter.sub_(3)
     return model
+
+
+def frozen(name: str) -> Any:
+    """Return a copy of a family's model without gradients."""
+    return copy.deepcopy(model_of(name)).requires_grad_(False)
 
 
 def exact_copy(model: Any) -> Any:
