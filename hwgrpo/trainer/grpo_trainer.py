@@ -403,11 +403,13 @@ class Trainer:
         """Return rows as validation prompts; call it in `given` with them as EVALUATION."""
         from hwgrpo.agents.agent_rows import rows_of_agents
         from hwgrpo.data.prompts import build_dataset
+        from hwgrpo.models.loading import load_image_prompts
 
         check_prompts(data, EVALUATION, "data", run.config)
         settings = copy.copy(run.config.data)
         settings.validation, settings.validation_max_rows = EVALUATION, 0
-        dataset = build_dataset(settings, run.tokenizer, "validation", rows_of_agents(run.config))
+        images = load_image_prompts(run.config.model, run.tokenizer)
+        dataset = build_dataset(settings, run.tokenizer, "validation", rows_of_agents(run.config), images)
         assert dataset is not None
         return dataset
 

@@ -18,7 +18,7 @@ from hwgrpo.config.derived import validation_sampling_of
 from hwgrpo.config.named_files import with_absolute_paths
 from hwgrpo.data.prompts import PromptDataset, build_dataset, dataset_notes, overlong_note
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import load_model_config, load_tokenizer
+from hwgrpo.models.loading import load_image_prompts, load_model_config, load_tokenizer
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
@@ -241,7 +241,9 @@ def build_evaluation(
     saved = restore.verify(checkpoint.absolute()) if checkpoint is not None else None
     device = prepare_process(config, backend, local_rank, 1)
     tokenizer = load_tokenizer(config.model)
-    dataset = build_dataset(config.data, tokenizer, "validation", rows_of_agents(config))
+    dataset = build_dataset(
+        config.data, tokenizer, "validation", rows_of_agents(config), load_image_prompts(config.model, tokenizer)
+    )
     if dataset is None:
         raise ConfigError("data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset, tokenizer=tokenizer, device=device)

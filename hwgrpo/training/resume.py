@@ -26,7 +26,7 @@ from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written_config import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import CheckpointError, ConfigError, RunFinished
-from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.models.loading import load_image_prompts, load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
 from hwgrpo.support.template_clock import present_date
@@ -159,7 +159,9 @@ def template_date(config: Config, checkpoint: checkpoints.Checkpoint | None) -> 
 
 def _training_data(config: Config, checkpoint: checkpoints.Checkpoint) -> PromptDataset | None:
     data = dataclasses.replace(config.data, template_date=template_date(config, checkpoint))
-    return build_dataset(data, load_tokenizer(config.model), "train", rows_of_agents(config))
+    tokenizer = load_tokenizer(config.model)
+    images = load_image_prompts(config.model, tokenizer)
+    return build_dataset(data, tokenizer, "train", rows_of_agents(config), images)
 
 
 def _changed_code(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:

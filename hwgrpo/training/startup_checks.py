@@ -31,6 +31,7 @@ from hwgrpo.models.loading import (
     auto_class,
     check_embeddings,
     check_trains_all_parts,
+    load_image_prompts,
     load_model_config,
     resolve_model_path,
 )
@@ -103,8 +104,10 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0,
     Raises:
         ConfigError, DataError: as `build_dataset` and `build_rewards` do.
     """
-    change = rows_of_agents(config)
-    training, validation = (build_dataset(config.data, tokenizer, each, change) for each in ("train", "validation"))
+    change, images = rows_of_agents(config), load_image_prompts(config.model, tokenizer)
+    training, validation = (
+        build_dataset(config.data, tokenizer, each, change, images) for each in ("train", "validation")
+    )
     assert training is not None
     return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank, tokenizer, device))
 
