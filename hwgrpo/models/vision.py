@@ -259,7 +259,11 @@ def own_logits(model: Any, prompt: Prompt, response: Sequence[int] = ()) -> torc
     options |= _moved(base, images, device)
     if hasattr(module, "rope_deltas"):
         module.rope_deltas = None  # of an earlier call
-    return base(input_ids=ids, use_cache=False, **options).logits[0]
+    try:
+        return base(input_ids=ids, use_cache=False, **options).logits[0]
+    finally:
+        if hasattr(module, "rope_deltas"):
+            module.rope_deltas = None  # else this rank's module has a tensor that others do not have
 
 
 def _moved(model: Any, images: PromptImages, device: torch.device) -> dict[str, torch.Tensor]:

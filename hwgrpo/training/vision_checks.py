@@ -48,6 +48,11 @@ def check_vision(config: Config, settings: Any) -> None:
             raise ConfigError(
                 f"{key}={value}: {name}, and images are not split over ranks that share a sequence; leave it out"
             )
+    if t.strategy == "deepspeed" and t.deepspeed.stage == 3:
+        raise ConfigError(
+            f"trainer.deepspeed.stage=3: {name}, and ranks that encode different numbers of images would wait for each "
+            "other; use stage 2, or trainer.strategy=fsdp2"
+        )
     if t.capture_steps:
         raise ConfigError(f"trainer.capture_steps={t.capture_steps}: {name}, and images are not captured; leave it out")
     if config.optim.name == "muon" and config.optim.vision_lr is not None:

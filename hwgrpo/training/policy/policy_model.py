@@ -15,7 +15,7 @@ from hwgrpo.models import shared_prefix_masks, ulysses_attention
 from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head, replaced_forward
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
-from hwgrpo.models.vision import image_encoder
+from hwgrpo.models.vision import ImageEncoder, image_encoder
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.sharding_checks import refuse_rounded, refuse_sharded, refuse_sharded_inside
 
@@ -59,13 +59,17 @@ class PolicyModel(nn.Module):
         self.options = options
         self.head = detect_head(model, compute_dtype) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
-        self.images = image_encoder(model)
         self.set_passes()
 
     @property
     def base(self) -> Any:
         """The transformers causal LM, without peft's wrapper."""
         return causal_lm(self.model)
+
+    @property
+    def images(self) -> ImageEncoder | None:
+        """What encodes the images of prompts; None: the model reads text alone."""
+        return image_encoder(self.model)
 
     def set_passes(self, *, head_operand: HeadOperand | None = None, final_gradients: bool = False) -> None:
         """Set how the strategy that wraps this module runs its passes.

@@ -30,6 +30,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.tensor_parallel import ShardSpec
+from hwgrpo.models.vision import vision_modules
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.sequence_shard import SINGLE_RANK
@@ -93,7 +94,11 @@ class Fsdp2(Processes, Stepping):
         if policy.compute_dtype != torch.float32:
             # Weights are gathered in the compute dtype, gradients summed in fp32. Inputs of losses stay in fp32.
             options["mp_policy"] = MixedPrecisionPolicy(policy.compute_dtype, torch.float32, cast_forward_inputs=False)
+        # A tower is gathered with the head: ranks call it for different numbers of images, and would wait for each other.
+        tower = vision_modules(policy.base, "all")
         for layer in decoder_layers(policy.base):
+            if layer in tower:
+                continue
             if materializer is not None:
                 materializer.materialize(layer)
             if layers is not None:
