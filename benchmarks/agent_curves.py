@@ -1,6 +1,7 @@
-"""GRPO on agents: tiny models with tools and in environments, and SmolLM2-135M with a calculator.
+"""GRPO on agents: tiny models with tools and in environments, SmolLM2-135M with a calculator, and tasks about pictures.
 
     python benchmarks/agent_curves.py --output benchmarks/results/agents.json
+    python benchmarks/agent_curves.py --pictures --output benchmarks/results/vision.json
     python scripts/fetch_smollm2.py FOLDER
     python benchmarks/agent_curves.py --model FOLDER --output benchmarks/results/agents_smollm2.json
 
@@ -45,7 +46,19 @@ WAYS: dict[str, list[str]] = {
     "SmolLM2 calculator": [SMOLLM2, "model.dtype=bfloat16"],
     "SmolLM2 calculator, rewards shuffled": [SMOLLM2, "model.dtype=bfloat16", "reward.shuffle=true"],
 }
-SMOKE = ["model.path=builtin://tiny?task=calculator&steps=2", "trainer.max_steps=2", "data.validation_max_rows=8"]
+PICTURES: dict[str, list[str]] = {
+    **{
+        f"{task}, seed {seed}": [
+            f"tiny_{task}",
+            f"trainer.seed={seed}",
+            f"model.path=builtin://tiny?task={task}&steps=300&batch=32&lr=1e-3&seed={seed}",
+        ]
+        for task in ("squares", "look")
+        for seed in range(3)
+    },
+    "squares, rewards shuffled": ["tiny_squares", "reward.shuffle=true"],
+    "look, rewards shuffled": ["tiny_look", "reward.shuffle=true"],
+}
 CURVE = ["trainer.validate_every=10"]
 METRICS = {"calls": "tools/call_frequency", "turns": "agent/turns/mean"}
 """Column of the curve, beside those of `real_model.py` -> metric."""
@@ -56,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, write the curves and their picture, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct, for its ways")
-    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), metavar="WAY", help=f"of: {'; '.join(WAYS)}")
+    parser.add_argument("--pictures", action="store_true", help="the ways of tasks about pictures")
+    parser.add_argument("--ways", nargs="+", choices=(*WAYS, *PICTURES), metavar="WAY", help=f"of: {'; '.join(WAYS)}")
     parser.add_argument("--output", help="JSON file of the results; those of other ways that it holds are kept")
     parser.add_argument("--demonstrations", help="only write the conversations of SmolLM2's warm start to this file")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model")
@@ -64,26 +78,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.demonstrations:
         write_demonstrations(Path(args.demonstrations))
         return
-    of_model = [way for way in WAYS if (WAYS[way][0] == SMOLLM2) == (args.model is not None)]
-    ways = args.ways or (["calculator, seed 0"] if args.smoke else of_model)
-    if not args.smoke and (args.output is None or (args.model is None and any(WAYS[w][0] == SMOLLM2 for w in ways))):
+    known = PICTURES if args.pictures else WAYS
+    of_model = [way for way in known if (known[way][0] == SMOLLM2) == (args.model is not None)]
+    ways = args.ways or (of_model[:1] if args.smoke else of_model)
+    if not args.smoke and (args.output is None or (args.model is None and any(known[w][0] == SMOLLM2 for w in ways))):
         parser.error("--output is required, and --model for the ways with SmolLM2")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(args.output or f"{folder}/agents.json")
         results: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
         warm: list[str] = []
         for way in ways:
-            recipe, *settings = WAYS[way]
+            recipe, *settings = known[way]
             if recipe == SMOLLM2:
                 warm = warm or [f"model.path={warm_start(Path(folder), args.model)}", "trainer.threads=1"]
             print(f"training: {way}", file=sys.stderr, flush=True)
-            more = SMOKE if args.smoke else warm if recipe == SMOLLM2 else CURVE
+            more = smoke(recipe) if args.smoke else warm if recipe == SMOLLM2 else CURVE
             run("train", recipe, Path(folder) / str(ways.index(way)), [*settings, *more])
             results[way] = read_run(Path(folder) / str(ways.index(way)), METRICS)
-            results = {name: results[name] for name in WAYS if name in results}
+            results = {name: results[name] for name in known if name in results}
             output.write_text(json.dumps(results, indent=1) + "\n")  # keeps the finished ways if a later one fails
-            output.with_suffix(".svg").write_text(picture(results, WAYS))
+            output.with_suffix(".svg").write_text(picture(results, known))
     print(table(results))
+
+
+def smoke(recipe: str) -> list[str]:
+    """Return the settings of a short run."""
+    task = recipe.removeprefix("tiny_")
+    path = f"model.path=builtin://tiny?task={task}&steps=2&batch=8"
+    return [path, "trainer.max_steps=2", "data.validation_max_rows=8"]
 
 
 def run(command: str, recipe: str, output: Path, settings: Sequence[str]) -> None:

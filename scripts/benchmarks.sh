@@ -21,6 +21,7 @@ against_trl_small against_trl.md python benchmarks/against_trl.py --trl-python T
 against_trl_8m against_trl.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting 8m --steps 4 --block 2 --output benchmarks/results/against_trl_8m.json
 agent_curves agents.md python benchmarks/agent_curves.py --output benchmarks/results/agents.json
 agent_curves_smollm2 agents.md python benchmarks/agent_curves.py --model SMOLLM2 --output benchmarks/results/agents_smollm2.json
+picture_curves vision.md python benchmarks/agent_curves.py --pictures --output benchmarks/results/vision.json
 agent_turns agents.md python benchmarks/agent_turns.py --slots 16
 curves curves.md python benchmarks/curves.py --output benchmarks/results/curves.csv
 curves_vllm curves.md python benchmarks/curves.py --steps 20 --server-python VLLM_PYTHON --output benchmarks/results/curves_vllm.csv
@@ -30,6 +31,8 @@ dynamic_sampling_sparse dynamic_sampling_cpu.md python benchmarks/dynamic_sampli
 families - python benchmarks/families.py --output benchmarks/results/families
 graders real_model.md python benchmarks/graders.py --model SMOLLM2 --source GSM8K --dtype bfloat16 --threads 2 --verl VERL --trl-python TRL_PYTHON --output benchmarks/results/graders.json
 grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --output benchmarks/results/grouped_update_cpu.json
+image_steps vision.md python benchmarks/image_steps.py
+image_steps_tower vision.md python benchmarks/image_steps.py --tower all
 layout_times layout_times.md python benchmarks/layout_times.py --output benchmarks/results/layout_times.json
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
 local_engine local_engine.md python benchmarks/local_engine.py
