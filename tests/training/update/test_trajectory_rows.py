@@ -130,7 +130,7 @@ def gspo_by_formula(model: Any, config: Any, batch: TrainBatch, prompts: Any, co
         losses.append(torch.maximum(-advantage * ratio, -advantage * clipped))
     loss = torch.stack(losses).mean()
     loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters()}
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
