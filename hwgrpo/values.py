@@ -159,6 +159,8 @@ def read_images(tensors: Mapping[str, torch.Tensor], prefix: str, known: Any) ->
     )
 
 
+NO_ROW = -1
+"""`Responses.row_starts` of a token that begins no further row."""
 EXTRA = "extra."
 """Begins the names of `token_extras` among the inputs of a loss, which they cannot replace."""
 
@@ -190,6 +192,11 @@ class Responses(Ragged):
     shifts: torch.Tensor | None = field(default=None, metadata=per_token(missing=0, dtype="int64"))
     """[R, 3] int64: how far each token's positions in time, height and width, counted from the prompt's end, are beyond
     its number in the response; None: not at all."""
+    row_starts: torch.Tensor | None = field(default=None, metadata=per_token(missing=NO_ROW, dtype="int64"))
+    """[R] int64: at the first token of each further row of a trajectory, with how many tokens of its prompt that row
+    begins; `NO_ROW` elsewhere. A trajectory is one response of one or more rows, each of which the model reads by
+    itself: a history that was rewritten, masked by `loss_mask`, and what was sampled after it. None: each response is
+    one row."""
     token_extras: Mapping[str, torch.Tensor] = field(default_factory=dict, metadata=per_token(names_key="token_extras"))
     """name -> [R, ...]: further values of each token, from an engine of one's own: the same names in every batch. A
     loss gets those of one number per token."""
@@ -209,14 +216,15 @@ class Responses(Ragged):
     def turn_ends(self) -> list[list[int]]:
         """Return the index of each turn's last token in its response, ascending; [-1] where nothing was sampled.
 
-        A turn is a run of sampled tokens: two sampled segments without a token between them are one turn.
+        A turn is a run of sampled tokens of a row: two sampled segments without a token between them are one turn.
         """
-        if self.loss_mask is None:
+        if self.loss_mask is None and self.row_starts is None:
             return [[length - 1] for length in self.lengths.tolist()]
-        follows = self.loss_mask.clone()
-        follows[:-1] &= ~self.loss_mask[1:]  # no sampled token comes next
+        mask = self.tokens.eq(self.tokens) if self.loss_mask is None else self.loss_mask
+        follows = mask.clone()
+        follows[:-1] &= ~mask[1:] if self.row_starts is None else ~mask[1:] | self.row_starts[1:].ne(NO_ROW)
         last = self.offsets[1:][self.lengths > 0] - 1
-        follows[last] = self.loss_mask[last]
+        follows[last] = mask[last]
         ends, bounds = follows.nonzero()[:, 0].tolist(), self.offsets.tolist()
         turns = offsets_of(follows.long())[self.offsets].tolist()
         return [
@@ -228,6 +236,39 @@ class Responses(Ragged):
         """Return the tokens of each response."""
         tokens = self.tokens.tolist()
         return [tokens[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+    def row_bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the bounds [B + 1] int64 of all B rows among the tokens, and the trajectory [B] int64 of each row."""
+        import torch
+
+        sequences = torch.arange(len(self))
+        if self.row_starts is None:
+            return self.offsets, sequences
+        begin = self.row_starts.ne(NO_ROW).nonzero()[:, 0]
+        # a row may begin with the first token of its response, after an empty one
+        trajectory, order = torch.cat([sequences, self.per_token_of(sequences)[begin]]).sort(stable=True)
+        return torch.cat([torch.cat([self.offsets[:-1], begin])[order], self.offsets[-1:]]), trajectory
+
+    @property
+    def longest_rows(self) -> torch.Tensor:
+        """[S] int64: tokens of each response's longest row."""
+        bounds, trajectory = self.row_bounds()
+        return bounds.new_zeros(len(self)).scatter_reduce_(0, trajectory, bounds.diff(), "amax")
+
+    def new_tokens(self) -> list[list[int]]:
+        """Return the tokens of each response without the rewritten histories of its further rows."""
+        if self.row_starts is None or self.loss_mask is None:
+            return self.token_lists()
+        lists = []
+        columns = (self.tokens, self.loss_mask, self.row_starts)
+        for start, end in pairwise(self.offsets.tolist()):
+            kept, in_history = [], False
+            for token, sampled, row in zip(*(column[start:end].tolist() for column in columns), strict=True):
+                in_history = (in_history or row != NO_ROW) and not sampled
+                if not in_history:
+                    kept.append(token)
+            lists.append(kept)
+        return lists
 
     def by_prompt(self, prompts: int) -> list[Self]:
         """Return the responses to each of the prompts, as copies, with `prompt_index` 0."""
@@ -364,6 +405,8 @@ class TrainBatch(Responses):
         default=(), metadata=per_prompt(missing=lambda part: (None,) * (len(part.prompt_offsets) - 1))
     )
     """Of the G prompts; () where none has any."""
+    trajectory: torch.Tensor | None = field(default=None, metadata=per_sequence())
+    """[S] int64: where each sequence is a row (`by_rows`), the number of its trajectory; None: it is a response."""
     temperature: float | None = field(default=None, metadata=per_batch(joined=lambda parts: parts[0].temperature))
     """Of the log-probs that models compute: that of sampling, of all parts alike; None: `rollout.temperature`."""
 
@@ -374,6 +417,47 @@ class TrainBatch(Responses):
         if name.startswith(EXTRA):
             return self.token_extras[name.removeprefix(EXTRA)], True
         return super().column(name)
+
+    def by_rows(self) -> TrainBatch:
+        """Return the same tokens with each row as a sequence of its own, which the model computes by itself.
+
+        Prompts of which some row has the beginning alone are there twice.
+        """
+        import torch
+
+        if self.row_starts is None:
+            return self
+        bounds, trajectory = self.row_bounds()
+        lengths, prompt_of = self.prompt_offsets.diff(), self.prompt_index[trajectory]
+        kept = lengths[prompt_of]
+        starts = self.row_starts[bounds[:-1].clamp_max(max(len(self.tokens) - 1, 0))] if len(self.tokens) else kept
+        further = torch.zeros_like(trajectory, dtype=torch.bool)
+        further[1:] = trajectory.diff() == 0
+        kept = torch.where(further, starts, kept)
+        cut = kept < lengths[prompt_of]
+        cuts, number = torch.stack([prompt_of[cut], kept[cut]], dim=1).unique(dim=0, return_inverse=True)
+        firsts = self.prompt_offsets[cuts[:, 0]].tolist()
+        beginnings = [self.prompt_tokens[first : first + n] for first, n in zip(firsts, cuts[:, 1].tolist())]
+        prompt_index = prompt_of.clone()
+        prompt_index[cut] = len(lengths) + number
+        changed: dict[str, Any] = {
+            "prompt_tokens": torch.cat([self.prompt_tokens, *beginnings]),
+            "prompt_offsets": offsets_of(torch.cat([lengths, cuts[:, 1]])),
+            "offsets": bounds,
+        }
+        if self.prompt_axes is not None:
+            axes = [self.prompt_axes[first : first + n] for first, n in zip(firsts, cuts[:, 1].tolist())]
+            changed["prompt_axes"] = torch.cat([self.prompt_axes, *axes])
+        if self.images:  # a trajectory with several rows has none
+            changed["images"] = (*self.images, *[None] * len(cuts))
+
+        def of_rows(value: Any, per: str) -> Any:
+            if per != "sequence":
+                return value
+            return tuple(value[i] for i in trajectory.tolist()) if isinstance(value, tuple) else value[trajectory]
+
+        rows = self._with(changed, of_rows)
+        return replace(rows, prompt_index=prompt_index, row_starts=None, trajectory=trajectory)
 
     @property
     def rollout_logprobs(self) -> torch.Tensor:

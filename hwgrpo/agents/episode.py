@@ -22,11 +22,12 @@ from hwgrpo.agents.environments import (
     environments_of,
     load_environments,
 )
-from hwgrpo.agents.tool_answers import Tools, check_observations
+from hwgrpo.agents.tool_answers import OBSERVATION, Tools, check_observations
 from hwgrpo.agents.tools import load_tools
 from hwgrpo.catalog import CALL_FORMATS
 from hwgrpo.data.chat_template import shows_tools
 from hwgrpo.errors import ConfigError, quoted
+from hwgrpo.rollout.turn_template import HistoryRefused, TurnTemplate
 from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowParts
 from hwgrpo.values import Prompt
 
@@ -76,7 +77,11 @@ class EnvironmentWorkflow:
         level = parts.config.reward.sandbox.level
         self._tools = Tools(load_tools(agent.tools, folder=os.getcwd(), sandbox_level=level), parts.turns, tokenizer)
         described = agent.tools and not shows_tools(tokenizer.chat_template)
-        self.notes: tuple[str, ...] = (*self._tools.notes, *((DESCRIBED,) if described else ()))
+        self.notes: tuple[str, ...] = (
+            *self._tools.notes,
+            *((DESCRIBED,) if described else ()),
+            *_fork_notes(parts.turns, [*([OBSERVATION] if agent.environments else []), self._tools.probe]),
+        )
         """Lines about how it runs, printed once at the start."""
 
     async def __call__(self, prompt: Prompt, sampler: Sampler) -> Sequence[Trajectory]:
@@ -158,7 +163,10 @@ class EnvironmentWorkflow:
                 record.stop = "max_turns"
             if record.stop:
                 return
-            sampler.observe(trajectory, step.messages)
+            try:
+                sampler.observe(trajectory, step.messages, turn=self._shown(action))
+            except HistoryRefused as refusal:
+                raise EnvironmentFailure(str(refusal)) from refusal
             record.messages += [dict(message) for message in step.messages]
             if trajectory.truncated or not trajectory.left:
                 trajectory.truncated, record.stop = True, "length"
@@ -194,8 +202,22 @@ class EnvironmentWorkflow:
                 parsed = replace(parsed, content=parsed.content.removesuffix(decoded[len(text) :]))
         return Action(text, tuple(token_ids), finished, turn, parsed, last)
 
+    def _shown(self, action: Action) -> Mapping[str, Any]:
+        """Return a turn as the message of which the chat template shows the reasoning, too."""
+        message, reasoning = action.message, action.parsed.reasoning
+        if not reasoning or self._template.shows_reasoning_field:
+            return message
+        text = f"<think>\n{reasoning}\n</think>\n\n{action.content}" if action.calls else action.text
+        return {**message, "content": text}
+
     def _kind_of(self, prompt: Prompt) -> EnvironmentKind | None:
         return environment_of(self._kinds, prompt.columns, 0, prompt.place) if self._kinds else None
+
+
+def _fork_notes(turns: TurnTemplate, answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return a line for each kind of answers at which the chat template rewrites a turn."""
+    found = dict.fromkeys(turns.rewrites(answer) for answer in answers if answer)
+    return [f"{how}: a trajectory then goes on in a further row (agent/forks)" for how in found if how]
 
 
 def call_format(agent: Any, tokenizer: Any) -> CallFormat | None:

@@ -12,15 +12,18 @@ from hwgrpo.agents.tools import close_tools
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.turn_template import TurnTemplate
 
+OBSERVATION = [{"role": "user", "content": "observation"}]
+"""What the policy reads next, where no tool answers it."""
+
 
 def check_observations(turns: TurnTemplate) -> None:
     """Check that messages of the user may follow a turn of the policy.
 
     Raises:
-        ConfigError: the chat template refuses them, or shows the turn differently then.
+        ConfigError: the chat template refuses them.
     """
     try:
-        turns.between([0], False, [{"role": "user", "content": "observation"}])
+        turns.between([0], False, OBSERVATION)
     except ConfigError as error:
         raise ConfigError(
             f"rollout.workflow: what the policy reads next is a message of the user, and {error}"
@@ -46,15 +49,19 @@ class Tools:
         longest_first = sorted(special, key=lambda token: (-len(token), token))
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._role, self.notes = "tool", ()
+        self.probe: list[dict[str, Any]] = []
+        """Messages as those of a call's results; [] without tools."""
         if tools:
             result = {"role": "tool", "name": tools[0].name, "content": "result"}
-            try:
-                for results in ([result], [result, result]):  # of one call, and of several
-                    turns.between([0], False, results)
+            try:  # of one call, and of several
+                has_role = None not in [turns.between([0], False, results) for results in ([result], [result, result])]
             except ConfigError:
+                has_role = False
+            if not has_role:
                 check_observations(turns)
                 self._role = "user"
                 self.notes = ("tool results are messages of the user: the chat template has no role for them",)
+            self.probe = [result] if has_role else OBSERVATION
 
     def answer(self, action: Action, others: Collection[str]) -> bool:
         """Return whether these tools answer a turn.

@@ -265,7 +265,7 @@ class AgentConfig:
     """Most turns of the policy in a trajectory; null: as many as there are tokens for."""
     max_turn_tokens: int | None = limited(None, at_least=1, used_by=[when.AGENT])
     """Most tokens of a turn; null: as many as the trajectory has left. `rollout.max_response_tokens` bounds the
-    trajectory, observed tokens included."""
+    trajectory, or each row of one that forks, observed tokens included."""
     call_format: str = choice("auto", lambda: ("auto", *catalog.CALL_FORMATS.names()), used_by=[when.AGENT])
     """How the model writes tool calls; auto: found in the chat template."""
     turn_timeout: float = limited(60.0, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])

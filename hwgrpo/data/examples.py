@@ -212,6 +212,11 @@ class _Reader:
             DataError: they are missing, or those of another tokenizer.
         """
         tokens, sampled = row.get("tokens"), row.get("sampled")
+        if row.get("rows"):
+            raise DataError(
+                f"{place}: the trajectory forked into rows, as the chat template rewrites earlier turns; supervised "
+                "training reads responses of one row: leave it out, or make a row of the data of each turn"
+            )
         if not tokens or not sampled:
             raise DataError(
                 f"{place}: a trajectory, logged without its tokens by an older version of hwgrpo: what was observed "

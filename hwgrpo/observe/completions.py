@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.observe.trajectory_text import compact_turns
 from hwgrpo.support.jsonlines import StepLines
+from hwgrpo.values import NO_ROW
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +94,7 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     value; `question` is the last user message of a conversation, else null; what reward functions returned beside the
     score goes to `extras`; `outcome` is that of a trajectory in an environment. A response that has one, or tokens that
     were not sampled, also has its `tokens`, and in `sampled` the bounds `[start, stop]` of each run of sampled ones.
+    One that forked has in `rows` the first token of each further row, and the tokens of the prompt before it.
 
     Args:
         sample: its number, 0 <= sample < S.
@@ -123,6 +125,10 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     mask = [True] * record["length"] if completions.loss_mask is None else completions.loss_mask[here].tolist()
     if outcome or not all(mask):
         record |= {"tokens": completions.tokens[here].tolist(), "sampled": _runs(mask)}
+    starts = [] if completions.row_starts is None else completions.row_starts[here].tolist()
+    rows = [[token, kept] for token, kept in enumerate(starts) if kept != NO_ROW]
+    if rows:
+        record["rows"] = rows
     return record
 
 

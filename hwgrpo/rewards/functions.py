@@ -125,7 +125,7 @@ class Signature:
                 else [{"role": "assistant", "content": text}]
                 for prompt, text, outcome in zip(prompts, completions.texts, outcomes, strict=True)
             ],
-            "completion_ids": completions.token_lists(),
+            "completion_ids": completions.new_tokens(),
             "trainer_state": None if step is None else SimpleNamespace(global_step=step),
             ENVIRONMENTS: None,
         }

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from hwgrpo import user_code
-from hwgrpo.errors import RewardError, quoted
+from hwgrpo.errors import ConfigError, RewardError, quoted
 from hwgrpo.ragged import offsets_of
 from hwgrpo.rewards.failure_policy import FunctionValues
 from hwgrpo.rewards.response_text import ResponseDecoder
 from hwgrpo.rewards.trajectory_outcomes import TurnFinder
 from hwgrpo.user_code import describe_error
-from hwgrpo.values import Completions, StepRewards
+from hwgrpo.values import NO_ROW, Completions, StepRewards
 
 INCOMPLETE = "\ufffd"
 """What tokenizers decode the bytes of an incomplete character to."""
@@ -66,7 +66,16 @@ class StepFinder:
     """Whether a reward function has to return rewards of steps."""
 
     def all_token_ends(self, completions: Completions) -> list[list[int]]:
-        """Return `token_ends` of each response."""
+        """Return `token_ends` of each response.
+
+        Raises:
+            ConfigError: a trajectory forked into rows.
+        """
+        if completions.row_starts is not None and bool(completions.row_starts.ne(NO_ROW).any()):
+            raise ConfigError(
+                "algorithm.process.steps=text: the chat template rewrites earlier turns, so that a trajectory has "
+                "several rows, and its text is not one run of tokens; set algorithm.process.steps=turns"
+            )
         responses = zip(completions.texts, completions.token_lists(), strict=True)
         return [self.token_ends(text, tokens) for text, tokens in responses]
 

@@ -63,7 +63,7 @@ def length_reward(
 
     Args:
         batch: the prompts, unused.
-        completions: the responses; lengths include the stop token.
+        completions: the responses; lengths include the stop token; of a trajectory its longest row counts.
         max_response_tokens: the limit; `rollout.max_response_tokens` unless stated.
         buffer: tokens over which the penalty grows; None uses a quarter of the limit.
         factor: penalty at the limit.
@@ -77,5 +77,5 @@ def length_reward(
         raise ConfigError(
             f"kwargs.buffer={buffer} of reward length; allowed: 1 to max_response_tokens={max_response_tokens}"
         )
-    over = (completions.lengths - (max_response_tokens - buffer)).clamp(min=0, max=buffer if floor else None)
+    over = (completions.longest_rows - (max_response_tokens - buffer)).clamp(min=0, max=buffer if floor else None)
     return [-factor * tokens / buffer for tokens in over.tolist()]

@@ -1,14 +1,18 @@
 """The tokens between two turns of the policy, by the model's chat template: what was sampled is never tokenized again.
 
 The template renders a turn with a marker in place of the policy's words, alone and followed by the new messages. What
-stands behind the marker is the end of the turn, the messages, and the beginning of the next turn.
+stands behind the marker is the end of the turn, the messages, and the beginning of the next turn. Where the template
+writes earlier turns differently when others follow, the conversation is rendered as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
+from hwgrpo.data.prompt_findings import without_space
 from hwgrpo.errors import ConfigError, DataError
 
 Message = Mapping[str, Any]
@@ -17,6 +21,10 @@ MARK = "qz7mark"
 SEEN = "qz8seen"
 """Content of a message that is looked for."""
 QUESTION: Message = {"role": "user", "content": "question"}
+
+
+class HistoryRefused(ConfigError):
+    """A history that the chat template rewrites cannot be read by the policy."""
 
 
 class Render(Protocol):
@@ -55,8 +63,10 @@ class TurnTemplate:
         finished: bool,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> list[int]:
+    ) -> list[int] | None:
         """Return the tokens from the end of a sampled turn to the beginning of the next one.
+
+        None: the template shows every turn differently when these messages follow.
 
         Args:
             sampled: tokens of the turn.
@@ -67,11 +77,13 @@ class TurnTemplate:
             tools: JSON schemas of the tools that the template shows.
 
         Raises:
-            ConfigError: the template refuses these messages, leaves one of them out, or shows a turn differently when
-                they follow.
+            ConfigError: the template refuses these messages, or leaves one of them out.
         """
         self._check_shown(messages, tools)
-        tokens = self._tokenizer.encode(self._text(messages, tools), add_special_tokens=False)
+        text = self._text(messages, tools)
+        if text is None:
+            return None
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
         if not tokens or not finished or not sampled or sampled[-1] not in self._end_ids:
             return tokens
         stands_for_it = self.has_end(sampled, finished) and tokens[0] in self._special
@@ -81,6 +93,66 @@ class TurnTemplate:
         """Return whether the last token of a sampled turn is a special token that ended it, not one with text."""
         return finished and len(sampled) > 0 and sampled[-1] in self._end_ids and sampled[-1] in self._special
 
+    def rewritten(
+        self,
+        before: Sequence[Message],
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        read: Callable[[], str] | None,
+    ) -> str | None:
+        """Return a conversation's text up to the next turn where the template rewrites what the policy has read.
+
+        What the template writes of the last turn alone, such as an empty reasoning, need not have been read.
+
+        Args:
+            before: the conversation up to the policy's last turn.
+            messages: messages that follow.
+            tools: JSON schemas of the tools that the template shows.
+            read: returns the text that the policy has read and sampled; None: it is rewritten in any case.
+
+        Returns:
+            The text; None: but for white space, the template keeps what was read.
+
+        Raises:
+            DataError: the template refuses the conversation.
+        """
+        whole = self._render([*before, *messages], add_generation_prompt=True, tools=tools)
+        if read is None:
+            return whole
+        alone = self._render(before, add_generation_prompt=False, tools=tools)
+        if whole.startswith(alone):
+            return None
+        gone, was_read = _left_out(alone, whole), without_space(read())
+        if gone is None:
+            return None if without_space(whole).startswith(was_read) else whole
+        # the mark that opens reasoning may be the template's alone
+        return whole if re.sub(r"^<[^<>]*>", "", without_space(gone)) in was_read else None
+
+    @cached_property
+    def shows_reasoning_field(self) -> bool:
+        """Whether the template shows the reasoning that a turn has in a field of its own."""
+        turn = {"role": "assistant", "content": MARK, "reasoning_content": SEEN}
+        return SEEN in self._render([QUESTION, turn], add_generation_prompt=False)
+
+    def rewrites(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return how the template rewrites a turn when messages of these roles follow; "": it does not."""
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        if self._text(messages, tools) is None:
+            return f"the chat template shows a turn of the policy differently when messages of the roles {roles} follow"
+        for turn, following in _turns(messages):
+            for reasoning in ({"content": f"<think>\n{SEEN}\n</think>\n\n{MARK}"}, {"reasoning_content": SEEN}):
+                try:
+                    alone = self._render([QUESTION, {**turn, **reasoning}], add_generation_prompt=False, tools=tools)
+                    whole = self._render(
+                        [QUESTION, {**turn, **reasoning}, *following], add_generation_prompt=True, tools=tools
+                    )
+                except DataError:
+                    continue
+                if SEEN in alone and SEEN not in whole:
+                    followed = f"when messages of the roles {roles} follow"
+                    return f"the chat template leaves out the reasoning of a turn {followed}"
+        return ""
+
     def _check_shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Check once for the roles of some messages that the template shows each message behind the turn."""
         roles = tuple(str(message.get("role")) for message in messages)
@@ -88,6 +160,8 @@ class TurnTemplate:
             return
         marked = [{**message, "content": f"{SEEN}{number}."} for number, message in enumerate(messages)]
         text = self._text(marked, tools)
+        if text is None:
+            text = self._render([QUESTION, next(_turns(marked))[0], *marked], add_generation_prompt=True, tools=tools)
         missing = [role for number, role in enumerate(roles) if f"{SEEN}{number}." not in text]
         if missing:
             raise ConfigError(
@@ -97,8 +171,8 @@ class TurnTemplate:
             )
         self._shown.add(roles)
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text from the end of the policy's words on."""
+    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the text from the end of the policy's words on; None: the template rewrites the turn."""
         refusal: DataError | None = None
         for turn, following in _turns(messages):
             try:
@@ -117,11 +191,7 @@ class TurnTemplate:
                 f"messages of the roles {roles} after a turn of the policy: {refusal}"
                 f"{no_tools if any(message.get('role') == 'tool' for message in messages) else ''}"
             ) from refusal
-        raise ConfigError(
-            f"the chat template shows a turn of the policy differently when messages of the roles {roles} follow it: "
-            "the tokens between turns are not known; set model.chat_template to a template that only appends, or use "
-            "Trajectory.observe with tokens of your own"
-        )
+        return None
 
     def _after(
         self,
@@ -134,6 +204,24 @@ class TurnTemplate:
         text = self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         _, mark, after = text.partition(MARK)
         return after if mark and MARK not in after else None
+
+
+def common_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the number of entries with which two sequences begin alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _left_out(alone: str, whole: str) -> str | None:
+    """Return the one piece of a text without which another begins as it does; None: they differ by more."""
+    first = common_length(alone, whole)
+    rest = whole[first:]
+    for stop in range(first, len(alone)):
+        if rest.startswith(alone[stop : stop + 16]) and rest.startswith(alone[stop:]):  # a few letters tell most apart
+            while first and alone[first - 1] == alone[stop - 1]:  # the same piece of repeated letters, further left
+                first, stop = first - 1, stop - 1
+            return alone[first:stop]
+    return None
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:

@@ -8,15 +8,16 @@ Tokens go in and out as they are: a trajectory is never decoded and tokenized ag
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.turn_template import TurnTemplate
-from hwgrpo.values import Completions, Prompt, PromptImages, Sampling, text_axes
+from hwgrpo.errors import ConfigError, DataError, RunError
+from hwgrpo.rollout.turn_template import HistoryRefused, TurnTemplate, common_length
+from hwgrpo.values import NO_ROW, Completions, Prompt, PromptImages, Sampling, text_axes
 
 T = TypeVar("T")
 
@@ -31,6 +32,8 @@ class Segment:
     """The tokens as one response, with all that belongs to each token."""
     images: PromptImages | None = None
     """Images that were observed; their `axes` are counted from the segment's first token."""
+    row: int | None = None
+    """Of the first segment of a further row: how many tokens of the prompt the row begins with; None: it goes on."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -52,9 +55,12 @@ class Segment:
 class Trajectory:
     """A prompt and the response to it so far.
 
+    What the model reads is one row: the prompt, and all that was sampled and observed. A history that is rewritten
+    begins a further row (`fork`); rows are trained together, as one response.
+
     Args:
         prompt: the prompt.
-        left: tokens that the response may still have.
+        left: tokens that the row may still have.
     """
 
     prompt: Prompt
@@ -66,11 +72,21 @@ class Trajectory:
     """Whether it ended by itself; None: as its last sampled segment, unless it is truncated."""
     truncated: bool = False
     """No tokens were left for what was sampled or observed: the workflow ends it here."""
+    messages: list[Mapping[str, Any]] | None = field(default_factory=list)
+    """What followed the prompt, as chat messages; None: not known, so that no history can be rewritten."""
+    forked: bool = False
+    """Whether nothing has been sampled in the last row."""
+
+    def __post_init__(self) -> None:
+        self._room = self.left
 
     @property
     def token_ids(self) -> list[int]:
-        """The prompt's tokens and all of the response: what the model reads next."""
-        return [*self.prompt.token_ids, *(token for segment in self.segments for token in segment.token_ids)]
+        """The prompt's tokens and all of the last row: what the model reads next."""
+        first = max((i for i, segment in enumerate(self.segments) if segment.row is not None), default=0)
+        kept = self.segments[first].row if self.segments else None
+        row = (token for segment in self.segments[first:] for token in segment.token_ids)
+        return [*self.prompt.token_ids[:kept], *row]
 
     @property
     def images(self) -> PromptImages | None:
@@ -116,6 +132,38 @@ class Trajectory:
             text: their text, for records and rewards.
             images: of which some tokens stand for parts; their `axes` are counted from the first of these tokens.
         """
+        self.messages = None
+        self.append_observed(token_ids, text, images)
+
+    def fork(self, token_ids: Sequence[int], text: str, prompt_tokens: int | None = None) -> None:
+        """Begin a further row: what the model reads next is the prompt and another history. A long one truncates.
+
+        Args:
+            token_ids: the tokens of the history, which carry no loss.
+            text: text of what is new in it, for records and rewards.
+            prompt_tokens: how many tokens of the prompt come before it; None: all.
+
+        Raises:
+            RunError: there is no such beginning of the prompt.
+            ConfigError: the trajectory has images.
+        """
+        if self.images is not None:
+            raise ConfigError(
+                f"the prompt {self.prompt.uid} or what follows it has images, and a history that is rewritten begins a "
+                "row of text alone; set model.chat_template to a template that only appends"
+            )
+        most = len(self.prompt.token_ids)
+        row = most if prompt_tokens is None else prompt_tokens
+        if not 1 <= row <= most:
+            raise RunError(f"fork(prompt_tokens={row}): a row begins with 1 to {most} tokens of the prompt")
+        if len(token_ids) > self._room:
+            self.truncated = True
+            return
+        self.left, self.forked = self._room, True
+        self.append(Segment("observed", not_sampled(token_ids, text), row=row))
+
+    def append_observed(self, token_ids: Sequence[int], text: str, images: PromptImages | None = None) -> None:
+        """Append observed tokens, as far as tokens are left; `messages` has them already."""
         self.truncated = self.truncated or len(token_ids) > self.left
         if images is not None:
             if not self.truncated:
@@ -151,6 +199,7 @@ class Trajectory:
         seen = tuple(segment.images for segment in self.segments if segment.images is not None)
         return replace(
             joined,
+            row_starts=self._row_starts(),
             prompt_index=torch.tensor([prompt_index]),
             offsets=torch.tensor([0, len(joined.tokens)]),
             finished=torch.tensor([ended if self.finished is None else self.finished]),
@@ -159,6 +208,19 @@ class Trajectory:
             seen=(seen,) if seen else (),
             shifts=self._shifts(),
         )
+
+    def _row_starts(self) -> torch.Tensor | None:
+        """Return the response's `row_starts`; None: it is one row."""
+        if all(segment.row is None for segment in self.segments):
+            return None
+        starts: list[int] = []
+        row = NO_ROW
+        for segment in self.segments:
+            row = row if segment.row is None else segment.row
+            tokens = len(segment.columns.tokens)
+            starts += [row, *[NO_ROW] * (tokens - 1)] if tokens else []
+            row = NO_ROW if tokens else row
+        return torch.tensor(starts, dtype=torch.int64)
 
 
 def _together(parts: Sequence[PromptImages], axes: torch.Tensor | None) -> PromptImages:
@@ -323,18 +385,27 @@ class Sampler:
         """Return the tokens of a text, without special tokens around it."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def observe(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]]) -> None:
+    def observe(
+        self,
+        trajectory: Trajectory,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        turn: Mapping[str, Any] | None = None,
+    ) -> None:
         """Append messages that follow a sampled segment, in the chat template, and the beginning of the next turn.
 
-        The tokens that were sampled stay as they are: only those of the messages are added.
+        The tokens that were sampled stay as they are: only those of the messages are added. Where the template writes
+        earlier turns differently now, the model reads the conversation as it is written, in a further row.
 
         Args:
             trajectory: its last segment is sampled.
             messages: all messages up to the policy's next turn, such as `{"role": "tool", "content": ...}`.
+            turn: the policy's turn as a chat message; None: its text is the content.
 
         Raises:
             RunError: the last segment is not sampled.
-            ConfigError: there is no chat template, or it refuses these messages.
+            ConfigError: there is no chat template, it refuses these messages, or rewrites what is no conversation.
+            HistoryRefused: the template writes earlier turns differently, and the history cannot begin a row.
         """
         if not trajectory.segments or trajectory.segments[-1].role != "sampled":
             raise RunError("observe() follows a sampled segment: give all messages up to the policy's turn at once")
@@ -345,9 +416,66 @@ class Sampler:
             )
         last = trajectory.segments[-1]
         tokens = self._turns.between(last.token_ids, last.finished, messages, self._prompt.tools)
-        read = tokens[: trajectory.left]
-        text = self._tokenizer.decode(read, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        trajectory.observe(tokens, text)
+        history = self._history(trajectory, messages, turn, appends=tokens is not None)
+        if tokens is None:
+            text = "\n".join(str(message.get("content")) for message in messages)
+        else:
+            read = tokens[: trajectory.left] if history is None else tokens
+            text = self._tokenizer.decode(read, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if history is None:
+            assert tokens is not None, "refused"
+            trajectory.append_observed(tokens, text)
+            return
+        kept = common_length(self._prompt.token_ids, history)
+        if not kept:
+            raise HistoryRefused(
+                f"the chat template writes earlier turns differently now, and begins otherwise than the prompt "
+                f"{self._prompt.uid}, which may have been truncated (data.overlong): set model.chat_template to a "
+                "template that only appends"
+            )
+        trajectory.fork(history[kept:], text, kept)
+
+    def _history(
+        self,
+        trajectory: Trajectory,
+        messages: Sequence[Mapping[str, Any]],
+        turn: Mapping[str, Any] | None,
+        *,
+        appends: bool,
+    ) -> list[int] | None:
+        """Return the tokens of the conversation where it is rewritten, and add the messages to the trajectory's.
+
+        None: they are appended, as they are where the template refuses a conversation that it can go on.
+        """
+        turns = self._turns
+        assert turns is not None
+        last = [*itertools.takewhile(lambda segment: segment.role == "sampled", reversed(trajectory.segments))]
+        said = "".join(segment.text for segment in reversed(last))
+        before = conversation(self._prompt, trajectory.messages, turn or {"role": "assistant", "content": said})
+        if before is None:
+            if not appends:
+                raise ConfigError(
+                    f"{turns.rewrites(messages)}, and the prompt {self._prompt.uid} or what follows it is no "
+                    "conversation that could be written anew; set model.chat_template to a template that only "
+                    "appends, or use Trajectory.observe or Trajectory.fork with tokens of your own"
+                )
+            return None
+        assert trajectory.messages is not None
+        trajectory.messages += [before[-1], *messages]
+
+        def read() -> str:
+            tokens = trajectory.token_ids
+            if turns.has_end(last[0].token_ids, last[0].finished):
+                tokens.pop()
+            return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+        try:
+            text = turns.rewritten(before, messages, self._prompt.tools, read if appends else None)
+        except DataError as error:
+            if appends:
+                return None
+            raise HistoryRefused(f"{turns.rewrites(messages)}: {error}") from error
+        return None if text is None else self._tokenizer.encode(text, add_special_tokens=False)
 
     def trajectory(self) -> Trajectory:
         """Return a response to the prompt that has no tokens yet."""
@@ -375,6 +503,9 @@ class Sampler:
         if max_tokens is not None and max_tokens < 1:
             raise RunError(f"sample(max_tokens={max_tokens}): a segment has at least one token")
         most = trajectory.left if max_tokens is None else min(trajectory.left, max_tokens)
+        if trajectory.forked:  # its keys and values are of another row
+            self._requests.forget(lambda each, _: each is trajectory)
+            trajectory.forked = False
         if not most:
             trajectory.truncated = True
             self._requests.forget(lambda each, _: each is trajectory)
@@ -468,6 +599,27 @@ class Sampler:
             raise
         finally:
             self._busy = False
+
+
+def conversation(
+    prompt: Prompt, messages: Sequence[Mapping[str, Any]] | None, turn: Mapping[str, Any]
+) -> list[Mapping[str, Any]] | None:
+    """Return prompt, earlier messages and the policy's last turn as one conversation; None: they are none.
+
+    A prompt may end with the beginning of the policy's first turn.
+    """
+    if prompt.messages is None or messages is None:
+        return None
+    begun = prompt.messages[-1]
+    if begun["role"] != "assistant" or not begun["content"]:
+        whole = [*(prompt.messages[:-1] if begun["role"] == "assistant" else prompt.messages), *messages, turn]
+    else:
+        first, *rest = [*messages, turn]
+        beginning, content = begun["content"], first.get("content")
+        if not isinstance(beginning, str) or not isinstance(content, str):
+            return None
+        whole = [*prompt.messages[:-1], {**first, "content": beginning + content}, *rest]
+    return whole
 
 
 async def single_turn(prompt: Prompt, sampler: Sampler) -> Sequence[Trajectory]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +30,7 @@ from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.training.update.train_batch import assemble
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling, TrainBatch
 from tests.agents.scripted import agent_rows, prompts_of
+from tests.support.models.trajectories import rows_of
 
 OBSERVED = (
     "higher",
@@ -63,10 +64,11 @@ def calls_by_length(text: str) -> ParsedTurn:
     return ParsedTurn(text, tuple(calls))
 
 
-def random_model(tokenizer: Any, ends: Sequence[int], family: str = "llama") -> Any:
+def random_model(tokenizer: Any, ends: Sequence[int], family: str = "llama", often: Sequence[int] = ()) -> Any:
     """Return a one-layer model over a tokenizer's vocabulary.
 
-    About every fifth of its tokens ends a turn, and half are a letter or two, which encoding a text would merge.
+    About every fifth of its tokens ends a turn, and half are a letter or two, which encoding a text would merge. As
+    many as end a turn are one of `often`.
     """
     kind, config = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen3": (Qwen3ForCausalLM, Qwen3Config)}[family]
     torch.manual_seed(0)
@@ -86,7 +88,8 @@ def random_model(tokenizer: Any, ends: Sequence[int], family: str = "llama") -> 
             layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
         model.lm_head.weight.normal_(0, 0.2)
         model.lm_head.weight[:, 0] = 0
-        for likely, share in ((letters, 2.0), ([*ends], 1.0)):  # relative to all other tokens together
+        # relative to all other tokens together
+        for likely, share in ((letters, 2.0), ([*ends], 1.0), *([([*often], 1.0)] if often else [])):
             model.lm_head.weight[likely] = model.lm_head.weight[likely] * 0.1
             model.lm_head.weight[likely, 0] = math.log(share * vocab / len(likely)) / 2.2
     model.generation_config.eos_token_id = [*ends]
@@ -101,6 +104,8 @@ class Call:
     read: list[int]
     tokens: list[int]
     logprobs: torch.Tensor
+    continues: tuple[int, int] | None = None
+    """The response whose keys and values it continues, where the engine has sessions."""
 
 
 class RecordedSession:
@@ -120,7 +125,9 @@ class RecordedSession:
 
     def take(self, numbers: Any) -> Completions:
         done = self._session.take(numbers)
-        self._calls += calls_between([self._asked[number].prompt for number in numbers], done)
+        asked = [self._asked[number] for number in numbers]
+        calls = calls_between([request.prompt for request in asked], done)
+        self._calls += [replace(call, continues=each.continues) for call, each in zip(calls, asked, strict=True)]
         return done
 
 
@@ -192,6 +199,7 @@ def play(
     engine: Any = None,
     sessions: bool = True,
     asynchronous: bool = False,
+    often: Sequence[int] = (),
 ) -> Episodes:
     """Return trajectories of 1 to 6 turns, two to each prompt.
 
@@ -205,6 +213,7 @@ def play(
         engine: of an earlier call, to sample with; None: a new one.
         sessions: whether the engine keeps the keys and values of earlier turns.
         asynchronous: whether a trajectory's next turn begins while others are sampled.
+        often: tokens that the model samples as often as ends.
     """
     registry = Registry("environment", {})
     registry._own["says"] = Says
@@ -222,7 +231,7 @@ def play(
     rows = agent_rows([{"prompt": question, "turns": turns} for turns in range(1, TURNS + 1)], **vars(agent))
     prompts = prompts_of(rows, tokenizer, settings)
     if engine is None:
-        model = random_model(tokenizer, ends, family)
+        model = random_model(tokenizer, ends, family, often)
         engine = LocalEngine(
             model,
             tokenizer,
@@ -275,6 +284,56 @@ def assert_what_was_read_is_prompt_turns_and_messages(played: Episodes) -> None:
         whole = [*prompt.token_ids, *tokens]
         assert read[: len(whole)] == whole, number
         assert len(read) == len(whole) or outcome["stop"] == "length"
+
+
+def assert_forks(played: Episodes, ends_reasoning: str) -> list[int]:
+    """Check what was read and trained where the template drops what an earlier turn has before `ends_reasoning`.
+
+    A trajectory forks at a message of the user if a turn of its row has such reasoning, and reads the conversation as
+    the template writes it; elsewhere it appends.
+
+    Returns:
+        The number of rows of each trajectory.
+    """
+    batch, found = played.batch, []
+    assert batch.loss_mask is not None
+    for number, outcome in enumerate(played.completions.outcomes):
+        prompt = prompt_of(played, number)
+        calls, rows = calls_of(played, number), rows_of(played.prompts, played.completions, number)
+        contents = [[*before, *batch.tokens[start:end].tolist()] for before, start, end in rows]
+        masks = [[False] * len(before) + batch.loss_mask[start:end].tolist() for before, start, end in rows]
+        trained = [token for read, mask in zip(contents, masks, strict=True) for token, own in zip(read, mask) if own]
+        assert trained == [token for call in calls for token in call.tokens], "each sampled token once, in its order"
+        assert len(prompt.token_ids) == len(rows[0][0])
+        assert prompt.messages is not None
+        conversation, messages = [*prompt.messages], [*outcome["messages"]]
+        row, place, reasoned = 0, len(prompt.token_ids), False
+        for before, call in zip([None, *calls], calls):
+            if before is not None:
+                turn, *rest = messages
+                observed = [*itertools.takewhile(lambda each: each["role"] != "assistant", rest)]
+                messages = rest[len(observed) :]
+                conversation += [turn, *observed]
+                reasoned = reasoned or ends_reasoning in played.tokenizer.decode(
+                    before.tokens, skip_special_tokens=True
+                )
+                if reasoned and any(each["role"] == "user" for each in observed):
+                    row, reasoned = row + 1, False
+                    text = played.render(conversation, add_generation_prompt=True, tools=prompt.tools)
+                    written = played.tokenizer.encode(text, add_special_tokens=False)
+                    assert call.read == written, "the conversation as the template writes it"
+                    assert call.continues is None, "a row begins with keys and values of its own"
+                    place = len(written)
+                else:
+                    place = next(i for i in range(place, len(contents[row])) if masks[row][i])
+            assert call.read == contents[row][:place], (number, call.uid)
+            stop = place + len(call.tokens)
+            assert contents[row][place:stop] == call.tokens
+            assert all(masks[row][place:stop])
+            place = stop
+        assert row == len(rows) - 1
+        found.append(len(rows))
+    return found
 
 
 def answers(played: Episodes, prompt: Prompt, messages: Sequence[Any], calls: Sequence[Call]) -> list[list[int]]:
@@ -332,10 +391,11 @@ def after_place(played: Episodes, prompt: Prompt, messages: Any, opened: bool) -
 def assert_log_probs_are_those_of_a_plain_forward(played: Episodes) -> None:
     batch = played.batch
     assert batch.loss_mask is not None
-    for number, (start, end) in enumerate(itertools.pairwise(batch.offsets.tolist())):
-        prompt, mask = prompt_of(played, number), batch.loss_mask[start:end]
-        ids = torch.tensor([[*prompt.token_ids, *batch.tokens[start:end].tolist()]])
-        places = mask.nonzero()[:, 0] + len(prompt.token_ids)
+    of_rows = (row for number in range(len(batch)) for row in rows_of(played.prompts, played.completions, number))
+    for before, start, end in of_rows:
+        mask = batch.loss_mask[start:end]
+        ids = torch.tensor([[*before, *batch.tokens[start:end].tolist()]])
+        places = mask.nonzero()[:, 0] + len(before)
         with torch.no_grad():
             logits = played.model(input_ids=ids, use_cache=False, logits_to_keep=places - 1).logits[0]
         expected = logits.log_softmax(-1).gather(1, ids[0, places, None])[:, 0]

@@ -13,7 +13,7 @@ from hwgrpo.config.schema import AgentConfig, DataConfig, RewardConfig
 from hwgrpo.data.chat_template import apply_template
 from hwgrpo.data.formats import Part
 from hwgrpo.data.sources import Rows
-from hwgrpo.models.tiny import EOS, character_tokenizer
+from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.workflow import WorkflowParts
 from hwgrpo.rollout.workflow_engine import WorkflowEngine
@@ -55,7 +55,7 @@ class ScriptedEngine:
             tokens = tokens[: sampling.max_response_tokens]
             parts.append(tokens)
             finished.append(tokens[-1] == self.tokenizer.eos_token_id)
-            texts.append(self.tokenizer.decode(tokens).removesuffix(EOS))
+            texts.append(self.tokenizer.decode(tokens).removesuffix(self.tokenizer.eos_token))
         counts = [len(part) for part in parts]
         return Completions(
             prompt_index=torch.arange(len(parts)),

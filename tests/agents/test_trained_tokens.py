@@ -83,12 +83,12 @@ def test_a_conversation_that_is_tokenized_anew_each_turn_is_noticed(name, monkey
 def test_turns_that_are_tokenized_anew_are_noticed(name, monkeypatch):
     plain = Sampler.observe
 
-    def observe(self: Any, trajectory: Any, messages: Any) -> None:
+    def observe(self: Any, trajectory: Any, messages: Any, **turn: Any) -> None:
         last = trajectory.segments[-1]
         tokens = last.columns.tokens
         changed = retokenized(merging_tokenizer(), tokens)
         tokens[:] = tokens.new_tensor((changed * len(tokens))[: len(tokens)])
-        plain(self, trajectory, messages)
+        plain(self, trajectory, messages, **turn)
 
     monkeypatch.setattr(Sampler, "observe", observe)
     found = played(name, monkeypatch)

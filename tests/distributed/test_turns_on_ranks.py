@@ -13,6 +13,7 @@ from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from tests.distributed.strategy_worker import gradients
 from tests.support.models.tiny import settings, tiny_qwen3
+from tests.support.models.trajectories import forked as forked_rows
 from tests.support.models.trajectories import gradient_by_formula, share_of, train_batch, trajectories
 from tests.support.numbers.rounding import STEP, assert_gradients_close
 from tests.support.processes.ranks import forked
@@ -33,7 +34,13 @@ def config_of(strategy: str, size: int):
     return settings(*words, *sizes, f"trainer.strategy={strategy}", *shared)
 
 
-def update_on_rank(strategy_name: str, layout: Layout, size: int, file: Path) -> None:
+def played(rows: bool):
+    """Return prompts and trajectories; with `rows` some have several."""
+    prompts, completions = trajectories()
+    return prompts, forked_rows(prompts, completions) if rows else completions
+
+
+def update_on_rank(strategy_name: str, layout: Layout, size: int, rows: bool, file: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     config = config_of(strategy_name, size)
@@ -43,7 +50,7 @@ def update_on_rank(strategy_name: str, layout: Layout, size: int, file: Path) ->
     strategy.wrap(policy, config)
     update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), layout, total_updates=1)
     cuts = CUTS[strategy.world_size]
-    mine = share_of(*trajectories(), cuts[strategy.rank], cuts[strategy.rank + 1])
+    mine = share_of(*played(rows), cuts[strategy.rank], cuts[strategy.rank + 1])
     batch = train_batch(*mine, config, strategy)
     loss, _ = update.accumulate_gradients(batch, range(len(batch)))
     found = gradients(strategy)
@@ -53,19 +60,21 @@ def update_on_rank(strategy_name: str, layout: Layout, size: int, file: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "layout", "size"),
+    ("strategy", "ranks", "layout", "size", "rows"),
     [
-        ("ddp", 2, "grouped", 1),
-        ("fsdp2", 2, "packed", 1),
-        ("ddp", 2, "padded", 2),
-        ("ddp", 4, "packed", 1),
-        ("fsdp2", 4, "grouped", 2),
+        ("ddp", 2, "grouped", 1, True),
+        ("fsdp2", 2, "packed", 1, False),
+        ("ddp", 2, "padded", 2, True),
+        ("ddp", 4, "packed", 1, False),
+        ("fsdp2", 4, "grouped", 2, True),
     ],
 )
-def test_ranks_update_on_turns_as_the_formula_says(strategy: str, ranks: int, layout: str, size: int, tmp_path: Path):
+def test_ranks_update_on_turns_as_the_formula_says(
+    strategy: str, ranks: int, layout: str, size: int, rows: bool, tmp_path: Path
+):
     file = tmp_path / "gradients.safetensors"
-    assert forked(ranks, lambda rank: update_on_rank(strategy, LAYOUTS[layout], size, file)) == [0] * ranks
+    assert forked(ranks, lambda rank: update_on_rank(strategy, LAYOUTS[layout], size, rows, file)) == [0] * ranks
     found = load_file(file)
-    expected, theirs = gradient_by_formula(tiny_qwen3(), config_of(strategy, size), *trajectories())
+    expected, theirs = gradient_by_formula(tiny_qwen3(), config_of(strategy, size), *played(rows))
     assert float(found.pop("loss")) == pytest.approx(expected, rel=STEP, abs=STEP)
     assert_gradients_close({name.removeprefix("grad."): g for name, g in found.items()}, theirs)

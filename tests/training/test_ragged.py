@@ -39,6 +39,7 @@ def numbered(lengths: list[list[int]], *, floors: bool, versions: bool, version:
         versions=torch.arange(total) + version if versions else None,
         floors=-10.0 - torch.arange(total) if floors else None,
         loss_mask=torch.arange(total) % 3 > 0 if floors else None,
+        row_starts=torch.where(torch.arange(total) % 4 == 1, torch.arange(total), -1) if floors else None,
         token_extras={"routes": torch.arange(total * 6, dtype=torch.uint8).view(total, 2, 3)},
         outcomes=tuple(
             {"reward": i / 2, "turn_rewards": [i / 2, 0.0], "states": ["s", None], "messages": [{"role": "tool"}]}

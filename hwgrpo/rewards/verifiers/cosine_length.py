@@ -60,7 +60,7 @@ def length_cosine(
     function = make_reward_function(*load_function(correct, KEY), correct_kwargs or {}, context, KEY)
     verdicts, _ = function.values(batch, completions, None)
     rewards: list[float | None] = []
-    for verdict, length in zip(verdicts, completions.lengths.tolist(), strict=True):
+    for verdict, length in zip(verdicts, completions.longest_rows.tolist(), strict=True):
         if isinstance(verdict, BaseException):
             raise verdict
         number = number_of(verdict.get("score") if isinstance(verdict, Mapping) else verdict)

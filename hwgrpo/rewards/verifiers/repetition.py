@@ -30,7 +30,7 @@ def repetition(
         raise ConfigError(f"kwargs.ngram_size={ngram_size} of reward repetition; allowed: from 1")
     if not max_penalty <= 0:
         raise ConfigError(f"kwargs.max_penalty={max_penalty} of reward repetition; allowed: at most 0")
-    return [max_penalty * repeated_share(tokens, ngram_size) for tokens in completions.token_lists()]
+    return [max_penalty * repeated_share(tokens, ngram_size) for tokens in completions.new_tokens()]
 
 
 def repeated_share(tokens: list[int], size: int) -> float:

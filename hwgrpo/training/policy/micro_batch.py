@@ -22,7 +22,13 @@ from hwgrpo.values import PromptImages, TrainBatch
 
 
 def split_micro_batches(
-    batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int
+    batch: TrainBatch,
+    sequences: Sequence[int],
+    budget: int,
+    layout: Layout,
+    hidden_size: int,
+    *,
+    full_trajectories: bool = False,
 ) -> list[Rows]:
     """Split sequences into micro-batches of `budget` tokens, padding included; group rows of similar length.
 
@@ -32,10 +38,14 @@ def split_micro_batches(
         budget: tokens per micro-batch, prompt and response; exceeded by a 64th at the most.
         layout: forms the rows.
         hidden_size: the model's; layouts weigh attention against matrix products with it.
+        full_trajectories: do not spread the rows of a trajectory, because the loss has sequence scope.
 
     Returns:
-        Rows per micro-batch. A row longer than the budget is alone in its micro-batch.
+        Rows per micro-batch. A row longer than the budget is alone in its micro-batch; with `full_trajectories`, so is
+        a trajectory.
     """
+    if full_trajectories and batch.trajectory is not None:
+        return _trajectory_parts(batch, sequences, budget, layout, hidden_size)
     filled = batch.loss_lengths.gt(0).tolist()
     lengths = input_lengths(batch).tolist()
     prompts = batch.prompt_offsets.diff()[batch.prompt_index].tolist()
@@ -56,6 +66,28 @@ def split_micro_batches(
             longest = width
         parts[-1].append(row)
     return parts
+
+
+def _trajectory_parts(
+    batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int
+) -> list[Rows]:
+    """Split into micro-batches of full trajectories; each may be larger than needed, for no row is shared by two."""
+    assert batch.trajectory is not None
+    filled, trajectory = batch.loss_lengths.gt(0).tolist(), batch.trajectory.tolist()
+    lengths = input_lengths(batch).tolist()
+    trajectories: dict[int, list[int]] = {}
+    for s in sequences:
+        if filled[s]:
+            trajectories.setdefault(trajectory[s], []).append(s)
+    parts: list[list[int]] = []
+    longest = 0
+    for own in trajectories.values():
+        longest = max(longest, *(lengths[s] for s in own))
+        if not parts or (len(parts[-1]) + len(own)) * longest > budget:
+            parts.append([])
+            longest = max(lengths[s] for s in own)
+        parts[-1] += own
+    return [layout.rows(batch, part, budget, hidden_size) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -215,6 +247,12 @@ def build_micro_batch(
         kept = batch.loss_mask[token_index]
         token_index, within, of, place = token_index[kept], within[kept], of[kept], place[kept]
 
+    cu_seqlens = offsets_of(batch.loss_lengths[sequence_S])
+    if batch.trajectory is not None:  # the rows of a trajectory are one sequence of the loss, one after another
+        order = token_index.argsort()
+        token_index, within, of, place = token_index[order], within[order], of[order], place[order]
+        cu_seqlens = offsets_of(batch.trajectory[sequence_S[of]].unique_consecutive(return_counts=True)[1])
+
     def at_rows(column: str) -> torch.Tensor:
         values, per_token = batch.column(column)
         return values[token_index] if per_token else values[sequence_S][of]
@@ -238,7 +276,7 @@ def build_micro_batch(
         branches=branches,
         hidden_rows=torch.where(within > 0, place, row_S[of] * width + prompt_end_S[of] - 1),
         targets=batch.tokens[token_index],
-        cu_seqlens=offsets_of(batch.loss_lengths[sequence_S]),
+        cu_seqlens=cu_seqlens,
         token_index=token_index,
         signals={name: at_rows(column) for name, column in signals.items()},
         temperature=batch.temperature,

@@ -17,7 +17,7 @@ class GroupBatch:
 
     group: SequenceGroup
     batch: TrainBatch
-    """The members' sequences, concatenated."""
+    """The members' sequences, concatenated; each row of a trajectory is a sequence (`TrainBatch.by_rows`)."""
     sequences: Sequence[int]
     """Indices of the sequences to compute."""
     own_tokens: torch.Tensor
@@ -46,8 +46,10 @@ def gather_group_batch(group: SequenceGroup, batch: TrainBatch, sequences: Seque
     wanted[torch.tensor(list(sequences), dtype=torch.int64)] = True
     own_tokens = batch.per_token_of(wanted).nonzero()[:, 0]
     if group.size == 1:
-        return GroupBatch(group, batch, sequences, own_tokens, own_tokens)
+        rows = batch.by_rows()
+        chosen = sequences if rows.trajectory is None else wanted[rows.trajectory].nonzero()[:, 0].tolist()
+        return GroupBatch(group, rows, chosen, own_tokens, own_tokens)
     parts = group.gather(batch.select(wanted))
     first = sum(len(part.tokens) for part in parts[: group.rank])
-    joined = TrainBatch.concat(parts)
+    joined = TrainBatch.concat(parts).by_rows()
     return GroupBatch(group, joined, range(len(joined)), own_tokens, torch.arange(first, first + len(own_tokens)))

@@ -345,7 +345,8 @@ class PolicyUpdate:
         Returns:
             This rank's loss and metric sums, not yet divided by the number of ranks.
         """
-        parts = self._micro_batches(pooled.batch, pooled.sequences)
+        full = self.loss_fn.scope != "token"
+        parts = self._micro_batches(pooled.batch, pooled.sequences, full_trajectories=full)
         signals = loss_signals(pooled.batch, rollout=self.loss_fn.needs_rollout)
         losses: list[torch.Tensor] = []
         of_tokens = PassValues()
@@ -356,7 +357,7 @@ class PolicyUpdate:
             micro = self._build_micro_batch(pooled, part, signals)
             flops += self._work.of(micro) / pooled.group.size if self._work else 0.0
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
-            micro = shard_micro_batch(micro, pooled.group, full_sequences=self.loss_fn.scope != "token")
+            micro = shard_micro_batch(micro, pooled.group, full_sequences=full)
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 router = self.config.model.router_loss_coef * share
                 out = forward_backward(self.strategy, micro.to(self.device), self.loss_fn, router, self.reference)
@@ -383,11 +384,15 @@ class PolicyUpdate:
     def _build_micro_batch(self, pooled: GroupBatch, part: Rows, signals: Mapping[str, str]) -> MicroBatch:
         return build_micro_batch(pooled.batch, part, signals, self.layout, multiple=pooled.group.size)
 
-    def _micro_batches(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
+    def _micro_batches(
+        self, batch: TrainBatch, sequences: Sequence[int], *, full_trajectories: bool = False
+    ) -> list[Rows]:
         """Split into micro-batches, the same number on every rank, since collectives must match."""
         tokens = self.budget.tokens if self.budget else micro_batch_tokens(self.config, self.device)
         tokens *= self.strategy.sequence_group.size  # its ranks share them
-        parts = split_micro_batches(batch, sequences, tokens, self.layout, self.policy.hidden_size)
+        parts = split_micro_batches(
+            batch, sequences, tokens, self.layout, self.policy.hidden_size, full_trajectories=full_trajectories
+        )
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]
 

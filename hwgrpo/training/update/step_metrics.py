@@ -71,8 +71,10 @@ def sample_metrics(
             "lengths": completions.lengths,
             "sampled": None if completions.loss_mask is None else completions.loss_lengths,
             "finished": completions.finished,
+            "rows": None if completions.row_starts is None else completions.row_bounds()[1].bincount(),
             "tokens": int(completions.lengths.sum())
-            + sum(len(prompts.prompts[i].token_ids) for i in completions.prompt_index.tolist()),
+            + sum(len(prompts.prompts[i].token_ids) for i in completions.prompt_index.tolist())
+            + (0 if completions.row_starts is None else int(completions.row_starts.clamp_min(0).sum())),
             "prompts": torch.tensor([len(p.token_ids) for p in prompts.prompts]),
             "functions": dict(rewards.per_function),
             "alike": {
@@ -111,6 +113,10 @@ def sample_metrics(
     if any(r["sampled"] is not None for r in ranks):  # the others' responses are sampled throughout
         sampled = [r["lengths"] if r["sampled"] is None else r["sampled"] for r in ranks]
         values |= _spread("response_length/sampled", torch.cat(sampled))
+    if any(r["rows"] is not None for r in ranks):  # the others' responses are one row each
+        rows = torch.cat([torch.ones_like(r["lengths"]) if r["rows"] is None else r["rows"] for r in ranks])
+        values |= {"agent/rows_per_trajectory/mean": _mean(rows), "agent/rows_per_trajectory/max": float(rows.max())}
+        values["agent/forks"] = float((rows - 1).sum())
     if steps is not None:
         counts = torch.cat([r["steps"] for r in ranks]).tolist() or [0]
         values["response/steps/mean"] = sum(counts) / len(counts)

@@ -6,6 +6,7 @@ import copy
 import itertools
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,36 @@ def trajectories(prompts: int = 4, n: int = 3, seed: int = 0) -> tuple[PromptBat
         outcomes=tuple(outcomes),
     )
     return PromptBatch(tuple(made)), completions
+
+
+def forked(prompts: PromptBatch, completions: Completions, seed: int = 0) -> Completions:
+    """Return trajectories of which most observed tokens are a rewritten history, with which a further row begins.
+
+    Some rows begin with a part of the prompt.
+    """
+    g = torch.Generator().manual_seed(seed)
+    assert completions.loss_mask is not None
+    mask, starts = completions.loss_mask.tolist(), [-1] * len(completions.tokens)
+    for i, (first, end) in enumerate(itertools.pairwise(completions.offsets.tolist())):
+        most = len(prompts.prompts[int(completions.prompt_index[i])].token_ids)
+        for place in range(first + 1, end):
+            if mask[place - 1] and not mask[place] and float(torch.rand((), generator=g)) < 0.75:
+                part = int(torch.randint(1, most + 1, (1,), generator=g))
+                starts[place] = most if float(torch.rand((), generator=g)) < 0.6 else part
+    return replace(completions, row_starts=torch.tensor(starts))
+
+
+def rows_of(prompts: PromptBatch, completions: Completions, i: int) -> list[tuple[list[int], int, int]]:
+    """Return what the model reads before each row of a trajectory, and the bounds of the row's tokens."""
+    prompt = [*prompts.prompts[int(completions.prompt_index[i])].token_ids]
+    start, end = completions.offsets[i : i + 2].tolist()
+    found = [(prompt, start, end)]
+    for place in range(start, end):
+        kept = -1 if completions.row_starts is None else int(completions.row_starts[place])
+        if kept >= 0:
+            before, first, _ = found.pop()
+            found += [(before, first, place), (prompt[:kept], place, end)]
+    return found
 
 
 def environment_rewards(prompts: PromptBatch, completions: Completions, *, turns: bool) -> Rewards:
@@ -153,7 +184,7 @@ def advantages_by_formula(completions: Completions, config: Any) -> list[list[fl
 def gradient_by_formula(
     model: Any, config: Any, prompts: PromptBatch, completions: Completions
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """Return loss and gradient of one update, fp64, by plain autograd on one trajectory after another.
+    """Return loss and gradient of one update, fp64, by plain autograd on one row of a trajectory after another.
 
     The rows of all trajectories whose token was sampled are put into one table, with the number of the trajectory and
     of its prompt; the loss is a sum over them.
@@ -162,8 +193,9 @@ def gradient_by_formula(
     assert completions.loss_mask is not None
     rows: list[tuple[torch.Tensor, int, int]] = []
     advantages = advantages_by_formula(completions, config)
-    for i, (start, end) in enumerate(itertools.pairwise(completions.offsets.tolist())):
-        prompt = prompts.prompts[int(completions.prompt_index[i])].token_ids
+    of_rows = ((i, row) for i in range(len(completions)) for row in rows_of(prompts, completions, i))
+    for i, (prompt, start, end) in of_rows:
+        first = int(completions.offsets[i])
         ids = torch.tensor([[*prompt, *completions.tokens[start:end].tolist()]])
         log_p = model(input_ids=ids).logits[0].log_softmax(-1)
         for place in range(end - start):
@@ -171,7 +203,7 @@ def gradient_by_formula(
                 continue
             predicted = log_p[len(prompt) + place - 1]
             lp = predicted[completions.tokens[start + place]]
-            advantage = advantages[i][place]
+            advantage = advantages[i][start + place - first]
             old = float(completions.logprobs[start + place])
             reference = old + 0.25 * float(torch.cos(completions.tokens[start + place].float()))
             ratio = (lp - old).exp()
