@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from hwgrpo.agents.action import Action, Message, StepResult
 from hwgrpo.agents.background_loop import LONGEST
 from hwgrpo.catalog import ENVIRONMENTS
-from hwgrpo.errors import ConfigError, choice_error, quoted, shown
+from hwgrpo.data.observed_images import check_parts
+from hwgrpo.errors import ConfigError, DataError, choice_error, quoted, shown
 from hwgrpo.own_copies import own_copy
 from hwgrpo.support.given_objects import find_object, is_object, name_of
 from hwgrpo.user_code import describe_error, split_name
@@ -321,12 +322,26 @@ def checked_messages(messages: Any, where: str) -> list[Message]:
         raise EnvironmentFailure(f"{where} returned {quoted(messages, SHOWN_CHARS)}, not text or a list of messages")
     for message in messages:
         fits = isinstance(message, Mapping) and isinstance(message.get("role"), str)
-        if not fits or not isinstance(message.get("content"), str):
+        content = message.get("content") if fits else None
+        if not isinstance(content, str | list | tuple):
             raise EnvironmentFailure(
                 f'{where} returned the message {quoted(message, SHOWN_CHARS)}; expected {{"role": "user", "content": '
                 '"..."}'
             )
-    return [{**message, "content": encodable(message["content"])} for message in messages]
+        if not isinstance(content, str):
+            try:
+                check_parts(content, f"{where} returned a message whose content")
+            except DataError as error:
+                raise EnvironmentFailure(str(error)) from error
+    return [{**message, "content": _encodable_content(message["content"])} for message in messages]
+
+
+def _encodable_content(content: str | Sequence[Any]) -> Any:
+    """Return a text, also for blocks of text alone, or blocks, with text that a tokenizer accepts."""
+    if isinstance(content, str):
+        return encodable(content)
+    parts = [{**part, "text": encodable(part["text"])} if part["type"] == "text" else part for part in content]
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
 def encodable(text: str) -> str:

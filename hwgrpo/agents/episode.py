@@ -26,7 +26,8 @@ from hwgrpo.agents.tool_answers import OBSERVATION, Tools, check_observations
 from hwgrpo.agents.tools import load_tools
 from hwgrpo.catalog import CALL_FORMATS
 from hwgrpo.data.chat_template import shows_tools
-from hwgrpo.errors import ConfigError, quoted
+from hwgrpo.data.observed_images import without_images
+from hwgrpo.errors import ConfigError, DataError, quoted
 from hwgrpo.rollout.turn_template import HistoryRefused, TurnTemplate
 from hwgrpo.rollout.workflow import Sampler, Trajectory, WorkflowParts
 from hwgrpo.values import Prompt
@@ -163,14 +164,24 @@ class EnvironmentWorkflow:
                 record.stop = "max_turns"
             if record.stop:
                 return
-            try:
-                sampler.observe(trajectory, step.messages, turn=self._shown(action))
-            except HistoryRefused as refusal:
-                raise EnvironmentFailure(str(refusal)) from refusal
-            record.messages += [dict(message) for message in step.messages]
+            self._observe(sampler, trajectory, step, action)
+            record.messages += [without_images(message) for message in step.messages]
             if trajectory.truncated or not trajectory.left:
                 trajectory.truncated, record.stop = True, "length"
                 return
+
+    def _observe(self, sampler: Sampler, trajectory: Trajectory, step: StepResult, action: Action) -> None:
+        """Append what follows a turn.
+
+        Raises:
+            EnvironmentFailure: an image in it cannot be shown, or the history before it cannot be rewritten.
+        """
+        try:
+            sampler.observe(trajectory, step.messages, turn=self._shown(action))
+        except HistoryRefused as refusal:
+            raise EnvironmentFailure(str(refusal)) from refusal
+        except DataError as error:
+            raise EnvironmentFailure(f"an observation cannot be shown: {error}") from error
 
     async def _answer(self, action: Action, instance: Instance | None, seconds: float) -> StepResult:
         """Return the answer to a turn: of the tools that it calls, else of the environment."""

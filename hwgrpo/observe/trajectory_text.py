@@ -23,7 +23,14 @@ def message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a chat message, with its tool calls on lines of their own."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [call_text(each["name"], each["arguments"]) for each in functions]
-    return "\n".join([*filter(None, [message.get("content")]), *calls])
+    return "\n".join([*filter(None, [content_text(message.get("content"))]), *calls])
+
+
+def content_text(content: Any) -> str:
+    """Return the content of a message as text, with `[image]` where an image stands."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
 
 
 def speaker(message: Mapping[str, Any]) -> str:

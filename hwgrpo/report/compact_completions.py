@@ -10,6 +10,7 @@ from typing import Any
 
 from hwgrpo.observe.completions import FILE
 from hwgrpo.observe.shown_fields import number
+from hwgrpo.observe.trajectory_text import content_text
 from hwgrpo.support.jsonlines import read_lines
 
 
@@ -152,7 +153,7 @@ def compact_outcome(outcome: Any) -> dict[str, Any] | None:
 
 def _turn(message: Mapping[str, Any], rewards: Iterator[Any]) -> dict[str, Any]:
     """Return a message of a trajectory; one of the policy has the next reward."""
-    turn: dict[str, Any] = {"role": _text(message.get("role")), "text": _text(message.get("content"))}
+    turn: dict[str, Any] = {"role": _text(message.get("role")), "text": content_text(message.get("content"))}
     for name, key in (("name", "name"), ("reasoning", "reasoning_content")):
         if message.get(key):
             turn[name] = _text(message[key])

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from hwgrpo.data.observed_images import ObservedImages, without_images
 from hwgrpo.data.prompt_findings import without_space
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.values import PromptImages
 
 Message = Mapping[str, Any]
 MARK = "qz7mark"
@@ -48,10 +51,13 @@ class TurnTemplate:
         render: the chat template.
         tokenizer: the model's, of transformers.
         end_ids: tokens that end a turn.
+        images: reads those of messages; None: the model reads text alone.
     """
 
-    def __init__(self, render: Render, tokenizer: Any, end_ids: Collection[int]) -> None:
-        self._render, self._tokenizer, self._end_ids = render, tokenizer, end_ids
+    def __init__(
+        self, render: Render, tokenizer: Any, end_ids: Collection[int], images: ObservedImages | None = None
+    ) -> None:
+        self._render, self._tokenizer, self._end_ids, self._images = render, tokenizer, end_ids, images
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
         self._shown: set[tuple[str, ...]] = set()
@@ -84,10 +90,43 @@ class TurnTemplate:
         if text is None:
             return None
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens[self._sampled_of(tokens, sampled, finished) :]
+
+    def between_with_images(
+        self,
+        sampled: Sequence[int],
+        finished: bool,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[list[int], PromptImages]:
+        """Return the tokens between turns, as `between` does, of messages with images, and the images.
+
+        Raises:
+            ConfigError: as `between` does, or the template shows every turn differently when these messages follow.
+            DataError: the model reads text alone, or an image cannot be read or is not allowed.
+        """
+        if self._images is None:
+            raise DataError("it has images, and the model reads text alone")
+        bare = [without_images(message) for message in messages]
+        pictures = self._images.read(messages, "an observation")
+        self._check_shown(bare, tools)
+        text = self._text(bare, tools)
+        if text is None:
+            raise ConfigError(
+                f"{self.rewrites(bare, tools)}, and they have images, which a history that is rewritten does not show; "
+                "set model.chat_template to a template that only appends"
+            )
+        tokens, images = self._images.encode(text, pictures, "an observation")
+        left_out = self._sampled_of(tokens, sampled, finished)
+        axes = None if images.axes is None else images.axes[left_out:] - left_out
+        return tokens[left_out:], replace(images, axes=axes)
+
+    def _sampled_of(self, tokens: Sequence[int], sampled: Sequence[int], finished: bool) -> int:
+        """Return how many of the tokens behind a turn were sampled as its end: 0 or 1."""
         if not tokens or not finished or not sampled or sampled[-1] not in self._end_ids:
-            return tokens
+            return 0
         stands_for_it = self.has_end(sampled, finished) and tokens[0] in self._special
-        return tokens[1:] if stands_for_it or tokens[0] == sampled[-1] else tokens
+        return int(stands_for_it or tokens[0] == sampled[-1])
 
     def has_end(self, sampled: Sequence[int], finished: bool) -> bool:
         """Return whether the last token of a sampled turn is a special token that ended it, not one with text."""

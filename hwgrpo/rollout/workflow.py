@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from hwgrpo.data.observed_images import shows_images, without_images
 from hwgrpo.errors import ConfigError, DataError, RunError
 from hwgrpo.rollout.turn_template import HistoryRefused, TurnTemplate, common_length
 from hwgrpo.values import NO_ROW, Completions, Prompt, PromptImages, Sampling, text_axes
@@ -405,6 +406,7 @@ class Sampler:
         Raises:
             RunError: the last segment is not sampled.
             ConfigError: there is no chat template, it refuses these messages, or rewrites what is no conversation.
+            DataError: an image in them cannot be read, is not allowed, or the model reads text alone.
             HistoryRefused: the template writes earlier turns differently, and the history cannot begin a row.
         """
         if not trajectory.segments or trajectory.segments[-1].role != "sampled":
@@ -414,8 +416,13 @@ class Sampler:
                 "observe() with messages needs the tokenizer's chat template, and it has none; set "
                 "model.chat_template, or use Trajectory.observe with tokens of Sampler.encode"
             )
-        last = trajectory.segments[-1]
-        tokens = self._turns.between(last.token_ids, last.finished, messages, self._prompt.tools)
+        last, images = trajectory.segments[-1], None
+        after = last.token_ids, last.finished
+        if shows_images(messages):
+            tokens, images = self._turns.between_with_images(*after, messages, self._prompt.tools)
+            messages = [without_images(message) for message in messages]
+        else:
+            tokens = self._turns.between(*after, messages, self._prompt.tools)
         history = self._history(trajectory, messages, turn, appends=tokens is not None)
         if tokens is None:
             text = "\n".join(str(message.get("content")) for message in messages)
@@ -424,8 +431,13 @@ class Sampler:
             text = self._tokenizer.decode(read, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if history is None:
             assert tokens is not None, "refused"
-            trajectory.append_observed(tokens, text)
+            trajectory.append_observed(tokens, text, images)
             return
+        if images is not None:
+            raise ConfigError(
+                f"the chat template writes earlier turns of the prompt {self._prompt.uid} differently when an image "
+                "follows, which a further row does not show; set model.chat_template to a template that only appends"
+            )
         kept = common_length(self._prompt.token_ids, history)
         if not kept:
             raise HistoryRefused(

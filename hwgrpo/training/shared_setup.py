@@ -18,10 +18,11 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.config.schema import KernelsConfig, RolloutConfig
 from hwgrpo.data.chat_template import apply_template
+from hwgrpo.data.observed_images import ObservedImages
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
-from hwgrpo.models.loading import check_vocabulary, image_sample, load_model
+from hwgrpo.models.loading import check_vocabulary, image_sample, load_image_prompts, load_model
 from hwgrpo.models.lora import apply_lora, initialize_dora, uses_lora, without_weights
 from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.quantization import quantize, quantized_weights
@@ -235,7 +236,9 @@ def turn_template(config: Config, generation_config: Any, tokenizer: Any) -> Tur
     place = f"rollout.workflow={config.rollout.workflow}"
     render = partial(apply_template, config=config.data, tokenizer=tokenizer, place=place)
     ends = end_token_ids(tokenizer, generation_config, config.rollout.stop_token_ids)
-    return TurnTemplate(render, tokenizer, ends)
+    prompts = load_image_prompts(config.model, tokenizer)
+    images = None if prompts is None else ObservedImages(prompts, config.data.images)
+    return TurnTemplate(render, tokenizer, ends, images)
 
 
 def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:

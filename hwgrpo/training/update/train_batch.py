@@ -144,7 +144,8 @@ def short_sample(batch: TrainBatch, temperature: float) -> TrainBatch | None:
         for start, end, seen in zip(starts.tolist(), ends.tolist(), after_images, strict=True)
     ]
     bounds = batch.offsets.tolist()
-    responses = [batch.tokens[bounds[s] : min(bounds[s + 1], bounds[s] + SAMPLE_RESPONSE_TOKENS)] for s in chosen]
+    lasts = [min(bounds[s + 1], bounds[s] + SAMPLE_RESPONSE_TOKENS) for s in chosen]
+    responses = [_before_images(batch, s, batch.tokens[bounds[s] : end]) for s, end in zip(chosen, lasts, strict=True)]
     tokens = torch.cat(responses)
     return TrainBatch(
         prompt_tokens=torch.cat(prompts),
@@ -156,6 +157,14 @@ def short_sample(batch: TrainBatch, temperature: float) -> TrainBatch | None:
         logprobs=torch.zeros(len(tokens)),
         temperature=temperature if batch.temperature is None else batch.temperature,
     )
+
+
+def _before_images(batch: TrainBatch, sequence: int, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the first tokens of a response up to an image that is observed in it."""
+    seen = batch.seen[sequence] if batch.seen else ()
+    if not seen or not bool((places := tokens == seen[0].token_id).any()):
+        return tokens
+    return tokens[: int(places.nonzero()[0])]
 
 
 def _after_images(batch: TrainBatch, prompt: int) -> int:
