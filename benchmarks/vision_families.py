@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -130,11 +131,14 @@ def _page(measured: dict[str, Measured], conditions: dict[str, Any]) -> str:
         "",
         "Layouts are refused because:",
         "",
-        "| family | layout | reason |",
+        "| family | layouts | reason |",
         "|---|---|---|",
     ]
     for name, (_, run) in measured.items():
-        lines += [f"| {name} | {layout} | {reason} |" for layout, reason in sorted(run.refused.items())]
+        reasons: dict[str, list[str]] = {}
+        for layout, error in sorted(run.refused.items()):
+            reasons.setdefault(_reason(error), []).append(layout)
+        lines += [f"| {name} | {', '.join(layouts)} | {reason} |" for reason, layouts in reasons.items()]
     lines += [
         "",
         f"Other model types than these {len(THREE_AXES | ONE_AXIS)} that read images are refused when they are loaded,"
@@ -145,6 +149,12 @@ def _page(measured: dict[str, Measured], conditions: dict[str, Any]) -> str:
         *(f"| `{kind}` | {reason} |" for kind, reason in UNSUPPORTED.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _reason(error: str) -> str:
+    """Return an error's reason without the setting that it begins with, the layout and the remedy."""
+    reason = re.sub(r"^model\.layout='\w+'(: \w+ does not support the \w+ layout: its| with a)? ", "", error)
+    return reason.removesuffix("; use model.layout=padded")
 
 
 if __name__ == "__main__":
