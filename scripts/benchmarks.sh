@@ -4,9 +4,9 @@
 #   bash scripts/benchmarks.sh curves families    these runs
 #   bash scripts/benchmarks.sh --smoke [RUN...]   tiny sizes, minutes; results go to a temporary folder, which it names
 #   bash scripts/benchmarks.sh --list             the runs, the page of each and its command
-# Of a page, only the text between <!-- RUN --> and <!-- end of RUN --> is replaced; families.py writes its page in
-# full, and agent_turns, sandbox and startup have none. Check the sentences around a new table: their figures are not replaced. A run that
-# fails leaves its table unchanged, and the other runs go ahead. The exit code is 1 if one failed.
+# Of a page, only the text between <!-- RUN --> and <!-- end of RUN --> is replaced; families and vision_families write
+# theirs in full, and agent_turns, sandbox and startup have none. Check the sentences around a new table: their figures
+# are not replaced. A run that fails leaves its table unchanged, and the others go ahead. Exit code 1: one failed.
 #   PYTHON=...        the interpreter (default .venv/bin/python)
 #   TRL_PYTHON=...    an interpreter that has TRL (default PYTHON)
 #   VLLM_PYTHON=...   an interpreter that has vLLM (default PYTHON); without it, --smoke skips the runs of vLLM
@@ -51,7 +51,8 @@ real_model_busy real_model.md python benchmarks/local_engine.py --model SMOLLM2 
 sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
 step_ledger step_ledger.md python benchmarks/step_ledger.py --output benchmarks/results/step_ledger.json
-strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"
+strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json
+vision_families - python benchmarks/vision_families.py --output benchmarks/results/vision_families"
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo" || exit 1

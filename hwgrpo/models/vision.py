@@ -71,6 +71,12 @@ def uses_axes(config: Any) -> bool:
     return config.model_type in THREE_AXES
 
 
+def attends_both_ways(config: Any) -> bool:
+    """Return whether the tokens of an image attend to those after them in it."""
+    attention = getattr(config.get_text_config(), "use_bidirectional_attention", None)
+    return reads_images(config) and (config.model_type == "gemma3" or attention == "vision")
+
+
 def unsupported_reason(config: Any) -> str | None:
     """Return why a model of this configuration cannot be trained with images; None where it can, or reads none."""
     kind = config.model_type

@@ -11,8 +11,10 @@ from hwgrpo.cli.main import main
 from hwgrpo.config.document import entries
 from hwgrpo.data.image_urls import SECONDS
 from hwgrpo.data.images import BOMB_PIXELS, FORMATS, LONGEST_RATIO, PAYLOADS
+from hwgrpo.models.vision import UNSUPPORTED
 from tests.docs.pages import blocks, code, page, table
 from tests.support.models.tiny_image_prompts import picture
+from tests.support.models.vision_families import VISION_FAMILIES
 
 PAGE = page("vision.md")
 
@@ -61,3 +63,10 @@ def test_figures_and_names_are_those_of_the_code():
     assert {name.upper() for name in re.findall(r"\w+", formats)} == {*FORMATS, "AND"}
     named = {name for row in table(PAGE, "in the column, or in a block") for name in re.findall(r'"(\w+)":', str(row))}
     assert named == {*PAYLOADS}
+
+
+def test_families_and_refused_types_are_those_of_the_code():
+    rows = {row["family"]: (row["`model_type`"].strip("`"), row["layout"]) for row in table(PAGE, "family", "layout")}
+    families = {name: (each.config().model_type, each.layouts[0]) for name, each in VISION_FAMILIES.items()}
+    assert rows == families
+    assert {row["`model_type`"].strip("`"): row["why not"] for row in table(PAGE, "why not")} == UNSUPPORTED

@@ -19,6 +19,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import ACCEPT_MASKS, is_fused, reason_against, reason_model_cannot_use
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.shared_prefix_masks import reason_against_heads
+from hwgrpo.models.vision import attends_both_ways
 from hwgrpo.models.windows import describe_windows, windows_below
 from hwgrpo.support.launched_ranks import launched_rank
 from hwgrpo.training.policy.layouts import BRANCHED, PACKED_BRANCHED, Layout, cheaper_layout, saved_share
@@ -51,6 +52,9 @@ class AttentionSelection:
         notes = "; ".join(f"{name}: {reason}" for name, reason in self.skipped)
         kernels = f" by {' or '.join(self.kernels)}" if self.kernels else ""
         return f"attention {self.name}{kernels}" + (f" ({notes})" if notes else "")
+
+
+BOTH_WAYS = "the tokens of an image attend to each other both ways, and rows of several sequences only backwards"
 
 
 def choose_strategy(setting: str) -> str:
@@ -200,7 +204,8 @@ def choose_layout(config: Config, model_config: Any, attention: str, *, by_lengt
 
     Raises:
         ConfigError: the configured layout has several sequences per row, and the model's layers see beyond its mask: a
-            window shorter than the longest sequence, or a recurrent state that leaks into the next sequence.
+            window shorter than the longest sequence, a recurrent state that leaks into the next sequence, or tokens of
+            images that attend to later ones.
     """
     text = model_config.get_text_config()
     states = layers_beyond_attention(text)
@@ -214,6 +219,11 @@ def choose_layout(config: Config, model_config: Any, attention: str, *, by_lengt
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"
     one_mask = wanted == "grouped_masked" or (wanted == "packed" and attention != "sdpa")
+    if attends_both_ways(model_config) and wanted != "padded":
+        raise ConfigError(
+            f"model.layout={config.model.layout!r} with a {model_config.model_type} model: {BOTH_WAYS}; use "
+            "model.layout=padded"
+        )
     conflicts = (
         (", ".join(states), wanted != "padded"),
         (_shorter(window), bool(window) and one_mask),
@@ -258,6 +268,8 @@ def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
     window = windows_in_reach(config.data, config.rollout, model_config)
     if states:
         return f"a {text.model_type} model has layers in which no mask separates sequences ({', '.join(states)})"
+    if attends_both_ways(model_config):
+        return f"in a {model_config.model_type} model {BOTH_WAYS}"
     if ranks_per_sequence(config) > 1:
         return "a mask over full rows would be as large on each of the ranks that share them"
     if attention not in ACCEPT_MASKS:
