@@ -71,7 +71,7 @@ class PictureTask(Task):
 
 def squares(most: int = 4) -> PictureTask:
     """A board with one to `most` squares of one colour -> `r3`. Demonstrated right, miscounted, and miscoloured."""
-    _within("squares", "most", most, 2, 8)
+    _within("squares", "most", most, 3, 8)
     modes = {"right": str, "miscounted": _miscounted(most), "miscoloured": _miscoloured}
     message = {"role": "user", "content": MARK + QUESTION}
     return _task("squares", modes, [{"prompt": [message], "images": [png], **row} for png, row in _boards(most)])
@@ -79,7 +79,7 @@ def squares(most: int = 4) -> PictureTask:
 
 def look(most: int = 4) -> PictureTask:
     """The same in two turns: the board is shown to a policy that says `look`; or it answers without having seen it."""
-    _within("look", "most", most, 2, 8)
+    _within("look", "most", most, 3, 8)
 
     def looked(answer: Callable[[str], str]) -> Callable[[str], str]:
         return lambda payload: f"{LOOK}{END}{USER}{MARK}{ASSISTANT}{answer(payload)}"
@@ -93,7 +93,8 @@ def look(most: int = 4) -> PictureTask:
 
 
 def _miscounted(most: int) -> Callable[[str], str]:
-    return lambda payload: payload[0] + str(most + 1 - int(payload[1]))
+    # One more: were it the counterpart of the right number, half of the demonstrations of each would show nothing.
+    return lambda payload: payload[0] + str(int(payload[1]) % most + 1)
 
 
 def _miscoloured(payload: str) -> str:
