@@ -1,6 +1,7 @@
 """Rows with images become tokens and pixels for a model that reads images; for a text model they are an error."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import pyarrow
@@ -142,6 +143,23 @@ def test_placeholders_without_an_image_are_an_error_wherever_they_come_from(parq
         build(parquet([question("<image>a", picture())]), instruction=MARKS[0])
     with pytest.raises(DataError, match=r"row 0: the text has '<\|image_pad\|>'"):
         build(parquet([question(PAD, picture())]))
+
+
+def test_tokens_are_counted_against_the_images_whoever_made_them(seeing):
+    image = Image.new("RGB", (16, 16))
+    for text in ("a", SHOWN * 2):
+        with pytest.raises(
+            DataError, match=rf"^here: .*with 1 images \(the text has {text.count(PAD)} marks of images\)"
+        ):
+            seeing.encode(text, [image], "here")
+
+    def lose_one(text, images):
+        ids, inputs = seeing.process(text, images)
+        ids.remove(seeing.token_id)
+        return ids, inputs
+
+    with pytest.raises(DataError, match=r"^here: 1 images have 4 tokens, and the prompt has 3"):
+        replace(seeing, process=lose_one).encode(SHOWN, [image], "here")
 
 
 def test_a_text_model_refuses_rows_with_images(parquet, build, tokenizer):
