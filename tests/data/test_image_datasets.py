@@ -241,10 +241,14 @@ def test_tools_and_environments_do_not_show_images(parquet, data_config, seeing_
 
 
 PARTS_ALONE = TEMPLATE.replace("{{ m.content }}", "")
+REFUSES_TEXT = TEMPLATE.replace("{{ m.content }}", "{{ raise_exception('parts, please') }}")
 TEXT_SYSTEM = "{% if messages[0].role == 'system' %}{{ messages[0].content + '!' }}{% endif %}" + TEMPLATE
 
 
-@pytest.mark.parametrize(("template", "written"), [(PARTS_ALONE, "<system>Be."), (TEXT_SYSTEM, "Be.!<system>Be.")])
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [(PARTS_ALONE, "<system>Be."), (REFUSES_TEXT, "<system>Be."), (TEXT_SYSTEM, "Be.!<system>Be.")],
+)
 def test_templates_of_parts_alone_and_of_text_for_the_system_are_served(
     template, written, parquet, build, seeing_tokenizer, monkeypatch
 ):
