@@ -225,11 +225,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     with_images = _may_read_images(path)
     images = None
     if tokenizer is not None and path is not None and with_images and _config_file(path).is_file():
-        from hwgrpo.data.image_prompts import load_image_prompts
-        from hwgrpo.models.loading import load_model_config
+        from hwgrpo.models.loading import load_image_prompts
 
-        model = ModelConfig(path=path) if config is None else config.model
-        images = load_image_prompts(path, model.revision, load_model_config(model), tokenizer)
+        images = load_image_prompts(ModelConfig(path=path) if config is None else config.model, tokenizer)
     if wanted is not None:  # the last, as a reward may change the directory
         folder = os.getcwd()
         rewards = [open_reward(entry, context, key, folder=folder) for entry, key in wanted]

@@ -1,5 +1,6 @@
 """Files of JSON lines that survive a kill: one object with a `step` per line, a torn last line does not count."""
 
+import base64
 import json
 import math
 import os
@@ -19,7 +20,8 @@ def jsonable(value: Any) -> Any:
     """Return `value` as something that strict JSON can hold.
 
     Numbers that are not finite become the strings "NaN", "Infinity" and "-Infinity": a bare NaN is not JSON, and
-    null would not distinguish them; `float()` reads them back. Tensors and arrays become lists; other objects, text.
+    null would not distinguish them; `float()` reads them back. Tensors and arrays become lists; bytes, as of images,
+    base64; other objects, text.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -33,7 +35,7 @@ def jsonable(value: Any) -> Any:
         return [jsonable(item) for item in value]
     if hasattr(value, "tolist"):
         return jsonable(value.tolist())
-    return str(value)
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -12,10 +12,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2VLConfig
 
+from hwgrpo.cli.main import main
 from hwgrpo.data.published import PUBLISHED
-from tests.support.models.tiny_image_prompts import picture
+from tests.data.conftest import make_tokenizer
+from tests.support.models.tiny_image_prompts import image_config, image_processor, image_tokenizer, picture
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -306,3 +308,27 @@ def test_on_a_terminal_no_line_is_wider_than_it(width, copy, tmp_path):
     code, lines = on_terminal("inspect", "data/gsm8k", "copy/../data/gsm8k/train.parquet", "--reward", "exact_match")
     assert code == 0
     assert max(map(len, lines)) <= width
+
+
+def test_the_folder_of_a_model_decides_whether_images_are_read_and_their_tokens_counted(tmp_path, capsys):
+    image_tokenizer(make_tokenizer()).save_pretrained(tmp_path / "model")
+    image_processor().save_pretrained(tmp_path / "model")
+    tokenizer = image_tokenizer(make_tokenizer())
+    seeing = image_config(tokenizer)
+    vision = {"spatial_merge_size": seeing.vision_config.spatial_merge_size, "patch_size": 4}
+    config = Qwen2VLConfig(image_token_id=seeing.image_token_id, vision_config=vision)
+    config.save_pretrained(tmp_path / "model")
+    row = {
+        "prompt": [{"role": "user", "content": "<image>Find x."}],
+        "images": [{"bytes": picture(16, 24), "path": None}],
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    command = ["data", "inspect", str(tmp_path / "a.parquet"), "--tokenizer", str(tmp_path / "model"), "--json"]
+    assert main(command) == 0
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    around = len("<user>Find x.\n<assistant>")
+    assert (file["tokens"]["max"], file["images"]["per_row"]) == (around + 2 + 6, {"1": 1})
+    Qwen2Config().save_pretrained(tmp_path / "model")
+    assert main(command) == 1
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert "column 'images' holds images" in file["bad"][0]["reason"]

@@ -1,6 +1,7 @@
 """Rows with images become tokens and pixels for a model that reads images; for a text model they are an error."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import pyarrow
@@ -144,6 +145,23 @@ def test_placeholders_without_an_image_are_an_error_wherever_they_come_from(parq
         build(parquet([question(PAD, picture())]))
 
 
+def test_tokens_are_counted_against_the_images_whoever_made_them(seeing):
+    image = Image.new("RGB", (16, 16))
+    for text in ("a", SHOWN * 2):
+        with pytest.raises(
+            DataError, match=rf"^here: .*with 1 images \(the text has {text.count(PAD)} marks of images\)"
+        ):
+            seeing.encode(text, [image], "here")
+
+    def lose_one(text, images):
+        ids, inputs = seeing.process(text, images)
+        ids.remove(seeing.token_id)
+        return ids, inputs
+
+    with pytest.raises(DataError, match=r"^here: 1 images have 4 tokens, and the prompt has 3"):
+        replace(seeing, process=lose_one).encode(SHOWN, [image], "here")
+
+
 def test_a_text_model_refuses_rows_with_images(parquet, build, tokenizer):
     path = parquet([question("a"), question("<image>a", picture())])
     with pytest.raises(DataError, match=r"row 1: column 'images' holds images, video or sound, and prompts are text"):
@@ -223,10 +241,14 @@ def test_tools_and_environments_do_not_show_images(parquet, data_config, seeing_
 
 
 PARTS_ALONE = TEMPLATE.replace("{{ m.content }}", "")
+REFUSES_TEXT = TEMPLATE.replace("{{ m.content }}", "{{ raise_exception('parts, please') }}")
 TEXT_SYSTEM = "{% if messages[0].role == 'system' %}{{ messages[0].content + '!' }}{% endif %}" + TEMPLATE
 
 
-@pytest.mark.parametrize(("template", "written"), [(PARTS_ALONE, "<system>Be."), (TEXT_SYSTEM, "Be.!<system>Be.")])
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [(PARTS_ALONE, "<system>Be."), (REFUSES_TEXT, "<system>Be."), (TEXT_SYSTEM, "Be.!<system>Be.")],
+)
 def test_templates_of_parts_alone_and_of_text_for_the_system_are_served(
     template, written, parquet, build, seeing_tokenizer, monkeypatch
 ):

@@ -109,6 +109,7 @@ def test_an_inspection_counts_such_a_row_as_bad_and_a_mark_in_the_text_as_none(j
     ("message", "reason"),
     [
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "content part"),
+        ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}, "content part"),
         ({"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}, "content part"),
         ({"role": "user", "content": [{"type": "text", "text": "a", "image": "x.png"}]}, "part of the content holds"),
         ({"role": "user", "content": "a", "images": ["x.png"]}, "message 0 holds images, video or sound in 'images'"),

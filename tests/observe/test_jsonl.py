@@ -40,6 +40,12 @@ def test_numbers_that_are_not_finite_are_valid_json_and_come_back(tmp_path):
     assert (back["b"], back["c"]) == (math.inf, -math.inf)
 
 
+def test_bytes_as_of_images_are_base64():
+    assert jsonable({"images": [{"bytes": b"\x89PNG", "path": None}]}) == {
+        "images": [{"bytes": "iVBORw==", "path": None}]
+    }
+
+
 def test_a_line_is_on_disk_before_log_returns(tmp_path):
     logger = JsonlLogger(tmp_path)
     for step in (1, 2):
