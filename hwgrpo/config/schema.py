@@ -278,9 +278,9 @@ class AgentConfig:
     the run, or give it the reward 0 (`value`). A tool's failure is text that the model reads."""
     asynchronous: bool = setting(False, used_by=[none_of("rollout.workflow", "single_turn")])
     """Let each trajectory go on as soon as its tools have answered, so that no other one waits for a slow tool; with
-    `rollout.engine=local`. Which responses are decoded together then depends on the tools' speed, and numbers may
-    differ in their last bits from run to run. false: in rounds, whose numbers can be repeated and resumed bit for
-    bit."""
+    `rollout.engine=local`, `vllm_server` or `sglang_server`. Which responses are decoded together then depends on the
+    tools' speed, and numbers may differ in their last bits from run to run. false: in rounds, whose numbers can be
+    repeated and resumed bit for bit."""
 
 
 @dataclass
