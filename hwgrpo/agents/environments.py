@@ -111,14 +111,14 @@ def load_environments(entries: Sequence[Any]) -> tuple[EnvironmentKind, ...]:
         key = f"rollout.agent.environments.{number}.name"
         given = is_object(entry.name)
         loaded = find_object(entry.name, key) if given else ENVIRONMENTS.load(entry.name)
-        name = name_of(entry.name) if given else split_name(entry.name)[1]
+        name = entry.label or (name_of(entry.name) if given else split_name(entry.name)[1])
         missing = [each for each in ("reset", "step") if inspect.isclass(loaded) and not hasattr(loaded, each)]
         if missing:
             raise ConfigError(f"{key}={shown(entry.name)} has no method {missing[0]!r}; see docs/agents.md")
         if name in kinds:
             raise ConfigError(
                 f"{key}={shown(entry.name)}: {kinds[name].key} has the same name {name!r}, by which rows choose; give "
-                "one of the classes another name"
+                "one of them a label"
             )
         kinds[name] = EnvironmentKind(
             name, _maker(loaded, dict(entry.kwargs), f"{key}={shown(entry.name)}"), entry.weight, key

@@ -250,6 +250,8 @@ class EnvironmentConfig:
     """`path/to/file.py:Class` with `reset` and `step` (docs/agents.md), or a registered environment."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the class."""
+    label: str | None = None
+    """Name by which rows choose it, where one class is used several times; null: the class's, or the registered one."""
     weight: float = limited(1.0, above=0)
     """Share of the rows without a column `environment` that get this environment, relative to the others'."""
 

@@ -187,7 +187,7 @@ class WorkflowEngine:
         A session that samples elsewhere has no steps: the workflows run until a request has come or ended.
         """
         sampled: dict[int, TokenRequest] = {}
-        notify: Callable[[Callable[[], None]], None] | None = getattr(session, "notify", None)
+        notify: Callable[[Callable[[], object]], None] | None = getattr(session, "notify", None)
         if notify is not None:
             loop = asyncio.get_running_loop()
             notify(lambda: loop.call_soon_threadsafe(asked.news.set))

@@ -67,7 +67,7 @@ class ServerSession:
         """Numbers of requests that have not ended, as far as `advance` has seen."""
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         """Numbers of requests whose threads have ended, of cancelled ones, too."""
-        self._on_end: Callable[[], None] | None = None
+        self._on_end: Callable[[], object] | None = None
         self._tokens, self._seconds, self._since = 0, 0.0, 0.0
         self._stack = ExitStack()
         self._stack.enter_context(deadlines.reported())
@@ -77,7 +77,7 @@ class ServerSession:
         """Whether a submitted request has not ended."""
         return bool(self._running)
 
-    def notify(self, on_end: Callable[[], None]) -> None:
+    def notify(self, on_end: Callable[[], object]) -> None:
         """Call a function whenever a request has ended, in its thread; `advance` waits for none any more."""
         self._on_end = on_end
 
