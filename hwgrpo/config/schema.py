@@ -271,10 +271,11 @@ class AgentConfig:
     call_format: str = choice("auto", lambda: ("auto", *catalog.CALL_FORMATS.names()), used_by=[when.AGENT])
     """How the model writes tool calls; auto: found in the chat template."""
     turn_timeout: float = limited(60.0, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
-    """Seconds that an environment may take for `reset` or `step`, and all calls of a turn together, with the time that
-    they wait for one of the tool's `workers`."""
+    """Seconds that an environment may take to be made, for `reset` or for `step`, and each call of a tool from when one
+    of its `workers` makes it: the wait for a free worker counts in no time limit."""
     trajectory_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
-    """Seconds that the environment or the tools of a trajectory may take, all its turns together; null: any."""
+    """Seconds that the environment or the tools of a trajectory may take, all its turns together, without the wait for
+    a free worker; null: any."""
     on_failure: str = choice("mask_sample", FAILURE_POLICIES, used_by=[when.ENVIRONMENTS])
     """When an environment raises, is late or returns an invalid observation: drop the trajectory, drop its group, stop
     the run, or give it the reward 0 (`value`). A tool's failure is text that the model reads."""
