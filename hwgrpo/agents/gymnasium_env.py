@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ MOST_CHARS = 4096
 """Longest observation: what has more is an image, say, which no model reads as numbers."""
 MOST_LETTERS = 128
 """Characters of a Text space that the model is told."""
+_LOADING = threading.Lock()
+"""Held while a file is loaded: instances are made in threads, and none must see a module that is half there."""
 
 
 class ActionText(Protocol):
@@ -198,7 +201,8 @@ def make_environment(id: str, arguments: dict[str, Any]) -> Any:
             f"kwargs.id={shown(id)} needs the package gymnasium ({error_text(error)}): {INSTALL}"
         ) from error
     try:
-        loaded = load_function(id, "kwargs.id") if names_a_file(id) else None
+        with _LOADING:
+            loaded = load_function(id, "kwargs.id") if names_a_file(id) else None
         made = gymnasium.make(id, **arguments) if loaded is None else loaded(**arguments)
     except ConfigError:
         raise

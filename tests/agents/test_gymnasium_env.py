@@ -300,3 +300,11 @@ def test_a_run_trains_in_an_environment_of_gymnasium(tmp_path: Path):
     )
     (line,) = [line for line in runs.metrics(tmp_path / "run") if "actor/pg_loss" in line]
     assert line["tools/action/calls"] == line["agent/turns/mean"] * 16
+
+
+def test_instances_that_are_made_at_once_see_their_file_loaded(tmp_path: Path):
+    file = tmp_path / "walk.py"
+    file.write_text("import time\n\ntime.sleep(0.3)\n" + WALK)
+    kwargs = {"id": f"{file}:Walk", "arguments": {"length": 3}}
+    rows = agent_rows([{"prompt": str(i)} for i in range(4)], environments=[EnvironmentConfig("gymnasium", kwargs)])
+    assert all("wind" in rows[i]["prompt"][0]["content"] for i in range(4))
