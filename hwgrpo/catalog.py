@@ -256,6 +256,7 @@ ENVIRONMENTS = Registry(
     {
         "guessing_game": "hwgrpo.agents.guessing_game:GuessingGame",
         "looking": "hwgrpo.agents.looking:Looking",
+        "gymnasium": "hwgrpo.agents.gymnasium_env:GymnasiumEnvironment",
         "second_try": "hwgrpo.agents.second_try:SecondTry",
         "verl_tools": "hwgrpo.migrate.verl_tools:VerlTools",
     },

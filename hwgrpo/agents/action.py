@@ -6,12 +6,16 @@ steps are the results of the calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Message = Mapping[str, Any]
 """A chat message, `{"role": ..., "content": ...}`."""
+
+
+def nothing() -> None:
+    """Do nothing: for a caller that does not ask when its call begins."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,14 @@ class Tool(Protocol):
         """Its JSON schema, `{"type": "function", "function": {"name": ..., "parameters": ...}}`."""
         ...
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the result for arguments of the policy's; failures are results, too."""
+    async def call(self, arguments: Mapping[str, Any], begun: Callable[[], None] = nothing) -> ToolResult:
+        """Return the result for arguments of the policy's; failures are results, too.
+
+        Args:
+            arguments: of the call.
+            begun: called in any thread when the call is made, after it has waited for a free worker; a call that is
+                made once more calls it again.
+        """
         ...
 
     def close(self) -> None:
@@ -141,6 +151,8 @@ class StepResult:
     """Whether the episode is over."""
     results: tuple[tuple[str, ToolResult], ...] = ()
     """Name and result of each tool call, for metrics."""
+    queued: float = 0.0
+    """Seconds that calls waited for a free worker, which count in no time limit."""
 
     @property
     def messages(self) -> list[Message]:

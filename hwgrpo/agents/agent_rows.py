@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from hwgrpo.data.row_schema import message_text, read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import DataError
 from hwgrpo.support.event_loops import run_outside_loops
+from hwgrpo.support.waits import reported_wait
 
 AT_ONCE = 32
 """Environments that are reset at the same time when prompts are made."""
@@ -65,9 +67,10 @@ class AgentRows(Rows):
         self._schemas = [*schemas]
         self._changed: dict[int, Row] = {}
         self._tools: dict[int, list[Mapping[str, Any]]] = {}
-        if kinds := load_environments(environments_of(config.rollout)):
+        if kinds := load_environments(environments_of(config.rollout), config.data.ground_truth_key):
             self.columns = tuple(dict.fromkeys((*self.columns, self._key, "environment")))
-            run_outside_loops(lambda: asyncio.run(self._reset_all(kinds, count)))
+            with reported_wait(lambda: f"prompts of environments ({len(self._changed)} of {count} rows)", math.inf):
+                run_outside_loops(lambda: asyncio.run(self._reset_all(kinds, count)))
 
     def __getitem__(self, index: Any) -> Any:
         row = self._changed.get(index)
@@ -85,7 +88,7 @@ class AgentRows(Rows):
         return self._tools.get(index, self._schemas)
 
     async def _reset_all(self, kinds: Sequence[EnvironmentKind], count: int) -> None:
-        instances, numbers = Instances(), iter(range(count))
+        instances, numbers = Instances(self._seconds), iter(range(count))
 
         async def reset_some() -> None:
             for index in numbers:

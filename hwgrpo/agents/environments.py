@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ from hwgrpo.data.observed_images import check_parts
 from hwgrpo.errors import ConfigError, DataError, choice_error, quoted, shown
 from hwgrpo.own_copies import own_copy
 from hwgrpo.support.given_objects import find_object, is_object, name_of
-from hwgrpo.user_code import describe_error, split_name
+from hwgrpo.user_code import describe_error, names_a_file, split_name
 
 SHOWN_CHARS = 200
 """Characters of a value that an error shows."""
@@ -28,9 +30,9 @@ SHOWN_CHARS = 200
 class Environment(Protocol):
     """What a policy acts in: one instance serves one trajectory at a time, and many one after another.
 
-    `reset` and `step` may be `async`. Each call runs in a thread of its own: an instance may keep connections open, and
-    a call that waits keeps nothing else waiting. Python cannot end a thread: a call that never returns is abandoned
-    with its instance.
+    `reset` and `step` may be `async`. Each call, and making an instance, runs in a thread of its own: an instance may
+    keep connections open, and a call that waits keeps nothing else waiting. Python cannot end a thread: a call that
+    takes longer than `rollout.agent.turn_timeout` is abandoned with its instance.
 
     Further attributes that are read where an environment has them:
 
@@ -97,11 +99,13 @@ def environments_of(rollout: Any) -> Sequence[Any]:
     return rollout.agent.environments if rollout.workflow == "environment" else ()
 
 
-def load_environments(entries: Sequence[Any]) -> tuple[EnvironmentKind, ...]:
+def load_environments(entries: Sequence[Any], ground_truth_key: str | None = None) -> tuple[EnvironmentKind, ...]:
     """Return the environments of `rollout.agent.environments`.
 
     Args:
         entries: `EnvironmentConfig`s.
+        ground_truth_key: `data.ground_truth_key`, which a registered class with a parameter of this name gets where its
+            `kwargs` have none.
 
     Raises:
         ConfigError: a name is unknown or used twice, or a class has no `reset` and `step`.
@@ -111,18 +115,20 @@ def load_environments(entries: Sequence[Any]) -> tuple[EnvironmentKind, ...]:
         key = f"rollout.agent.environments.{number}.name"
         given = is_object(entry.name)
         loaded = find_object(entry.name, key) if given else ENVIRONMENTS.load(entry.name)
-        name = name_of(entry.name) if given else split_name(entry.name)[1]
+        name = entry.label or (name_of(entry.name) if given else split_name(entry.name)[1])
         missing = [each for each in ("reset", "step") if inspect.isclass(loaded) and not hasattr(loaded, each)]
         if missing:
             raise ConfigError(f"{key}={shown(entry.name)} has no method {missing[0]!r}; see docs/agents.md")
         if name in kinds:
             raise ConfigError(
                 f"{key}={shown(entry.name)}: {kinds[name].key} has the same name {name!r}, by which rows choose; give "
-                "one of the classes another name"
+                "one of them a label"
             )
-        kinds[name] = EnvironmentKind(
-            name, _maker(loaded, dict(entry.kwargs), f"{key}={shown(entry.name)}"), entry.weight, key
-        )
+        kwargs = dict(entry.kwargs)
+        registered = not given and not names_a_file(entry.name)
+        if registered and ground_truth_key and "ground_truth_key" in inspect.signature(loaded).parameters:
+            kwargs.setdefault("ground_truth_key", ground_truth_key)
+        kinds[name] = EnvironmentKind(name, _maker(loaded, kwargs, f"{key}={shown(entry.name)}"), entry.weight, key)
     return tuple(kinds.values())
 
 
@@ -171,7 +177,9 @@ class Instance:
     """
 
     def __init__(self, kind: EnvironmentKind) -> None:
-        self.kind, self.environment = kind, kind.make()
+        self.kind = kind
+        self.environment: Any = None
+        """None: not made yet, which the first `reset` does."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         """Of the newest call."""
@@ -190,7 +198,12 @@ class Instance:
 
         Raises:
             EnvironmentFailure: it raised, was late, or returned neither messages, text nor None.
+            ConfigError: it cannot be made.
         """
+        if self.environment is None:
+            problem = await self._in_thread(f"making {self.kind.name}", self._make, seconds)
+            if problem is not None:
+                raise problem
         opening = await self._call("reset", seconds, own_copy(dict(row)))
         if opening is None or isinstance(opening, str):
             return None if opening is None else encodable(opening)
@@ -248,6 +261,14 @@ class Instance:
 
         threading.Thread(target=run, name=f"{self.kind.name}.close", daemon=True).start()
 
+    def _make(self) -> ConfigError | None:
+        """Make the environment; return why it cannot be made."""
+        try:
+            self.environment = self.kind.make()
+        except ConfigError as error:
+            return error
+        return None
+
     def _awaited(self, value: Any) -> Any:
         """Return what a method has returned, of a coroutine its result."""
         if not inspect.isawaitable(value):
@@ -257,8 +278,12 @@ class Instance:
 
     async def _call(self, name: str, seconds: float, *arguments: Any) -> Any:
         """Call a method in a thread of its own, which is abandoned after the time limit."""
+        method = getattr(self.environment, name)
+        return await self._in_thread(f"{self.kind.name}.{name}", lambda: method(*arguments), seconds)
+
+    async def _in_thread(self, where: str, call: Callable[[], Any], seconds: float) -> Any:
+        """Return the result of a call in a thread of its own, which is abandoned after the time limit."""
         loop, running = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        method, where = getattr(self.environment, name), f"{self.kind.name}.{name}"
 
         def answer(value: Any, error: BaseException | None) -> None:
             if not running.done():
@@ -267,7 +292,7 @@ class Instance:
         def run() -> None:
             value, error = None, None
             try:
-                value = self._awaited(method(*arguments))
+                value = self._awaited(call())
             except BaseException as raised:  # of user code, in a thread of its own: `exit()` must not end it silently
                 error = raised
             if not loop.is_closed():
@@ -285,9 +310,14 @@ class Instance:
 
 
 class Instances:
-    """Instances of environments, each used by one trajectory at a time and kept for the next one."""
+    """Instances of environments, each used by one trajectory at a time and kept for the next one.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: `rollout.agent.turn_timeout`, in which all instances close.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._free: dict[str, list[Instance]] = {}
         self._closed = False
 
@@ -299,27 +329,65 @@ class Instances:
     def put_back(self, instance: Instance) -> None:
         """Keep an instance for another trajectory. One that failed is not put back: a call may still run in it."""
         if self._closed:
-            instance.close()
+            close_all([instance], self._seconds)
         else:
             self._free.setdefault(instance.kind.name, []).append(instance)
 
     def close(self) -> None:
         """Close all instances that nothing uses, and others when they are put back."""
         self._closed = True
-        with ExitStack() as stack:  # all of them, also where one raises
-            for instance in [each for free in self._free.values() for each in free]:
-                stack.callback(instance.close)
-            self._free.clear()
+        instances = [each for free in self._free.values() for each in free]
+        self._free.clear()
+        close_all(instances, self._seconds)
+
+
+def close_all(instances: Sequence[Instance], seconds: float) -> None:
+    """Close instances at the same time, each in a thread of its own; those that are late are abandoned.
+
+    Args:
+        instances: nothing uses them.
+        seconds: the time limit of all, `rollout.agent.turn_timeout`.
+
+    Raises:
+        Exception: what one of them raised, once all are closed or late.
+    """
+    errors: list[BaseException] = []
+
+    def close(instance: Instance) -> None:
+        try:
+            instance.close()
+        except BaseException as error:  # of user code, in a thread of its own: `exit()` must not end it silently
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=close, args=(each,), name=f"{each.kind.name}.close", daemon=True) for each in instances
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = [thread.name for thread in threads if thread.is_alive()]
+    if late:
+        names = ", ".join(sorted({*late}))
+        what = f"{len(late)} of {len(threads)} environments did not close within {seconds:g} s"
+        print(f"hwgrpo: {what} (rollout.agent.turn_timeout): {names}", file=sys.stderr, flush=True)
+    if errors:
+        raise errors[0]
 
 
 def checked_messages(messages: Any, where: str) -> list[Message]:
     """Return messages of an environment as a list.
 
     Raises:
-        EnvironmentFailure: they are not chat messages with text.
+        EnvironmentFailure: they are not chat messages with text, or there is none.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise EnvironmentFailure(f"{where} returned {quoted(messages, SHOWN_CHARS)}, not text or a list of messages")
+    if not messages:
+        raise EnvironmentFailure(
+            f"{where} returned no message; return text, which may be empty, or at least one message"
+        )
     for message in messages:
         fits = isinstance(message, Mapping) and isinstance(message.get("role"), str)
         content = message.get("content") if fits else None

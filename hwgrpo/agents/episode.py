@@ -73,7 +73,8 @@ class EnvironmentWorkflow:
         if agent.environments:
             check_observations(parts.turns)
         self._agent, self._tokenizer, self._template = agent, tokenizer, parts.turns
-        self._kinds, self._instances = load_environments(environments_of(parts.config.rollout)), Instances()
+        kinds = load_environments(environments_of(parts.config.rollout), parts.config.data.ground_truth_key)
+        self._kinds, self._instances = kinds, Instances(agent.turn_timeout)
         self._parse = call_format(agent, tokenizer)
         level = parts.config.reward.sandbox.level
         self._tools = Tools(load_tools(agent.tools, folder=os.getcwd(), sandbox_level=level), parts.turns, tokenizer)
@@ -155,6 +156,7 @@ class EnvironmentWorkflow:
             record.messages.append(action.message)  # also of a turn at which the environment fails
             with clock:
                 step = await self._answer(action, instance, clock.left)
+            clock.leave_out(step.queued)
             record.add(step, state)
             if trajectory.truncated or (step.done and instance is None and not segment.finished):
                 record.stop = "length"  # a last turn that was cut is none that the policy ended
@@ -282,6 +284,10 @@ class Clock:
     def left(self) -> float:
         """Seconds that the next answer may take."""
         return max(0.0, min(self._turn, self._all))
+
+    def leave_out(self, seconds: float) -> None:
+        """Count some of the seconds of the last answer no longer."""
+        self._all += seconds
 
     def __enter__(self) -> None:
         self._since = time.monotonic()

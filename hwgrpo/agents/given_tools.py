@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hwgrpo.agents.action import ToolResult
+from hwgrpo.agents.action import ToolResult, nothing
 from hwgrpo.agents.background_loop import LONGEST, background_loop
 from hwgrpo.agents.tool_results import pack_result, unpack_result
 from hwgrpo.agents.tool_schema import MalformedCall, typed_arguments
@@ -51,11 +51,17 @@ class GivenTool:
         self._function, self._kwargs, self._timeout = function, dict(kwargs), timeout
         self._free, self._limits = threading.Semaphore(workers), (max_chars, truncate)
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def call(self, arguments: Mapping[str, Any], begun: Callable[[], None] = nothing) -> ToolResult:
         """Return the result for arguments of the policy's; failures are results, too."""
         started = time.monotonic()
+
+        def made() -> None:
+            nonlocal started
+            started = time.monotonic()
+            begun()
+
         try:
-            value = await self.run(typed_arguments(self.schema, arguments))
+            value = await self.run(typed_arguments(self.schema, arguments), made)
         except MalformedCall as error:
             value = ToolResult(f"Error: {error}", "malformed")
         except TimeoutError:
@@ -64,7 +70,7 @@ class GivenTool:
             value = ToolResult(f"Error: {type(error).__name__}: {error_text(error)}", "error")
         return unpack_result(pack_result(value, *self._limits), time.monotonic() - started)
 
-    async def run(self, arguments: Mapping[str, Any]) -> Any:
+    async def run(self, arguments: Mapping[str, Any], begun: Callable[[], None] = nothing) -> Any:
         """Return what the function returns; its exceptions are raised.
 
         Raises:
@@ -72,6 +78,7 @@ class GivenTool:
         """
         arguments = {**arguments, **self._kwargs}
         if inspect.iscoroutinefunction(self._function):
+            begun()
             running = asyncio.run_coroutine_threadsafe(self._function(**arguments), background_loop())
             return await asyncio.wait_for(asyncio.wrap_future(running), self._timeout)
         loop = asyncio.get_running_loop()
@@ -97,6 +104,7 @@ class GivenTool:
         threading.Thread(target=run, name=f"tool {self.name}", daemon=True).start()
         try:
             await started
+            begun()
         finally:
             place.unwanted = started.cancelled()
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any, Protocol
 
-from hwgrpo.agents.action import ToolResult
+from hwgrpo.agents.action import ToolResult, nothing
 from hwgrpo.agents.tool_results import pack_result, shorten, unpack_result
 from hwgrpo.agents.tool_schema import MalformedCall, make_schema, typed_arguments
 from hwgrpo.errors import error_text
@@ -56,20 +56,21 @@ class ThreadTool:
         self._registered, self._max_chars, self._side = registered, max_chars, truncate
         self._threads = ThreadPoolExecutor(workers, f"tool {name}")
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def call(self, arguments: Mapping[str, Any], begun: Callable[[], None] = nothing) -> ToolResult:
         """Return the result for arguments of the policy's; failures are results, too."""
         try:
             checked = typed_arguments(self.schema, arguments)
         except MalformedCall as error:
             return ToolResult(shorten(f"Error: {error}", self._max_chars, self._side), "malformed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, checked)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, checked, begun)
 
     def close(self) -> None:
         """End the threads, after the calls that are being made."""
         self._threads.shutdown(cancel_futures=True)
         self._registered.close()
 
-    def _run(self, arguments: Mapping[str, Any]) -> ToolResult:
+    def _run(self, arguments: Mapping[str, Any], begun: Callable[[], None]) -> ToolResult:
+        begun()
         started = monotonic()
         failure = ""
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hwgrpo.agents.action import Action, StepResult, Tool, ToolCall, ToolResult
@@ -78,16 +80,19 @@ class Tools:
 
         Args:
             action: the turn.
-            seconds: time limit of all calls together; a call that is not done by then is a result that says so.
+            seconds: time limit of each call from when a worker makes it; a later one is a result that says so.
             others: names of tools of the environment, which are not called together with these.
         """
+        began = time.monotonic()
         results = await asyncio.gather(*(self._result(call, seconds, others) for call in action.calls))
+        queued = time.monotonic() - began - max((result.seconds for result in results), default=0.0)
         named = [(call.name, result) for call, result in zip(action.calls, results, strict=True)]
         named += [("", ToolResult(text, "malformed")) for text in action.parsed.malformed]
         return StepResult(
             self._messages(named),
             reward=sum(result.reward for _, result in named),
             results=tuple(named),
+            queued=max(0.0, queued),
         )
 
     def close(self) -> None:
@@ -102,9 +107,10 @@ class Tools:
             known = ", ".join(self._tools)
             return ToolResult(f"Error: there is no tool {call.name!r}; the tools are: {known}", "unknown")
         try:
-            return await asyncio.wait_for(tool.call(call.arguments), seconds)
+            async with asyncio.timeout(None if seconds else 0.0) as limit:
+                return await tool.call(call.arguments, _starts(limit, seconds))
         except TimeoutError:
-            return ToolResult(f"Error: the calls of this turn took longer than {seconds:.3g} s", "timeout", seconds)
+            return ToolResult(f"Error: {call.name} took longer than {seconds:.3g} s", "timeout", seconds)
 
     def _messages(self, named: Sequence[tuple[str, ToolResult]]) -> list[dict[str, Any]]:
         """Return the results as messages; of the user as one: many templates refuse two of the same role."""
@@ -118,3 +124,18 @@ class Tools:
         while (shorter := self._special.sub("", text)) != text:
             text = shorter
         return text
+
+
+def _starts(limit: asyncio.Timeout, seconds: float) -> Callable[[], None]:
+    """Return a function that starts a time limit, from any thread, unless it is over."""
+    loop = asyncio.get_running_loop()
+
+    def start() -> None:
+        with suppress(RuntimeError):  # the call has ended
+            limit.reschedule(loop.time() + seconds)
+
+    def begun() -> None:
+        with suppress(RuntimeError):  # nobody waits for the call any more: the loop is closed
+            loop.call_soon_threadsafe(start)
+
+    return begun

@@ -14,12 +14,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from hwgrpo.agents.action import ToolResult
+from hwgrpo.agents.action import ToolResult, nothing
 from hwgrpo.agents.tool_results import shorten, unpack_result
 from hwgrpo.agents.tool_schema import MalformedCall, typed_arguments
 from hwgrpo.errors import error_text
@@ -88,13 +88,13 @@ class ProcessTool:
         self._max_chars, self._side = max_chars, truncate
         self._processes = _Processes(setup, self.name, first, workers, timeout, ready["is_async"])
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def call(self, arguments: Mapping[str, Any], begun: Callable[[], None] = nothing) -> ToolResult:
         """Return the result for arguments of the policy's; failures are results, too."""
         try:
             checked = typed_arguments(self.schema, arguments)
         except MalformedCall as error:
             return ToolResult(shorten(f"Error: {error}", self._max_chars, self._side), "malformed")
-        return await asyncio.wrap_future(self._processes.submit(checked))
+        return await asyncio.wrap_future(self._processes.submit(checked, begun))
 
     def close(self) -> None:
         """End the processes; calls that are not done return as `died`."""
@@ -105,6 +105,7 @@ class ProcessTool:
 class _Call:
     number: int
     arguments: Mapping[str, Any]
+    begun: Callable[[], None]
     future: Future[ToolResult] = field(default_factory=Future)
     alone: bool = False
     """Whether it is made for the second time, alone in a process."""
@@ -150,9 +151,14 @@ class _Processes:
         self._thread = threading.Thread(target=self._serve, name=f"tool {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, arguments: Mapping[str, Any]) -> Future[ToolResult]:
-        """Queue a call; return its result's future. A call that is cancelled before it is made is not made."""
-        call = _Call(next(self._numbers), arguments)
+    def submit(self, arguments: Mapping[str, Any], begun: Callable[[], None]) -> Future[ToolResult]:
+        """Queue a call; return its result's future. A call that is cancelled before it is made is not made.
+
+        Args:
+            arguments: of the call.
+            begun: called when the call is sent to a process.
+        """
+        call = _Call(next(self._numbers), arguments, begun)
         with self._lock:
             assert not self._closing, "the tool is closed"
             self._queued.append(call)
@@ -207,6 +213,7 @@ class _Processes:
             if not call.start():
                 continue
             call.started = time.monotonic()
+            call.begun()
             call.deadline = call.started + self._timeout + self._grace
             child.calls[call.number] = call
             child.send({"number": call.number, "arguments": call.arguments, "timeout": self._timeout})

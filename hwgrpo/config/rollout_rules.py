@@ -46,7 +46,8 @@ def check_rollout(config: Settings) -> None:
     if r.agent.asynchronous and not ENGINES.load(r.engine).has_sessions:
         raise ConfigError(
             f"rollout.agent.asynchronous=true with rollout.engine={r.engine}: this engine samples the turns of all "
-            "trajectories in rounds; use rollout.engine=local, or leave rollout.agent.asynchronous out"
+            "trajectories in rounds; use rollout.engine=local, vllm_server or sglang_server, or leave "
+            "rollout.agent.asynchronous out"
         )
     if r.sleep_mode == "always" and r.max_staleness:
         raise ConfigError(

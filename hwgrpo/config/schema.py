@@ -250,6 +250,8 @@ class EnvironmentConfig:
     """`path/to/file.py:Class` with `reset` and `step` (docs/agents.md), or a registered environment."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the class."""
+    label: str | None = None
+    """Name by which rows choose it, where one class is used several times; null: the class's, or the registered one."""
     weight: float = limited(1.0, above=0)
     """Share of the rows without a column `environment` that get this environment, relative to the others'."""
 
@@ -269,18 +271,19 @@ class AgentConfig:
     call_format: str = choice("auto", lambda: ("auto", *catalog.CALL_FORMATS.names()), used_by=[when.AGENT])
     """How the model writes tool calls; auto: found in the chat template."""
     turn_timeout: float = limited(60.0, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
-    """Seconds that an environment may take for `reset` or `step`, and all calls of a turn together, with the time that
-    they wait for one of the tool's `workers`."""
+    """Seconds that an environment may take to be made, for `reset` or for `step`, and each call of a tool from when one
+    of its `workers` makes it: the wait for a free worker counts in no time limit."""
     trajectory_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
-    """Seconds that the environment or the tools of a trajectory may take, all its turns together; null: any."""
+    """Seconds that the environment or the tools of a trajectory may take, all its turns together, without the wait for
+    a free worker; null: any."""
     on_failure: str = choice("mask_sample", FAILURE_POLICIES, used_by=[when.ENVIRONMENTS])
     """When an environment raises, is late or returns an invalid observation: drop the trajectory, drop its group, stop
     the run, or give it the reward 0 (`value`). A tool's failure is text that the model reads."""
     asynchronous: bool = setting(False, used_by=[none_of("rollout.workflow", "single_turn")])
     """Let each trajectory go on as soon as its tools have answered, so that no other one waits for a slow tool; with
-    `rollout.engine=local`. Which responses are decoded together then depends on the tools' speed, and numbers may
-    differ in their last bits from run to run. false: in rounds, whose numbers can be repeated and resumed bit for
-    bit."""
+    `rollout.engine=local`, `vllm_server` or `sglang_server`. Which responses are decoded together then depends on the
+    tools' speed, and numbers may differ in their last bits from run to run. false: in rounds, whose numbers can be
+    repeated and resumed bit for bit."""
 
 
 @dataclass

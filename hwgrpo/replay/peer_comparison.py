@@ -77,7 +77,7 @@ def compare_dump(dump: PeerDump, config: Config, tokenizer: Any) -> PeerComparis
         dump.groups,
         valid,
         estimator,
-        completions.lengths,
+        completions.loss_lengths,
         {
             name: (function.weight, values)
             for (name, values), function in zip(dump.rewards.items(), config.reward.functions, strict=True)
@@ -109,6 +109,7 @@ def _valid(dump: PeerDump) -> torch.Tensor:
 def _completions(dump: PeerDump, tokenizer: Any) -> Completions:
     tokens = dump.tokens or [tokenizer.encode(text, add_special_tokens=False) for text in dump.responses]
     joined = torch.tensor([token for each in tokens for token in each], dtype=torch.int64)
+    sampled = None if dump.sampled is None else torch.tensor([each for row in dump.sampled for each in row])
     return Completions(
         prompt_index=dump.groups,
         tokens=joined,
@@ -116,6 +117,7 @@ def _completions(dump: PeerDump, tokenizer: Any) -> Completions:
         logprobs=torch.zeros(len(joined)),
         finished=torch.ones(len(tokens), dtype=torch.bool),
         texts=dump.responses,
+        loss_mask=sampled,
     )
 
 

@@ -2,8 +2,8 @@
 
 TRL    completions_00003.parquet: step, prompt, completion, a column per reward function, further ones, advantage
 verl   3.jsonl: input, output, gts, score, step, further ones; it has no advantages
-verl   genstep_000003/gen_batch.dp: prompts, responses, attention_mask, rm_scores; beside it new_batch.dp has a row per
-       prompt with uid and reward_model
+verl   genstep_000003/gen_batch.dp: prompts, responses, attention_mask, rm_scores, and with tools response_mask, which
+       says what of a response was sampled; beside it new_batch.dp has a row per prompt with uid and reward_model
 
 Only the last has token ids.
 """
@@ -52,6 +52,8 @@ class PeerDump:
     """All columns of each response."""
     tokens: Sequence[Sequence[int]] | None = None
     """Token ids of each response; None: the file has none."""
+    sampled: Sequence[Sequence[bool]] | None = None
+    """Which of the tokens the policy sampled, the others being observed; None: all of them."""
 
 
 def read_dump(path: Path, functions: Sequence[str], n: int, tokenizer: Any) -> PeerDump:
@@ -143,6 +145,10 @@ def _verl_rollout(path: Path, n: int, tokenizer: Any) -> PeerDump:
         )
     ]
     count = len(responses)
+    sampled = None
+    if "response_mask" in data.tensors:
+        present = data.tensors["attention_mask"][:, prompts.shape[1] :].bool()
+        sampled = [row[mask].tolist() for row, mask in zip(data.tensors["response_mask"].bool(), present, strict=True)]
     columns, batch = dict(data.columns), path.with_name("new_batch.dp")
     if path.name == "gen_batch.dp" and batch.is_file():
         for name, values in read_data_proto(batch).columns.items():
@@ -161,7 +167,7 @@ def _verl_rollout(path: Path, n: int, tokenizer: Any) -> PeerDump:
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
         raise DataError(f"{path}: global_steps={shown(step)} is no step; {REMEDY}")
     groups = _groups(path, [str(each) for each in columns.get("uid", asked)], n)
-    return PeerDump("verl", step, asked, answered, groups, {}, scores.double().sum(1), None, rows, tokens[1])
+    return PeerDump("verl", step, asked, answered, groups, {}, scores.double().sum(1), None, rows, tokens[1], sampled)
 
 
 def _check_shapes(path: Path, data: DataProto) -> None:
@@ -177,6 +183,7 @@ def _check_shapes(path: Path, data: DataProto) -> None:
         "prompts": (count, prompts.shape[1]),
         "attention_mask": (count, prompts.shape[1] + width),
         "rm_scores": (count, width),
+        **({"response_mask": (count, width)} if "response_mask" in data.tensors else {}),
     }
     for name, shape in shapes.items():
         if data.tensors[name].shape != shape:

@@ -71,6 +71,9 @@ class Session(Protocol):
     Kept keys and values save computation and change no token: a session may drop them at any time. With
     `rollout.partial` they may be those of older weights, as they are within a response.
 
+    A session whose requests are sampled elsewhere may have a further method `notify(on_end)`: it calls `on_end`, in any
+    thread, whenever a request has ended. `advance` then waits for none: it returns those that have ended.
+
     Example:
         numbers = session.submit(requests)
         while session.busy: ended = session.advance()
@@ -87,7 +90,11 @@ class Session(Protocol):
         ...
 
     def advance(self) -> list[int]:
-        """Sample a few tokens more; return the numbers of the requests that have ended, or were dropped as too late."""
+        """Sample a few tokens more, or wait for the end of a request that is sampled elsewhere.
+
+        Returns:
+            The numbers of the requests that have ended, or were dropped as too late.
+        """
         ...
 
     def take(self, numbers: Sequence[int]) -> Completions:

@@ -45,7 +45,7 @@ class EngineKind:
     reports_floors: bool = False
     """Whether it reports which tokens top_k, top_p and min_p dropped (`Completions.floors`)."""
     has_sessions: bool = False
-    """Whether it has `open_session`: turns may come while others are sampled, and continue earlier ones."""
+    """Whether it has `open_session`: turns may come while others are sampled."""
     reads_images: bool = False
     """Whether prompts may have images."""
     runs_vllm: bool = False

@@ -182,10 +182,19 @@ class WorkflowEngine:
     async def _sample_at_once(
         self, asked: WorkflowRequests, tasks: Sequence[asyncio.Task[Any]], session: Session
     ) -> None:
-        """Sample what a workflow asks for while others' responses are sampled; between two steps the workflows run."""
+        """Sample what a workflow asks for while others' responses are sampled; between two steps the workflows run.
+
+        A session that samples elsewhere has no steps: the workflows run until a request has come or ended.
+        """
         sampled: dict[int, TokenRequest] = {}
+        notify: Callable[[Callable[[], object]], None] | None = getattr(session, "notify", None)
+        if notify is not None:
+            loop = asyncio.get_running_loop()
+            notify(lambda: loop.call_soon_threadsafe(asked.news.set))
         while not all(task.done() for task in tasks):
-            if not sampled and not asked.requests:
+            if sampled and notify is not None:
+                await asked.news.wait()
+            elif not sampled and not asked.requests:
                 await self._wait(asked.news, tasks)
             asked.news.clear()
             if asked.failed:

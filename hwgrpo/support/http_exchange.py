@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,6 +36,36 @@ class TimedOut(ServerProblem):
 
 class InvalidResponse(ServerProblem):
     """The response is not valid."""
+
+
+class Cancellation:
+    """Ends the requests that are sent with it, from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._in_flight: set[_Deadline] = set()
+        self.requested = False
+        """Whether `cancel` was called: later requests end at once, too."""
+
+    def cancel(self) -> None:
+        """Abort the requests in flight and all later ones; their callers see a broken connection."""
+        with self._lock:
+            self.requested = True
+            for deadline in self._in_flight:
+                deadline.end(reached=False)
+
+    @contextmanager
+    def covering(self, deadline: _Deadline) -> Iterator[None]:
+        """Abort a request of the block when `cancel` is called."""
+        with self._lock:
+            self._in_flight.add(deadline)
+            if self.requested:
+                deadline.end(reached=False)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight.discard(deadline)
 
 
 class Exchange:
@@ -66,7 +96,9 @@ class Exchange:
         self._closed = True
         self.abort()
 
-    def send(self, method: str, path: str, body: Any = None, *, timeout: float) -> tuple[int, Mapping[str, str], bytes]:
+    def send(
+        self, method: str, path: str, body: Any = None, *, timeout: float, cancellation: Cancellation | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Send a request; return the response's status, its headers with names in lower case, and its body.
 
         Args:
@@ -74,6 +106,7 @@ class Exchange:
             path: below the server's address.
             body: JSON-able body; None sends none.
             timeout: limit in seconds, from connecting to the last byte.
+            cancellation: ends this request alone; None: only `abort` and `close` end it.
 
         Raises:
             ServerProblem: no complete response in time.
@@ -87,7 +120,7 @@ class Exchange:
             self.in_flight.add(deadline)
             if self._closed:
                 deadline.end(reached=False)
-            with deadline.running(connection):
+            with cancellation.covering(deadline) if cancellation else nullcontext(), deadline.running(connection):
                 connection.request(method, self._parts.path + path, body=data, headers=self._headers)
                 response = connection.getresponse()
                 text = self._read(response, path)

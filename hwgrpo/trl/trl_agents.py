@@ -212,8 +212,10 @@ class Agents:
         self, name: str, factory: Callable[[], Any], argument: str, schemas: list[Any], kind: type
     ) -> Callable[[], TrlEpisode]:
         def make() -> TrlEpisode:
-            free = self._free[name]
-            instance = free.pop() if free else _made(factory, argument)
+            try:
+                instance = self._free[name].pop()  # instances are made in threads: none asks first whether one is free
+            except IndexError:
+                instance = _made(factory, argument)
             return TrlEpisode(instance, self._tools, schemas, chosen=self._by_name)
 
         make.__wrapped__ = kind  # type: ignore[attr-defined]  # whose source a run keeps, and compares on resume

@@ -8,12 +8,13 @@ import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from hwgrpo.agents.action import StepResult
+from hwgrpo.agents.action import Action, ParsedTurn, StepResult
 from hwgrpo.agents.agent_rows import OpenedRow, rows_of_agents
+from hwgrpo.agents.environments import load_environments
 from hwgrpo.agents.episode import EnvironmentWorkflow
 from hwgrpo.config.schema import AgentConfig, DataConfig, EnvironmentConfig, RewardConfig, ToolConfig
 from hwgrpo.data.chat_template import apply_template
@@ -189,6 +190,7 @@ BAD_STEPS = {
     "an infinite reward": (lambda self, action: StepResult("x", reward=float("inf")), "not a finite number"),
     "an observation that is a number": (lambda self, action: StepResult(3), "not text or a list"),  # type: ignore[arg-type]
     "a message without a role": (lambda self, action: StepResult([{"content": "x"}]), "expected"),
+    "no messages": (lambda self, action: StepResult([]), "returned no message; return text"),
     "four values": (lambda self, action: ("x", 0.0, False, {}), "expected a StepResult"),
 }
 
@@ -310,7 +312,7 @@ def test_the_content_of_a_turn_has_no_end_of_the_turn(ended_by):
     render = partial(apply_template, config=DataConfig(), tokenizer=tokenizer, place="here")
     ends = tokenizer.encode(";>", add_special_tokens=False)
     rollout = SimpleNamespace(workflow="tools", agent=AgentConfig())
-    config = SimpleNamespace(rollout=rollout, reward=RewardConfig())
+    config = SimpleNamespace(rollout=rollout, reward=RewardConfig(), data=DataConfig())
     template = TurnTemplate(render, tokenizer, [tokenizer.eos_token_id, *ends])
     workflow = EnvironmentWorkflow(WorkflowParts(config, tokenizer, template))
 
@@ -455,3 +457,95 @@ def test_a_tool_of_the_environment_beside_one_of_the_runs_is_not_called_unknown(
     assert "<tool>Error: call move in a turn without calls of calculator<tool>2<assistant>9" in done.texts[0]
     assert done.outcomes[0]["failed_calls"] == {"error": 1}
     assert done.outcomes[0]["reward"] == 1.0
+
+
+class SlowlyMade(Guess):
+    """Is made late."""
+
+    threads: ClassVar[list[threading.Thread]] = []
+
+    def __init__(self) -> None:
+        self.threads.append(threading.current_thread())
+        time.sleep(1.0)
+
+
+def test_an_environment_is_made_in_a_thread_within_the_time_limit_of_a_turn(monkeypatch):
+    SlowlyMade.threads = []
+    agent = environments(SlowlyMade, monkeypatch=monkeypatch)
+    done, _ = play(agent, [1])
+    assert [each["reward"] for each in done.outcomes] == [1.0, 1.0]
+    assert threading.main_thread() not in SlowlyMade.threads != []
+    with pytest.raises(DataError, match=r"rows, row 0: making slowlymade took longer than 0.2 s"):
+        agent_rows([{"number": 1}], **agent, turn_timeout=0.2)
+    batch = prompts_of(agent_rows([{"number": 1}], **environments(Guess, monkeypatch=monkeypatch)))
+    environments(SlowlyMade, monkeypatch=monkeypatch)
+    done = agent_engine(counting, **agent, turn_timeout=0.2).generate(batch, SAMPLING)
+    assert {each["failure"] for each in done.outcomes} == {"making slowlymade took longer than 0.2 s"}
+
+
+class NeverCloses(Guess):
+    """Does not close until it is let go."""
+
+    let_go = threading.Event()
+
+    def close(self) -> None:
+        self.let_go.wait(60.0)
+
+
+def test_an_environment_that_does_not_close_is_abandoned_and_named(monkeypatch, capsys):
+    NeverCloses.let_go = threading.Event()
+    batch = prompts_of(agent_rows([{"number": 1}], **environments(Guess, monkeypatch=monkeypatch)))
+    engine = agent_engine(counting, **environments(NeverCloses, monkeypatch=monkeypatch), turn_timeout=0.5)
+    engine.generate(batch, SAMPLING)
+    engine.close()
+    NeverCloses.let_go.set()
+    assert capsys.readouterr().err == (
+        "hwgrpo: 2 of 2 environments did not close within 0.5 s (rollout.agent.turn_timeout): nevercloses.close\n"
+    )
+
+
+def test_a_registered_environment_with_that_parameter_gets_the_runs_column_of_the_ground_truth(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "class Own:\n    def __init__(self, ground_truth_key='own'):\n        self.key = ground_truth_key\n"
+    )
+    file.write_text(file.read_text() + "    def reset(self, row): ...\n    def step(self, action): ...\n")
+    entries = [
+        EnvironmentConfig("second_try", {"scorer": "exact_match"}, label="run's"),
+        EnvironmentConfig("second_try", {"scorer": "exact_match", "ground_truth_key": "mine"}, label="its own"),
+        EnvironmentConfig(f"{file}:Own"),
+        EnvironmentConfig("guessing_game"),
+    ]
+    tried, named, own, _ = [kind.make() for kind in load_environments(entries, "short")]
+    assert (tried._ground_truth_key, named._ground_truth_key, own.key) == ("short", "mine", "own")
+    row = {"prompt": "p", "answer": "2 + 3 = 5", "short": "5", "number": 1}
+    data = DataConfig(ground_truth_key="short")
+    rollout = SimpleNamespace(workflow="environment", agent=AgentConfig(environments=entries[:1]))
+    rows = rows_of_agents(SimpleNamespace(rollout=rollout, data=data))
+    assert rows is not None
+    (prompt,) = prompts_of(rows(Rows([Part("rows", [row], tuple(row), "rows")]), 1), data=data).prompts
+    parts = WorkflowParts(
+        SimpleNamespace(rollout=rollout, data=data, reward=RewardConfig()),
+        chat_tokenizer(),
+        agent_engine(counting)._turns,
+    )
+    workflow = EnvironmentWorkflow(parts)
+    instance = workflow._instances.get(workflow._kinds[0])
+
+    async def verdict() -> StepResult:
+        await instance.reset(dict(prompt.columns), 60.0)
+        return await instance.step(Action("5", (), True, 0, ParsedTurn("5")), 60.0)
+
+    assert asyncio.run(verdict()).reward == 1.0
+
+
+def test_prompts_that_take_long_are_reported(monkeypatch, capsys):
+    class Late(Guess):
+        def reset(self, row: Any) -> str:
+            time.sleep(1.5 * row["number"])
+            return super().reset(row)
+
+    monkeypatch.setattr("hwgrpo.support.waits.FIRST_REPORT", 0.0)
+    agent_rows([{"number": 0}, {"number": 1}], **environments(Late, monkeypatch=monkeypatch))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hwgrpo: waiting for prompts of environments (1 of 2 rows): 1 s")

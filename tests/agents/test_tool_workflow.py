@@ -1,12 +1,22 @@
 """The loop of tool calls: results as messages, wrong calls, limits, templates without tools or without their role."""
 
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hwgrpo.agents.episode import DESCRIBED
+from hwgrpo.agents.action import Action, ParsedTurn, StepResult, Tool, ToolCall
+from hwgrpo.agents.episode import DESCRIBED, Clock
+from hwgrpo.agents.given_tools import GivenTool
+from hwgrpo.agents.thread_tool import ThreadTool
+from hwgrpo.agents.tool_answers import Tools
+from hwgrpo.agents.tool_schema import make_schema
+from hwgrpo.agents.tools import load_tools
 from hwgrpo.config.schema import EnvironmentConfig, ToolConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.user_code import load_function
 from hwgrpo.values import Sampling
 from tests.agents.scripted import TEMPLATE, agent_engine, agent_rows, chat_tokenizer, prompts_of
 
@@ -164,3 +174,77 @@ def test_a_template_whose_calls_are_in_an_unknown_form_is_refused_with_the_forma
     unknown = TEMPLATE.replace("<tool_call>", "((").replace("</tool_call>", "))")
     with pytest.raises(ConfigError, match=r"rollout.agent.call_format=auto: .*set it to one of deepseek, .*hermes"):
         play(script("x"), template=unknown)
+
+
+HELD = """
+import time
+from pathlib import Path
+
+
+def held(path: str) -> str:
+    '''Wait for a file.
+
+    Args:
+        path: Its path.
+    '''
+    Path(path + ".begun").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return "seen"
+"""
+
+
+def held_tool(kind: str, folder: Path) -> Tool:
+    """Return a tool that waits for a file, with one worker."""
+    (folder / "held.py").write_text(HELD)
+    if kind == "in a process":
+        return load_tools([ToolConfig(name=f"{folder}/held.py:held", workers=1)], folder=str(folder))[0]
+    function = load_function(f"{folder}/held.py:held", "key")
+    limits: dict[str, Any] = {"workers": 1, "max_chars": 100, "truncate": "right"}
+    if kind == "given":
+        return GivenTool(function, make_schema(function, {}, "key"), timeout=60.0, **limits)
+    registered: Any = SimpleNamespace(run=function, close=lambda: None)
+    return ThreadTool("held", registered, key="key", **limits)
+
+
+def calling(path: Path) -> Action:
+    return Action("", (), True, 0, ParsedTurn("", (ToolCall("held", {"path": str(path)}),)))
+
+
+@pytest.mark.parametrize("kind", ["in a process", "in a thread", "given"])
+def test_the_wait_for_a_free_worker_counts_in_no_time_limit(kind: str, tmp_path: Path):
+    tools = Tools([held_tool(kind, tmp_path)], agent_engine(script("end"))._turns, chat_tokenizer())
+    first, second = tmp_path / "first", tmp_path / "second"
+    second.touch()
+
+    async def both() -> tuple[StepResult, StepResult, StepResult]:
+        waiting = asyncio.create_task(tools.step(calling(first), 60.0))
+        while not Path(f"{first}.begun").exists():
+            await asyncio.sleep(0.01)
+        queued = asyncio.create_task(tools.step(calling(second), 1.0))
+        await asyncio.sleep(1.3)
+        assert not queued.done()
+        first.touch()
+        done = await asyncio.gather(waiting, queued)
+        return *done, await tools.step(calling(tmp_path / "missing"), 0.3)
+
+    waited, queued, late = asyncio.run(both())
+    (tmp_path / "missing").touch()
+    tools.close()
+    assert [step.results[0][1].failure for step in (waited, queued, late)] == ["", "", "timeout"]
+    assert late.results[0][1].text == "Error: held took longer than 0.3 s"
+    assert queued.queued > 1.0 > max(waited.queued, late.queued)
+
+
+def test_a_trajectory_without_time_makes_no_call_and_what_was_queued_is_not_of_its_time(tmp_path: Path):
+    tools = Tools([held_tool("given", tmp_path)], agent_engine(script("end"))._turns, chat_tokenizer())
+    step = asyncio.run(tools.step(calling(tmp_path / "first"), 0.0))
+    (tmp_path / "first").touch()
+    assert step.results[0][1].failure == "timeout"
+    clock = Clock(5.0, 3.0)
+    with clock:
+        pass
+    clock.leave_out(-1.0)
+    assert 1.0 < clock.left <= 2.0
+    clock.leave_out(1.0)
+    assert 2.0 < clock.left <= 3.0

@@ -19,6 +19,8 @@ from hwgrpo.config import load_config
 from hwgrpo.errors import DataError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.replay.data_proto import ALLOWED, read_data_proto
+from hwgrpo.replay.peer_comparison import compare_dump
+from hwgrpo.replay.peer_dumps import read_dump
 from tests.support.runs import runs
 from tests.support.runs.captures import error_of, replay
 
@@ -228,6 +230,30 @@ def test_a_rollout_of_verl_is_compared_with_its_own_tokens(tmp_path: Path, capsy
 
 
 @pytest.mark.usefixtures("verl")
+def test_tokens_that_the_policy_did_not_sample_are_those_of_verls_mask(tmp_path: Path):
+    path = write_rollout(tmp_path / "genstep_000003")
+    config = load_config("tiny_sort", [RECIPE[2], MODEL, "algorithm.advantage.name=opo"])
+    tokenizer = load_tokenizer(config.model)
+    whole = read_dump(path, (), 4, tokenizer)
+    assert whole.sampled is None
+    lengths = torch.tensor([len(tokens) for tokens in whole.tokens or ()])
+    mask = torch.arange(6) != 1  # the second token of each response was observed, and what is padded is not counted
+    shown = read_dump(
+        write_rollout(tmp_path / "genstep_000004", response_mask=mask.expand(8, 6).long()), (), 4, tokenizer
+    )
+    assert shown.sampled == [[True, False, *[True] * (length - 2)] for length in lengths.tolist()]
+    compared = [compare_dump(dump, config, tokenizer).groups for dump in (whole, shown)]
+    found = [[each["advantages"]["here"] for each in groups] for groups in compared]
+    totals = whole.total if whole.total is not None else torch.zeros(0)
+    for group, (of_all, of_sampled) in enumerate(zip(*found, strict=True)):
+        rewards, tokens = totals[4 * group :][:4], lengths[4 * group :][:4]
+        for advantages, counted in ((of_all, tokens), (of_sampled, tokens - 1)):
+            baseline = (rewards * counted).sum() / counted.sum()
+            wanted = rewards - baseline  # at most 5: fp32 rounds by 3e-7
+            assert torch.allclose(torch.tensor(advantages, dtype=torch.float64), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("verl")
 def test_a_rollout_of_verl_with_other_rewards_is_named_with_its_response(tmp_path: Path, capsys):
     path = write_rollout(tmp_path / "genstep_000003")
     report = replay(capsys, path, *RECIPE[:3], MODEL, "reward.functions=[exact_match]")
@@ -412,6 +438,7 @@ ROLLOUTS = {
     "no responses": ({"responses": torch.ones(0, 6, dtype=torch.int64)}, "responses has shape [0, 6]"),
     "fewer prompts": ({"prompts": torch.ones(4, 4, dtype=torch.int64)}, "prompts has shape [4, 4]"),
     "flat rewards": ({"rm_scores": torch.ones(8)}, "rm_scores has shape [8]"),
+    "a short response mask": ({"response_mask": torch.ones(8, 5)}, "response_mask has shape [8, 5], and responses"),
     "fractions of tokens": ({"responses": ZEROS}, "responses of dtype torch.float32 has values that are no token ids"),
     "negative tokens": ({"responses": ZEROS.long() - 1}, "responses of dtype torch.int64 has values"),
     "huge tokens": ({"responses": ZEROS.long() + 2**40}, "responses of dtype torch.int64 has values"),

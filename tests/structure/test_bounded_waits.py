@@ -10,6 +10,7 @@ BOUNDED = {
     "self.wait()": "the checkpoint saver's own, which has a limit",
     "run.saver.wait()": "as above",
     "event.wait()": "within asyncio.timeout",
+    "asked.news.wait()": "requests are in flight, which their time limits end",
     "ended.wait()": "the process of a tool, until the trainer closes its pipe",
     "task.result()": "of a task of asyncio that has ended",
     "work.wait()": "of a collective that is completed",

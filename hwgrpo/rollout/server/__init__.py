@@ -1,6 +1,7 @@
 """Engines behind HTTP: vLLM and SGLang as servers that all ranks share.
 
 engine.py             requests and weights for all servers
+server_session.py     requests in turns, sent as they come
 engine_state.py       what the servers must have, shared with the threads that look after them
 request_router.py     spreads requests over the servers, with retries
 rollout_server.py     one server: whether it takes requests, and its repair
@@ -44,6 +45,7 @@ VLLM_SERVER = EngineKind(
     check_server="hwgrpo.rollout.server.vllm:check_running",
     runs_vllm=True,
     receives_in_group=True,
+    has_sessions=True,
     remark="part of hwgrpo; vLLM is in the server's environment",
 )
 SGLANG_SERVER = EngineKind(
@@ -51,5 +53,6 @@ SGLANG_SERVER = EngineKind(
     refuse=_refuse_sglang,
     check_host="hwgrpo.rollout.server.server_connection:check_sglang_server",
     check_server="hwgrpo.rollout.server.sglang:check_running",
+    has_sessions=True,
     remark="part of hwgrpo; it has never run with a real SGLang server",
 )

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import count
+from contextlib import closing
 from typing import TypeVar
 
 from torch import distributed as dist
 
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.deadlines import GroupDeadlines
+from hwgrpo.rollout.engine import TurnRequest
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
-from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
+from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions
 from hwgrpo.rollout.server.engine_state import EngineState
-from hwgrpo.rollout.server.http_client import ServerInUse, TimedOut
+from hwgrpo.rollout.server.http_client import Cancellation, ServerInUse, TimedOut
 from hwgrpo.rollout.server.request_router import RequestRouter
 from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import connect_servers
+from hwgrpo.rollout.server.server_session import ServerSession
 from hwgrpo.rollout.server.weight_transfer import WeightTransfer
 from hwgrpo.rollout.server.weights_folder import DamagedWeights
 from hwgrpo.rollout.shared_devices import measured_sleep, shares_device, sleeps
@@ -135,30 +135,46 @@ class ServerEngine:
             RunError: no server is left and none recovers, or the same request keeps failing.
             Stopped: another thread has closed the engine, or stopped the gate.
         """
+        assert len(batch) > 0
+        with closing(self.open_session(group_timeout=samplings[0].group_timeout)) as session:
+            session.submit([TurnRequest(*pair) for pair in zip(batch.prompts, samplings, strict=True)])
+            while session.busy:
+                session.advance()
+            return session.take(range(len(batch)))
+
+    def open_session(self, longest: int = 0, *, room: int = 0, group_timeout: float | None = None) -> ServerSession:
+        """Return a session (`rollout.engine.Session`), whose requests are sent to the servers as they come.
+
+        Args:
+            longest: unused; a server has the length of its context.
+            room: unused.
+            group_timeout: seconds after which a request is late.
+        """
         if not self._state.usable:
             raise RuntimeError("the rollout server is asleep or closed: call update_weights() before generate()")
-        assert len(batch) > 0
-        check_batch(batch, samplings, self._parts.model.config)
         self._router.try_again()
-        start = time.perf_counter()
-        requests = make_requests(batch, samplings)
-        first = samplings[0]  # stop tokens and deadline are the run's
-        end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, first.stop_token_ids)
-        deadlines = GroupDeadlines(len(requests), first.group_timeout)
-        with ThreadPoolExecutor(min(THREADS, len(requests))) as pool:
-            sample = partial(self._sample, end_ids=end_ids, deadlines=deadlines)
-            with deadlines.reported():
-                samples = list(pool.map(sample, count(), requests))
-        version = self._state.version
-        result = deadlines.apply(make_completions(samples, samplings, self._parts.tokenizer, end_ids, version))
-        seconds = max(time.perf_counter() - start, 1e-9)
+        return ServerSession(
+            self._sample,
+            GroupDeadlines(0, group_timeout),
+            threads=THREADS,
+            check=lambda batch, samplings: check_batch(batch, samplings, self._parts.model.config),
+            make=lambda samples, samplings: make_completions(
+                samples, samplings, self._parts.tokenizer, self._end_ids(samplings[0]), self._state.version
+            ),
+            closed=self._report,
+        )
+
+    def _report(self, metrics: Mapping[str, float]) -> None:
         self.metrics = {
-            "perf/rollout_tokens_per_second": len(result.tokens) / seconds,
+            **metrics,
             "rollout/server_retries": float(self._router.retries),
             "rollout/server_restarts": float(sum(server.restarts for server in self._servers)),
             "rollout/servers_alive": float(sum(server.ready for server in self._servers)),
         }
-        return result
+
+    def _end_ids(self, sampling: Sampling) -> tuple[int, ...]:
+        """Return the tokens that end a response; they are the same for all requests of a run."""
+        return end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
 
     def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
         """Return the log-probs of each sequence's tokens after the first at temperature 1, on rank 0 only.
@@ -327,32 +343,34 @@ class ServerEngine:
             wait.pause(PAUSE / 10)
 
     def _sample(
-        self, group: int, request: Request, *, end_ids: tuple[int, ...], deadlines: GroupDeadlines
+        self, number: int, request: Request, deadlines: GroupDeadlines, cancellation: Cancellation
     ) -> list[Sample] | None:
-        """Return the samples of a prompt; None where both dispatches missed the deadline."""
+        """Return the samples of a request; None where both dispatches missed the deadline."""
+        end_ids = self._end_ids(request.sampling)
         vocabulary = self._parts.model.config.get_text_config().vocab_size
         group_timeout = request.sampling.group_timeout
         timeout = group_timeout or self._settings.request_timeout
 
         def sample(server: RolloutServer) -> tuple[list[Sample], str | None]:
             server_request = ServerRequest(server.model, self._state.version, request, end_ids)
-            return self._api.sample(server.client, server_request, timeout)
+            return self._api.sample(server.client.cancellable(cancellation), server_request, timeout)
 
         failed: list[RolloutServer] = []
         again = True
         while again:
-            deadlines.dispatch(group)
+            deadlines.dispatch(number)
             try:
                 samples = self._router.request(
                     sample,
                     lambda samples: find_problem(samples, request, vocabulary),
                     failed,
                     group_timeout=group_timeout,
+                    cancellation=cancellation,
                 )
-                deadlines.finish(group)
+                deadlines.finish(number)
                 return samples
             except TimedOut:  # the connection is closed: the server aborts the request
-                again = deadlines.miss(group)
+                again = deadlines.miss(number)
         return None
 
 

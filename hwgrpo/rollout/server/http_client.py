@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from hwgrpo.errors import RunError
 from hwgrpo.support.http_exchange import (
     SHOWN_CHARS,
+    Cancellation,
     Exchange,
     InvalidResponse,
     ServerProblem,
@@ -21,6 +23,7 @@ from hwgrpo.support.text import hide_secrets, remember_secrets
 
 __all__ = (
     "SHOWN_CHARS",
+    "Cancellation",
     "Client",
     "InvalidResponse",
     "RefusedByServer",
@@ -68,6 +71,13 @@ class Client:
         self._shown_url = hide_secrets(self.url)
         headers = {"Authorization": f"Bearer {token}", **(headers or {})}
         self._exchange = Exchange(self.url, headers, largest, "rollout.server.max_reply_mb")
+        self._cancellation: Cancellation | None = None
+
+    def cancellable(self, cancellation: Cancellation) -> Client:
+        """Return this client for requests that a cancellation ends; `abort_requests` ends them, too."""
+        client = copy.copy(self)
+        client._cancellation = cancellation
+        return client
 
     def abort_requests(self) -> None:
         """Abort the requests in flight; their callers see a broken connection."""
@@ -86,7 +96,9 @@ class Client:
             ServerProblem: no response in time, or an invalid one.
             ServerInUse: the server belongs to another run.
         """
-        status, headers, text = self._exchange.send(method, path, body, timeout=timeout)
+        status, headers, text = self._exchange.send(
+            method, path, body, timeout=timeout, cancellation=self._cancellation
+        )
         self._check_status(status, path, text)
         return parse_json(text, path) if text else None, headers
 

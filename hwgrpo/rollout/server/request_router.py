@@ -9,7 +9,7 @@ from typing import TypeVar
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.server.engine_state import EngineState
-from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem, TimedOut
+from hwgrpo.rollout.server.http_client import Cancellation, InvalidResponse, ServerInUse, ServerProblem, TimedOut
 from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ class RequestRouter:
         failed: list[RolloutServer],
         *,
         group_timeout: float | None = None,
+        cancellation: Cancellation | None = None,
     ) -> T:
         """Return the result of a request that the current weights have answered; a server where it fails is lost.
 
@@ -54,9 +55,10 @@ class RequestRouter:
             failed: servers where it has failed; extended.
             group_timeout: seconds in which a server must answer, and then, in LEAST_CHECK or more, show that it is
                 healthy: one that only does the latter is not lost, and TimedOut is raised. None: it is lost.
+            cancellation: that `send` sends with; Stopped is raised once it is requested.
         """
         for attempt in range(self._most_retries + 1):
-            with self.next_server(failed) as server:
+            with self.next_server(failed, cancellation) as server:
                 try:
                     result, label = send(server)
                     server.check_label(label)
@@ -70,7 +72,7 @@ class RequestRouter:
                 except ServerProblem as error:
                     problem = error
             failed.append(server)
-            if self._state.is_over:
+            if self._is_over(cancellation):
                 raise Stopped
             self._state.check_failure()
             late = group_timeout is not None and isinstance(problem, TimedOut)
@@ -101,13 +103,15 @@ class RequestRouter:
             raise
 
     @contextmanager
-    def next_server(self, failed: Sequence[RolloutServer]) -> Iterator[RolloutServer]:
+    def next_server(
+        self, failed: Sequence[RolloutServer], cancellation: Cancellation | None = None
+    ) -> Iterator[RolloutServer]:
         """Wait for a server that takes requests, and count one as in flight there during the block.
 
         Of several it is the one with the fewest in flight, and not the last of `failed`.
         """
         with self._state.changed:
-            ready = self.ready_servers()
+            ready = self.ready_servers(cancellation)
             others = [server for server in ready if server not in failed[-1:]] or ready
             first = self._turn % len(others)
             server = min(others[first:] + others[:first], key=lambda server: server.in_flight)
@@ -119,16 +123,16 @@ class RequestRouter:
             with self._state.changed:
                 server.in_flight -= 1
 
-    def ready_servers(self) -> list[RolloutServer]:
+    def ready_servers(self, cancellation: Cancellation | None = None) -> list[RolloutServer]:
         """Wait until servers take requests, and return them.
 
         Raises:
             RunError: none is left, or requests fail for another reason.
-            Stopped: the engine is closed, or the thread that generates is to end.
+            Stopped: the engine is closed, the thread that generates is to end, or the request is cancelled.
         """
         with self._state.changed:
             while True:
-                if self._state.is_over:
+                if self._is_over(cancellation):
                     raise Stopped
                 self._state.check_failure()
                 ready = [server for server in self._servers if server.ready]
@@ -139,6 +143,9 @@ class RequestRouter:
                     none_left = "no rollout server is left: " if len(failures) > 1 else ""
                     raise RunError(none_left + "; ".join(map(str, failures))) from failures[0]
                 self._state.changed.wait(PAUSE)
+
+    def _is_over(self, cancellation: Cancellation | None) -> bool:
+        return self._state.is_over or (cancellation is not None and cancellation.requested)
 
     def try_again(self) -> None:
         """Forget failures of earlier requests."""
