@@ -17,6 +17,7 @@ background_loop.py   an event loop for coroutines of the user's
 calculator_tool.py   the tool `calculator`
 search_tool.py       the tool `search`
 guessing_game.py     the environment `guessing_game`
+looking.py           the environment `looking`
 gymnasium_env.py     the environment `gymnasium`
 second_try.py        the environment `second_try`
 followed_episode.py  an episode that a person follows or plays, turn by turn

@@ -2,6 +2,7 @@
 
 tasks.py           task://sort, add, copy: synthetic prompts with disjoint splits, and warm-start demonstrations
 agent_tasks.py     task://calculator, lookup, guess, spell: the same with tools and in environments
+picture_tasks.py   task://squares, look: the same about pictures
 reasoning_gym_rows.py   reasoning_gym://...: rows of tasks of the package reasoning-gym
 expansion.py       compressed files that expand to far more than their size
 formats.py         one data file -> rows; every error names the file and line
@@ -16,6 +17,7 @@ images.py          images of rows -> RGB, within limits
 image_urls.py      the same at URLs, fetched within limits
 image_rows.py      where images stand in a prompt
 image_prompts.py   text and images -> tokens and what the model's tower reads
+observed_images.py images in messages that a policy observes
 chat_template.py   a row -> the model's input text
 examples.py        rows -> prompts with responses, for supervised training
 chat_targets.py    which tokens of a conversation are trained
