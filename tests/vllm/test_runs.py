@@ -35,7 +35,7 @@ RUN = (
 SERVER = (
     "rollout.engine=vllm_server",
     vllm_environment.EXECUTOR,
-    f"rollout.server.env={json.dumps(vllm_environment.ONE_PROCESS)}",
+    f"rollout.server.env={json.dumps(vllm_environment.ONE_PROCESS | vllm_environment.NOT_COMPILED)}",
 )
 
 
@@ -160,7 +160,6 @@ def test_the_turns_of_an_agent_are_sampled_by_a_server_from_the_tokens_that_are_
         *(*RUN[:3], "tiny_guess", "model.path=builtin://tiny?task=guess&head=32&steps=50", "trainer.max_steps=2"),
         *(*words, *SERVER, f"rollout.server.python={vllm_environment.vllm_python()}"),
         *("trainer.validate_at_start=false", f"trainer.output_dir={tmp_path}"),
-        **vllm_environment.NOT_COMPILED,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     for line in steps(tmp_path):
