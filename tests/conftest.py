@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: threads that share a core spin on it
 
 import pytest
 import torch

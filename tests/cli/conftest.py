@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models import made_before
 from tests.support.processes import preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +18,9 @@ Hwgrpo = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.mktemp("cache")
+    made_before.link_into(folder)
+    return folder
 
 
 def environment(cache: Path, **extra: str) -> dict[str, str]:

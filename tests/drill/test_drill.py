@@ -30,7 +30,7 @@ from tests.support.servers.fake_server import TOKEN
 
 Told = Callable[[str, str, str], None]
 WORDS = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=6")
-LONG = (*WORDS, "trainer.save_every=20", "trainer.max_steps=100")
+LONG = (*WORDS, "trainer.save_every=20", "trainer.max_steps=60")
 """A signal comes in time: a step takes 10 ms on a fast processor."""
 
 
@@ -119,7 +119,7 @@ def test_sigterm_saves_what_is_done_exits_0_and_loses_nothing(tmp_path: Path, lo
     newest, _ = restore.newest(tmp_path / "run/checkpoints")
     assert newest is not None
     steps = [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
-    assert 3 <= newest.step == max(steps) < 100, "no finished step is lost"
+    assert 3 <= newest.step == max(steps) < 60, "no finished step is lost"
     assert resumed(tmp_path / "run", *LONG) == long_undisturbed
     told("SIGTERM", f"saved step {newest.step}, exit 0 after {took:.1f} s", "nothing")
 
@@ -134,13 +134,13 @@ def test_sigkill_costs_the_steps_since_the_last_checkpoint_which_are_done_again(
     assert process.returncode == -signal.SIGKILL
     newest, _ = restore.newest(tmp_path / "run/checkpoints")
     assert newest is not None
-    assert newest.step < 100
+    assert newest.step < 60
     assert resumed(tmp_path / "run", *LONG) == long_undisturbed
     told("SIGKILL", f"resumed from step {newest.step}, bitwise equal", "nothing")
 
 
 def test_a_rank_that_dies_ends_the_others_and_all_start_again(tmp_path: Path, told: Told):
-    words = ("trainer.strategy=ddp", *LONG, "trainer.max_steps=60", "observe.progress=plain")
+    words = ("trainer.strategy=ddp", *LONG, "observe.progress=plain")
     assert ranks.forked(2, lambda _: runs.run(tmp_path / "whole", *words)) == [0, 0]
     with command(tmp_path / "run", *words, processes=2, restarts=1) as process:
         runs.wait_for_checkpoint(tmp_path / "run", 20)

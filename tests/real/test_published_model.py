@@ -52,7 +52,7 @@ def test_it_answers_a_question(smollm2, tmp_path, monkeypatch, capsys):
 def test_a_step_of_its_recipe_trains_adapters_and_the_export_answers(smollm2, reasoning_gym_path, tmp_path, capfd):
     arguments = [
         *("smollm2_135m_arithmetic", f"model.path={smollm2}", f"trainer.output_dir={tmp_path / 'run'}"),
-        *("trainer.max_steps=1", "trainer.prompts_per_step=4", "rollout.n=8", "data.validation_max_rows=2"),
+        *("trainer.max_steps=1", "trainer.prompts_per_step=2", "rollout.n=8", "data.validation_max_rows=2"),
         f"data.train={EASY}",
         # a few answers are right, and lengths differ: there is something to learn on any processor
         "reward.functions=[{name: reasoning_gym, kwargs: {extract: number}}, {name: length, weight: 0.1}]",

@@ -6,8 +6,9 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 POINTS, PROCESSES = 20, 2
 POINTS_OF_AGENTS = 4
+RANKS_POINTS, RANKS_PROCESSES = 5, 3
+"""Of two ranks: the one that is left waits for the other's reason most of the time, which costs no core."""
 WORDS = (
     "trainer.max_steps=4",
     "trainer.save_every=1",
@@ -119,38 +122,54 @@ def killed_and_resumed(output: Path, kills: list[Kill], *words: str) -> int:
     return met
 
 
+def side_by_side(processes: int, points: int, body: Callable[[int], Any], folder: Path) -> list[Any]:
+    """Return `body(point)`, which JSON can hold, of each point; `processes` take turns with the points."""
+
+    def share(first: int) -> None:
+        for point in range(first, points, processes):
+            (folder / f"result-{point}.json").write_text(json.dumps(body(point)))
+
+    children = [_child(lambda first=first: share(first)) for first in range(processes)]
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert statuses == [0] * processes, "see above for what failed"
+    return [json.loads((folder / f"result-{point}.json").read_text()) for point in range(points)]
+
+
+def _child(body: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(runs.forked(body) != 0)
+    return child
+
+
 def test_killed_at_random_points_every_run_ends_as_the_uninterrupted_one(tmp_path: Path):
     limits = measured(tmp_path / "whole")
     expected = runs.everything(tmp_path / "whole")
     assert runs.everything(tmp_path / "timed") == expected
     assert min(limits.values()) > 0, limits
 
-    def some(share: int) -> None:
-        """Do this process's share of the points, and write what was wrong, and how many kills there were."""
-        wrong, met = [], 0
-        for point in range(share, POINTS, PROCESSES):
-            generator = random.Random(point)
-            kills = [drawn(generator, limits, point, POINTS)]
-            if generator.random() < 0.25:  # the run that goes on is killed, too
-                kills.append(drawn(generator, limits, generator.randrange(POINTS), POINTS))
-            output = tmp_path / f"point-{point}"
-            try:
-                met += killed_and_resumed(output, kills)
-                left = [p.name for p in output.rglob("*") if ".partial" in p.name or p.name.endswith(".tmp")]
-                kept = sorted(p.name for p in (output / "checkpoints").iterdir())
-                found = runs.everything(output)
-                differs = [key for key in expected if found[key] != expected[key]]
-                if differs or left or kept != ["step-00000003", "step-00000004"]:
-                    wrong.append(f"point {point}, {kills}: differs in {differs}, left {left}, kept {kept}")
-            except AssertionError as error:
-                wrong.append(f"point {point}, {kills}: {error}")
-        (tmp_path / f"share-{share}.json").write_text(json.dumps([wrong, met]))
+    def killed(point: int) -> tuple[str | None, int]:
+        """Return what was wrong at a point, and how many of its kills met a run that was not done."""
+        generator = random.Random(point)
+        kills = [drawn(generator, limits, point, POINTS)]
+        if generator.random() < 0.25:  # the run that goes on is killed, too
+            kills.append(drawn(generator, limits, generator.randrange(POINTS), POINTS))
+        output = tmp_path / f"point-{point}"
+        try:
+            met = killed_and_resumed(output, kills)
+        except AssertionError as error:
+            return f"point {point}, {kills}: {error}", 0
+        left = [p.name for p in output.rglob("*") if ".partial" in p.name or p.name.endswith(".tmp")]
+        kept = sorted(p.name for p in (output / "checkpoints").iterdir())
+        found = runs.everything(output)
+        differs = [key for key in expected if found[key] != expected[key]]
+        if differs or left or kept != ["step-00000003", "step-00000004"]:
+            return f"point {point}, {kills}: differs in {differs}, left {left}, kept {kept}", met
+        return None, met
 
-    side_by_side = [_child(lambda share=share: some(share)) for share in range(PROCESSES)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in side_by_side] == [0] * PROCESSES
-    told = [json.loads((tmp_path / f"share-{share}.json").read_text()) for share in range(PROCESSES)]
-    assert [line for wrong, _ in told for line in wrong] == []
-    assert sum(met for _, met in told) >= 0.8 * POINTS, "too many runs were over before they were killed"
+    outcomes = side_by_side(PROCESSES, POINTS, killed, tmp_path)
+    assert [wrong for wrong, _ in outcomes if wrong] == []
+    assert sum(met for _, met in outcomes) >= 0.8 * POINTS, "too many runs were over before they were killed"
 
 
 @pytest.mark.parametrize(
@@ -198,13 +217,6 @@ def test_a_run_that_is_killed_within_trajectories_ends_as_the_uninterrupted_one(
     assert met >= 0.75 * POINTS_OF_AGENTS, "too many runs were over before they were killed"
 
 
-def _child(body) -> int:
-    child = os.fork()
-    if child == 0:
-        os._exit(runs.forked(body) != 0)
-    return child
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -233,14 +245,16 @@ def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
     assert ranks.forked(2, lambda rank: train(tmp_path / "timed", None, *words)) == [0, 0]
     limits["time"] = time.monotonic() - began
     expected = runs.everything(tmp_path / "whole")
-    points = 5
-    for point in range(points):
-        every = {key: limits.get(key, 1) for key in ("time", *PLACES)}
-        kill, victim = drawn(random.Random(point), every, point, points), point % 2
+    every = {key: limits.get(key, 1) for key in ("time", *PLACES)}
+
+    def killed(point: int) -> None:
+        kill, victim = drawn(random.Random(point), every, point, RANKS_POINTS), point % 2
         output = tmp_path / f"point-{point}"
-        statuses = ranks.forked(2, lambda rank: train(output, kill if rank == victim else None, *words))  # noqa: B023
+        statuses = ranks.forked(2, lambda rank: train(output, kill if rank == victim else None, *words))
         if statuses != [0, 0]:
             assert statuses[victim] == -signal.SIGKILL, (kill, statuses)
             assert statuses[1 - victim] in (0, 70), f"{kill}: the rank that was left did not end by itself"
-        assert ranks.forked(2, lambda rank: train(output, None, *words)) == [0, 0], kill  # noqa: B023
+        assert ranks.forked(2, lambda rank: train(output, None, *words)) == [0, 0], kill
         assert runs.everything(output) == expected, (kill, victim)
+
+    side_by_side(RANKS_PROCESSES, RANKS_POINTS, killed, tmp_path)

@@ -77,7 +77,7 @@ def steps(output: Path) -> list[dict]:
 
 
 CHAIN = ("single 1", "fsdp2 2", "fsdp2 4", "ddp 2")
-LONG_CHAIN = (*CHAIN, "fsdp2 4", "single 1", "ddp 4", "fsdp2 4", "fsdp2 2")
+FURTHER = (CHAIN[-1], "fsdp2 4", "single 1", "ddp 4", "fsdp2 4", "fsdp2 2")
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ LONG_CHAIN = (*CHAIN, "fsdp2 4", "single 1", "ddp 4", "fsdp2 4", "fsdp2 2")
     [
         ("full", CHAIN),
         ("filtered", CHAIN),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("lora", CHAIN), ("full", LONG_CHAIN))),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("lora", CHAIN), ("full", FURTHER))),
     ],
-    ids=["full", "filtered", "lora", "full, long"],
+    ids=["full", "filtered", "lora", "full, further"],
 )
 def test_each_step_on_other_ranks_by_another_strategy_is_that_of_one_process(
     tmp_path: Path, kind: str, chain: tuple[str, ...]
@@ -98,8 +98,9 @@ def test_each_step_on_other_ranks_by_another_strategy_is_that_of_one_process(
     for step, way in enumerate(chain, start=1):
         start(tmp_path / "several", way, step, *words)
         cuts.append(pieces(tmp_path / "several", step))
-    for number, held in zip(("1", "2", "4"), (cuts[0], cuts[1], cuts[2])):
-        assert {str(len({rank for parts in held.values() for rank, *_ in parts}))} == {number}
+    if chain == CHAIN:
+        for number, held in zip((1, 2, 4), cuts):
+            assert len({rank for parts in held.values() for rank, *_ in parts}) == number
     if kind == "filtered":
         filtered = steps(tmp_path / "one")
         assert min(line["filter_groups/passed_ratio"] for line in filtered) < 1, "every group passes"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.doctor import hardware
+from tests.support.processes.launch import variables
+from tests.support.processes.preloaded_programs import programs
 
 REPO = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -20,38 +23,48 @@ SHAPE = {
 }  # fmt: skip
 
 
+AS_PYTHON = (
+    "import runpy, sys; _, sys.executable, *sys.argv = sys.argv; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""Runs a script to which another program is Python."""
+
+
 @pytest.fixture
 def record(tmp_path: Path):
-    """Runs the script in a copy of this repository that is no git checkout; returns its result and the records."""
+    """Runs the script in a copy of this repository that is no git checkout; returns its result and the records.
+
+    What it starts is forked from a process that has imported the project: a record has up to eight processes.
+    """
     copy = tmp_path / "copy"
     (copy / "scripts").mkdir(parents=True)
     shutil.copy(REPO / "scripts/record_hardware.py", copy / "scripts")
     for name in ("hwgrpo", "backends", "kernels", "configs"):
         (copy / name).symlink_to(REPO / name)
     (tmp_path / "Small.json").write_text(json.dumps(SHAPE))
+    tools = tmp_path / "tools"
+    tools.mkdir()
 
-    def run(*words: str, **variables: str):
-        command = [sys.executable, str(copy / "scripts/record_hardware.py"), "--backend", "cpu"]
+    def run(*words: str, instead: str = ""):
+        started = tmp_path / "python"
+        started.write_text(
+            f'#!/bin/sh\n{instead}\nPYTHONPATH={variables()["PYTHONPATH"]} exec {tools / "python"} "$@"\n'
+        )
+        started.chmod(0o755)
+        script = copy / "scripts/record_hardware.py"
+        command = [sys.executable, "-c", AS_PYTHON, str(started), str(script), "--backend", "cpu"]
         command += ["--shape", str(tmp_path / "Small.json"), "--out", str(tmp_path / "out"), *words]
-        environ = {**os.environ, "HWGRPO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", **variables}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
         return done, [json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json")]
 
     run.copy = copy  # pyright: ignore[reportFunctionMemberAccess]
-    return run
+    with programs(tools, {"python": ()}):
+        yield run
 
 
-def instead_of(tmp_path: Path, command: str, printed: str, code: int) -> str:
-    """Return a PYTHONPATH with which `hwgrpo COMMAND` prints a text and ends with a code."""
-    folder = tmp_path / "instead"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        f"if sys.orig_argv[1:4] == ['-m', 'hwgrpo', {command!r}] and '--run' not in sys.orig_argv:\n"
-        f"    print({printed!r}, end='', flush=True)\n"
-        f"    os._exit({code})\n"
-    )
-    return str(folder)
+def instead_of(command: str, printed: str, code: int) -> str:
+    """Return lines of a shell with which `python -m hwgrpo COMMAND` prints a text and ends with a code."""
+    text = f"printf %s {shlex.quote(printed)}; exit {code}"
+    return f'case "$*" in *--run*) ;; "-m hwgrpo {command} "*) {text} ;; esac'
 
 
 @pytest.mark.slow
@@ -76,10 +89,10 @@ DIFFERS = json.dumps({"passed": False, "comparisons": [{"stages": [{"error": 2.0
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_is_written_down_as_failed_and_no_speed_without_parity(record, tmp_path):
+def test_a_part_that_fails_is_written_down_as_failed_and_no_speed_without_parity(record):
     settings = ("trainer.max_steps=1", "optim.lr=1e-12", "data.validation_max_rows=16")
     words = ("--parts", "tiny_sort,shaped", "--commit", COMMIT, *(f"--set={each}" for each in settings))
-    done, [document] = record(*words, PYTHONPATH=instead_of(tmp_path, "parity", DIFFERS, 1))
+    done, [document] = record(*words, instead=instead_of("parity", DIFFERS, 1))
     assert done.returncode == 1
     *compared, tiny_sort, shaped = [(each["name"], each["outcome"]) for each in document["what"]]
     assert compared == 2 * [("parity", "failed")]
@@ -108,9 +121,8 @@ def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, told)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("printed, told", [("", "nothing"), ("[1]\n{}\n", "[1]\n{}"), ("out of order", "out of order")])
-def test_a_diagnosis_that_tells_nothing_ends_it_before_anything_is_run(record, tmp_path, printed, told):
-    path = instead_of(tmp_path, "doctor", printed, 3)
-    done, documents = record("--parts", "doctor", "--commit", COMMIT, PYTHONPATH=path)
+def test_a_diagnosis_that_tells_nothing_ends_it_before_anything_is_run(record, printed, told):
+    done, documents = record("--parts", "doctor", "--commit", COMMIT, instead=instead_of("doctor", printed, 3))
     assert (done.returncode, documents) == (2, [])
     assert f"`hwgrpo doctor --json` printed no report (exit code 3):\n{told}\n" in done.stderr
     assert "doctor --run" not in done.stdout

@@ -39,12 +39,11 @@ def records(output: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], d
 
 
 def test_the_recipe_trains_on_it_as_on_the_cpu(tmp_path: Path):
-    cache = {"HWGRPO_CACHE": str(tmp_path / "cache")}
     recipe = str(ROOT / "configs/tiny_sort.yaml")
     words = ("-m", "hwgrpo", "train", recipe, *WORDS, f"trainer.output_dir={tmp_path / 'npu'}")
-    done = torch_npu_process.run(*words, env=virtual_acl.environment(**cache))
+    done = torch_npu_process.run(*words, env=virtual_acl.environment())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    done = simulated_npu.train(recipe, *WORDS, f"trainer.output_dir={tmp_path / 'cpu'}", npus=0, **cache)
+    done = simulated_npu.train(recipe, *WORDS, f"trainer.output_dir={tmp_path / 'cpu'}", npus=0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     on_npu, same, host = records(tmp_path / "npu")
     metrics, completions, _ = records(tmp_path / "cpu")

@@ -1,5 +1,6 @@
 """Runs of the tiny recipe with responses by vLLM: they learn as with the local engine, over a dead server too."""
 
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,11 @@ RUN = (
     "rollout.engine_kwargs={block_size: 32}",
     "rollout.kv_cache_gb=0.5",
     *GENTLE,  # which learns fast, too
+)
+SERVER = (
+    "rollout.engine=vllm_server",
+    vllm_environment.EXECUTOR,
+    f"rollout.server.env={json.dumps(vllm_environment.ONE_PROCESS | vllm_environment.NOT_COMPILED)}",
 )
 
 
@@ -121,7 +127,7 @@ def wait_for(condition, seconds: float, process: subprocess.Popen) -> None:
 
 def test_a_run_goes_on_when_its_server_is_killed(local, tmp_path: Path):
     before = set(Path("/dev/shm").glob("hwgrpo-weights-*"))
-    words = [*RUN, "rollout.engine=vllm_server", f"trainer.output_dir={tmp_path}"]
+    words = [*RUN, *SERVER, f"trainer.output_dir={tmp_path}"]
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(
             [vllm_environment.vllm_python(), *words],
@@ -149,10 +155,11 @@ def test_a_run_goes_on_when_its_server_is_killed(local, tmp_path: Path):
 
 def test_the_turns_of_an_agent_are_sampled_by_a_server_from_the_tokens_that_are_trained(tmp_path: Path):
     words = [word for word in RUN[3:] if not word.startswith(("model.path", "tiny_sort", "trainer.max_steps"))]
-    done = vllm_environment.run_there(
+    done = forked(
+        0,
         *(*RUN[:3], "tiny_guess", "model.path=builtin://tiny?task=guess&head=32&steps=50", "trainer.max_steps=2"),
-        *(*words, "rollout.engine=vllm_server", "trainer.validate_at_start=false", f"trainer.output_dir={tmp_path}"),
-        variables=vllm_environment.NOT_COMPILED,
+        *(*words, *SERVER, f"rollout.server.python={vllm_environment.vllm_python()}"),
+        *("trainer.validate_at_start=false", f"trainer.output_dir={tmp_path}"),
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     for line in steps(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[2]
-ONE_WORKER = ("vllm",)
+ONE_WORKER = ("vllm", "simulated_npu")
 """Folders whose files share what is expensive to start: one worker runs all of a folder. Elsewhere one runs a file."""
 BY_PARAMETER = ("tests/compile/test_binaries.py",)
 """Files in which one worker runs all cases of a first parameter: of a chip, for which it compiles each kernel once."""

@@ -33,6 +33,8 @@ MODULES = (
 """Modules that the first process imports."""
 READ_BY_IMPORTS = ("PYTHONPATH", "SIMULATED_", "TORCH_")
 """Prefixes of variables that imports read; the number of simulated devices is read later."""
+PYTHON = sys.executable
+"""Kept from the start: a test may let `sys.executable` be a program of `preloaded_programs`."""
 _servers: dict[tuple[str, ...], subprocess.Popen[str]] = {}
 
 
@@ -75,7 +77,7 @@ def _server(env: Mapping[str, str], also: Sequence[str]) -> subprocess.Popen[str
     read = [name for name in sorted(env) if name.startswith(READ_BY_IMPORTS) and not name.endswith("_DEVICES")]
     key = (*(f"{name}={env[name]}" for name in read), *also)
     if key not in _servers:
-        command = [sys.executable, __file__, *MODULES, *also]
+        command = [PYTHON, __file__, *MODULES, *also]
         _servers[key] = subprocess.Popen(command, env={**env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         atexit.register(_end, _servers[key])
     return _servers[key]

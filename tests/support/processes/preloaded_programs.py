@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socketserver
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,8 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 HWGRPO = {"hwgrpo": ("-m", "hwgrpo")}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+"""Ranks of these arguments are forked, too; `python` with others of torchrun starts it."""
 
 
 @contextmanager
@@ -48,11 +49,14 @@ def programs(folder: Path, words: Mapping[str, Sequence[str]] = HWGRPO) -> Itera
     class Run(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             asked = json.loads(self.rfile.readline())
-            done = preloaded.run(0, *asked["words"], env=asked["env"], cwd=Path(asked["cwd"]))
+            ranks, words = 0, asked["words"]
+            if words[: len(TORCHRUN)] == TORCHRUN:
+                ranks, *words = words[len(TORCHRUN) :]
+            done = preloaded.run(int(ranks), *words, env=asked["env"], cwd=Path(asked["cwd"]))
             self.wfile.write(json.dumps((done.returncode, done.stdout, done.stderr)).encode() + b"\n")
 
     for name, first in words.items():
-        (folder / name).write_text(PROGRAM.format(python=sys.executable, address=str(address), words=[*first]))
+        (folder / name).write_text(PROGRAM.format(python=preloaded.PYTHON, address=str(address), words=[*first]))
         (folder / name).chmod(0o755)
     with socketserver.UnixStreamServer(str(address), Run) as server:
         thread = threading.Thread(target=server.serve_forever)
