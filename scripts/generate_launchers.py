@@ -16,6 +16,8 @@ RECIPES = {
     "tiny_lookup": "a small model to search documents",
     "tiny_guess": "a small model in a guessing game",
     "tiny_spell": "a small model to spell words with a second try",
+    "tiny_squares": "a small vision-language model to count squares",
+    "tiny_look": "a small vision-language model to look before it answers",
     "smollm2_135m_calculator": "LoRA adapters of SmolLM2-135M with a calculator",
     "smollm2_135m_arithmetic": "LoRA adapters of SmolLM2-135M on sums",
     "smollm2_135m_gsm8k": "SmolLM2-135M on GSM8K",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 IMPORT_NAMES = {
     "pyyaml": "yaml",
+    "pillow": "PIL",
     "pytest-xdist": "xdist",
     "import-linter": "importlinter",
     "mkdocs-material": "material",

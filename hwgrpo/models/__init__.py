@@ -6,6 +6,8 @@ saving.py                      a trained model's folder in Hugging Face format
 to_device.py                   moving a model to a device, tied parameters kept tied
 attention_implementations.py   which attention implementations can run here, and why the others cannot
 rounding.py                    startup checks on a few tokens: their ids; whether rounding explains a difference
+vision.py                      towers, projectors and images that are encoded once
+placeholders.py                tokens that stand for images, which no response has
 lm_head.py                     from hidden states to logits: factor, soft-cap, padded vocabulary
 shared_prefix_masks.py         attention over rows with one prompt and several responses to it
 varlen_attention.py            attention over packed tokens by torch's flash kernels, in parts
@@ -30,4 +32,5 @@ builtin.py                     `builtin://` addresses
 gguf.py                        GGUF files, converted into folders in Hugging Face format
 model_cache.py                 the cache of built-in and converted models
 tiny.py                        the built-in model, its character tokenizer and warm start
+tiny_vision.py                 the built-in vision-language model
 """

@@ -14,6 +14,7 @@ model_setup.py       the models of a run, on their devices
 module_fusion.py     fused modules of a run
 fusion_check.py      what a model computes with fused modules, against what it computes without
 startup_checks.py    what is checked before a model is loaded
+vision_checks.py     which settings a vision-language model takes
 sequence_checks.py   whether ranks may share a model's sequences
 run_folder.py        the folder of a run
 captured_files.py    the files of a captured step; captured_step.py writes and reads them

@@ -60,9 +60,8 @@ class MeasureImages:
     def __call__(self, state: StepState) -> None:
         before, self.last = self.last, self._now()
         prompts = sum(prompt.images is not None for prompt in state.prompts.prompts)
-        counts = [prompts, *(now - then for now, then in zip(self.last, before, strict=True))]
-        names = ("images/prompts", "images/encoded", "images/moved_bytes")
-        state.metrics |= dict(zip(names, self.strategy.sum(counts), strict=True))
+        counts = self.strategy.sum([prompts, *(now - then for now, then in zip(self.last, before, strict=True))])
+        state.metrics |= {"images/prompts": counts[0], "images/encoded": counts[1], "images/moved_bytes": counts[2]}
 
     def _now(self) -> tuple[int, int]:
         return sum(each.encoded for each in self.encoders), sum(each.moved_bytes for each in self.encoders)

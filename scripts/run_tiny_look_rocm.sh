@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Train a small vision-language model to look before it answers with GRPO on AMD GPUs; sets up .venv first if needed.
+exec bash "$(dirname "$0")/run_recipe.sh" "$0" tiny_look rocm -- "$@"
