@@ -25,7 +25,7 @@ PARTS = {
     "<failure>": ".+",
 }
 FAMILIES = (
-    "actor|agent|clip_ratio|critic|filter_groups|perf|prompt_length|response|response_length|reward|reward_failures|reward_model|rewards|rollout|rollout_corr|"
+    "actor|agent|clip_ratio|critic|filter_groups|images|perf|prompt_length|response|response_length|reward|reward_failures|reward_model|rewards|rollout|rollout_corr|"
     "timing_s|tools|training|val|val-aux|val-core"
 )
 OFF_POLICY = ("trainer.prompts_per_update=2",)
@@ -43,6 +43,10 @@ RUNS = {
         ),
         *("rollout.agent.max_turns=2", "rollout.max_response_tokens=64", "data.max_prompt_tokens=200"),
         "reward.functions=[FOLDER/failing.py:even]",
+    ),
+    "images": (
+        *("model.path=builtin://tiny?task=squares&steps=2&batch=8", "data.train=task://squares"),
+        *("data.max_prompt_tokens=64", "rollout.max_response_tokens=4"),
     ),
     "online": (
         "reward.functions=[{name: online_reward_model, kwargs: {verifier: FOLDER/failing.py:even, verify: 1}}]",
@@ -201,6 +205,8 @@ def test_what_depends_on_settings_is_logged_under_those_alone(logged):
     assert not has("on policy", "response_length/sampled/mean")
     for name in ("rollout/groups_late", "rollout/groups_dropped", "val-aux/groups_dropped"):
         assert (has("on policy", name), has("stale", name)) == (False, True)
+    steps = [line for line in logged["images"] if "reward" in line]
+    assert [(line["images/encoded"], line["images/moved_bytes"]) for line in steps[1:2]] == [(4, 98_400)]
     assert ["timing_s/save" in line for line in logged["on policy"] if "reward" in line] == [False, True, True]
 
 
