@@ -16,7 +16,10 @@ from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.signatures import load_function, make_reward_function
 from hwgrpo.values import Prompt
 
-COMPARING = ("exact_match", "gsm8k", "math", "multiple_choice", "numeric", "question_exact_match", "question_f1")
+COMPARING = (
+    *("exact_match", "geo3k", "gsm8k", "math", "multiple_choice", "numeric"),
+    *("question_exact_match", "question_f1"),
+)
 """Rewards that compare with the ground truth."""
 _SCORES_OWN = (*COMPARING, "by_source")
 """Rewards that must give a row's own ground truth more than an empty response."""
