@@ -144,14 +144,12 @@ def test_every_recipe_is_planned_on_every_backend(recipe, backend, tmp_path, mon
         "gradients (fp32)",
         "optimizer states (AdamW)",
         *(() if by_server else ("rollout: key-value cache of",)),
-        *(
-            ("update: unsharded gradients of a unit",)
-            if sharded
-            else ("update: activations of", "update: a chunk of log")
-        ),
+        *(() if sharded else ("update: activations of", "update: a chunk of log")),
         "float32, sdpa attention" if family.is_host else "bfloat16, sdpa attention",
     ):
         assert part in plan.text
+    # whichever needs more
+    assert not sharded or re.search("update: (unsharded gradients of a unit|a chunk of log)", plan.text)
     if recipe in OF_THE_HUB:
         [shape] = re.findall(r"shape from models/(\S+)\.json, not from the hub", plan.text)
         [parameters] = re.findall(r"([\d,]+) parameters, ", plan.text)
@@ -168,7 +166,7 @@ def test_the_memory_that_a_recipe_names_is_what_is_planned_and_its_longest_seque
     [chip] = plan_at_scale(config, cluster, chosen_chips([name], config)).chips
     assert int(figure) == round(chip.memory.peak / 2**30)
     settings, _ = planned_settings(config.model)
-    assert config.data.max_prompt_tokens + config.rollout.max_response_tokens <= settings.max_position_embeddings
+    assert config.data.max_prompt_tokens + config.rollout.max_response_tokens <= settings.get_text_config().max_position_embeddings
 
 
 WITH_ADAPTERS = [name for name in OF_THE_HUB if "lora: {rank: 32}" in (CONFIGS / f"{name}.yaml").read_text()]
