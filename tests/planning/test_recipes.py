@@ -166,7 +166,8 @@ def test_the_memory_that_a_recipe_names_is_what_is_planned_and_its_longest_seque
     [chip] = plan_at_scale(config, cluster, chosen_chips([name], config)).chips
     assert int(figure) == round(chip.memory.peak / 2**30)
     settings, _ = planned_settings(config.model)
-    assert config.data.max_prompt_tokens + config.rollout.max_response_tokens <= settings.get_text_config().max_position_embeddings
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    assert longest <= settings.get_text_config().max_position_embeddings
 
 
 WITH_ADAPTERS = [name for name in OF_THE_HUB if "lora: {rank: 32}" in (CONFIGS / f"{name}.yaml").read_text()]
