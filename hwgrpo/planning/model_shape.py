@@ -24,7 +24,7 @@ from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
 from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.quantization import quantizable_weights
 from hwgrpo.models.tensor_parallel import shard_dims
-from hwgrpo.models.vision import freeze_vision, vision_parameters
+from hwgrpo.models.vision import freeze_vision, vision_modules, vision_parameters
 from hwgrpo.support.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
 from hwgrpo.training.update.flops import ACTIVATED_EXPERTS, EXPERTS, first_of
@@ -204,7 +204,10 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
             # an existing adapter has the shape of a new one of its rank
             apply_lora(model, replace(lora, rank=rank_of(lora), adapter=None))
     prefixes = {layer: f"{name}." for name, layer in model.named_modules()}
-    layer_of = {parameter: layer for layer in decoder_layers(model) for parameter in layer.parameters()}
+    # a tower is gathered with the rest: ranks encode different numbers of images
+    tower = vision_modules(model, "all")
+    layers = [layer for layer in decoder_layers(model) if layer not in tower]
+    layer_of = {parameter: layer for layer in layers for parameter in layer.parameters()}
     by_layer: dict[Any, list[ParameterShape]] = {}
     for name, parameter in model.named_parameters():
         layer = layer_of.get(parameter)
