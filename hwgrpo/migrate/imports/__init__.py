@@ -30,6 +30,7 @@ trl_import.py      they become settings here
 trl_algorithm.py   conversions: loss, advantage, KL, correction, rewards
 trl_batches.py     conversions: batches, length, optimizer, data, model, adapters
 trl_run.py         conversions: sampling, engine, devices, validations, checkpoints, logs
+vision_names.py    models that read images, by their names
 conversion.py      what a conversion yields
 import_result.py   what became of every key
 import_table.py    it as a table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,10 @@ from typing import Any
 from hwgrpo.migrate.imports.conversion import Assignment, Converted, Refusal, Remark
 from hwgrpo.migrate.imports.variable_text import known
 from hwgrpo.migrate.imports.verl_settings import ACTOR, MODEL, VerlSettings
+from hwgrpo.migrate.imports.vision_names import reads_images
 
 _KEY, _PATH = "data.image_key", MODEL + "path"
 _FREEZE, _EXCLUDED = ACTOR + "freeze_vision_tower", MODEL + "exclude_modules"
-_NAMED = re.compile(r"(?i)(?<![a-z])vl(?![a-z])|internvl|llava|vision|pixtral|glm-?[\d.]+v")
-"""Hub names of models that read images."""
-_ALSO_TEXT = re.compile(r"(?i)qwen3\.5")
-"""Those of models with a tower that are trained on text, too."""
 _WITH_SOUND = re.compile(r"(?i)-omni\b|minicpm-?[ov]")
 _TEXT = ("layers.0.self_attn.q_proj", "language_model.layers.0.mlp.up_proj")
 _VISION = (
@@ -38,7 +34,7 @@ def images(v: VerlSettings) -> Iterator[Converted]:
     yield Assignment("data.images.key", None if known(key) == "images" else key, (_KEY,))
     yield Remark((_KEY,), "as here: the column images, or else image")
     adapted = v[MODEL + "lora_rank"] or v[MODEL + "lora.rank"] or v[MODEL + "lora_adapter_path"]
-    if not _reads_images(v):
+    if not reads_images(v[_PATH], given_images=v.is_given(_KEY)):
         yield Remark((_FREEZE,), "the model is not known as one that reads images")
         yield from _excluded_in_text(v, bool(adapted))
     elif adapted:
@@ -49,16 +45,6 @@ def images(v: VerlSettings) -> Iterator[Converted]:
             "model.train_vision", "none" if v[_FREEZE] else "all", (_FREEZE,), "the tower and its projector"
         )
         yield Remark((_EXCLUDED,), "all parameters are trained")
-
-
-def _reads_images(v: VerlSettings) -> bool:
-    """Return whether the model reads images: by its configuration, or else its name on the hub."""
-    path = known(v[_PATH])
-    try:
-        return "vision_config" in json.loads((Path(path).expanduser() / "config.json").read_bytes())
-    except (OSError, ValueError):
-        name = path.rpartition("/")[2]
-    return bool(_NAMED.search(name) or (v.is_given(_KEY) and _ALSO_TEXT.search(name)))
 
 
 def _excluded_in_text(v: VerlSettings, adapted: bool) -> Iterator[Converted]:
