@@ -9,11 +9,13 @@ from itertools import product
 import pytest
 
 from hwgrpo.catalog import REWARDS
+from hwgrpo.data.reward_check import check_rows, judge_rows
 from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.rewards.verifiers import geo3k as module
 from hwgrpo.rewards.verifiers.by_source import by_source
 from hwgrpo.rewards.verifiers.geo3k import geo3k, has_form
+from hwgrpo.values import Prompt
 
 VERL = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
 ANSWERS = (
@@ -79,3 +81,18 @@ def test_without_its_packages_the_error_says_how_to_install_them(missing, monkey
             by_source("hiyouga/geometry3k", "a", "b")
     finally:
         module.grader.cache_clear()
+
+
+def test_rows_are_inspected_without_the_packages(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mathruler", None)
+    for name in [name for name in sys.modules if name.startswith("mathruler.")]:
+        monkeypatch.delitem(sys.modules, name)
+    module.grader.cache_clear()
+    row = Prompt(uid="0", text="a", token_ids=(1,), ground_truth="1", columns={}, source="hiyouga/geometry3k")
+    try:
+        [judged], unscored = judge_rows([row], None)
+        assert check_rows([row], None) == ([], {})
+    finally:
+        module.grader.cache_clear()
+    assert (judged.reward, judged.tried, unscored) == ("geo3k", 0, {})
+    assert "pip install" in (judged.why_not or "")
