@@ -94,7 +94,7 @@ class Fsdp2(Processes, Stepping):
         if policy.compute_dtype != torch.float32:
             # Weights are gathered in the compute dtype, gradients summed in fp32. Inputs of losses stay in fp32.
             options["mp_policy"] = MixedPrecisionPolicy(policy.compute_dtype, torch.float32, cast_forward_inputs=False)
-        # A tower is gathered with the head: ranks call it for different numbers of images, and would wait for each other.
+        # A tower is gathered with the head: ranks call it for different numbers of images, and would wait for others.
         tower = vision_modules(policy.base, "all")
         for layer in decoder_layers(policy.base):
             if layer in tower:
