@@ -154,6 +154,7 @@ REWARDS = Registry(
         "exact_match": "hwgrpo.rewards.verifiable:exact_match",
         "gsm8k": "hwgrpo.rewards.verifiers.gsm8k:gsm8k",
         "math": "hwgrpo.rewards.mathematics:math",
+        "geo3k": "hwgrpo.rewards.verifiers.geo3k:geo3k",
         "format": "hwgrpo.rewards.verifiable:format_reward",
         "length": "hwgrpo.rewards.verifiable:length_reward",
         "multiple_choice": "hwgrpo.rewards.verifiers.multiple_choice:multiple_choice",

@@ -28,6 +28,8 @@ RECIPES = {
     "qwen2_5_7b_gsm8k_full": "all parameters of Qwen2.5-7B on GSM8K",
     "qwen2_5_7b_retool": "Qwen2.5-7B on MATH with a Python interpreter",
     "qwen2_5_7b_search_r1": "Qwen2.5-7B on TriviaQA with a search engine",
+    "qwen2_5_vl_7b_geo3k": "all parameters of Qwen2.5-VL-7B's text model on Geometry3K",
+    "qwen3_vl_8b_geo3k": "all parameters of Qwen3-VL-8B's text model on Geometry3K",
     "qwen3_4b_math": "Qwen3-4B on MATH",
     "qwen3_8b_math": "Qwen3-8B on MATH",
     "qwen3_8b_math_qlora": "adapters of Qwen3-8B in 4 bits on MATH",

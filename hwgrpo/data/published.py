@@ -216,7 +216,7 @@ PUBLISHED = {
         example=raw_rows.geo3k,
         instruction=THINK_AND_BOX,
         separator=" ",
-        reward="math",
+        reward="geo3k",
         ability="math",
     ),
 }

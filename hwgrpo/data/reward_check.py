@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.data.published import reward_of
-from hwgrpo.errors import DataError, error_text, quoted
+from hwgrpo.errors import ConfigError, DataError, error_text, quoted
 from hwgrpo.rewards.failures import describe_failure
 from hwgrpo.rewards.ground_truths import own_answer
 from hwgrpo.rewards.processes.messages import number_of
@@ -16,7 +16,10 @@ from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.signatures import load_function, make_reward_function
 from hwgrpo.values import Prompt
 
-COMPARING = ("exact_match", "gsm8k", "math", "multiple_choice", "numeric", "question_exact_match", "question_f1")
+COMPARING = (
+    *("exact_match", "geo3k", "gsm8k", "math", "multiple_choice", "numeric"),
+    *("question_exact_match", "question_f1"),
+)
 """Rewards that compare with the ground truth."""
 _SCORES_OWN = (*COMPARING, "by_source")
 """Rewards that must give a row's own ground truth more than an empty response."""
@@ -53,6 +56,9 @@ def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
     """
     judged, unscored = [], {}
     for reward, numbers in _by_reward(prompts, rewards):
+        if isinstance(reward, Judged):
+            judged.append(reward)
+            continue
         if reward.prompt_check is not None:
             continue  # `check_rows` has it
         if reward.form != "verl":
@@ -76,8 +82,7 @@ def check_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
     """Call the `check_prompt` of rewards that have one on rows, with or without an answer; else as `judge_rows`."""
     judged, unscored = [], {}
     for reward, numbers in _by_reward(prompts, rewards):
-        check = reward.prompt_check
-        if check is None:
+        if isinstance(reward, Judged) or (check := reward.prompt_check) is None:
             continue
         refused = {}
         for number in numbers:
@@ -90,7 +95,8 @@ def check_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
     return judged, unscored
 
 
-def _by_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> list[tuple[Reward, list[int]]]:
+def _by_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> list[tuple[Reward | Judged, list[int]]]:
+    """Return the rewards, each with the indices of its prompts; or why a built-in one cannot be loaded."""
     if rewards is not None:
         return [(reward, list(range(len(prompts)))) for reward in rewards]
     numbers: dict[str, list[int]] = {}
@@ -98,7 +104,14 @@ def _by_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> l
         name = reward_of(prompt.source)
         if name is not None:
             numbers.setdefault(name, []).append(number)
-    return [(make_reward_function(*load_function(name, name), {}, {}, name), rows) for name, rows in numbers.items()]
+    return [(_built_in(name), rows) for name, rows in numbers.items()]
+
+
+def _built_in(name: str) -> Reward | Judged:
+    try:
+        return make_reward_function(*load_function(name, name), {}, {}, name)
+    except ConfigError as missing:
+        return Judged(name, 0, 0, 0, str(missing))
 
 
 def _try(reward: Reward, prompt: Prompt) -> bool | Exception:

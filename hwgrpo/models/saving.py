@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 ORIGINAL_NAME = "original_name.txt"
 """File of a model that was given as an object, with its name."""
+PROCESSOR_FILES = "*processor_config.json"
 COPIED_FILES = (
     "generation_config.json",
-    "*processor_config.json",
+    PROCESSOR_FILES,
     "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
@@ -204,6 +205,13 @@ def source_folder(config: ModelConfig) -> Path | None:
     except ConfigError:  # deleted since the run began, which is no reason to lose the trained model
         return None
     return cached_folder(path, config.revision)
+
+
+def copy_processor(path: str, folder: Path) -> None:
+    """Copy the settings of a model's image processor, of a folder or of the hub's cache, where they are there."""
+    source = cached_folder(path, None)
+    for file in sorted(source.glob(PROCESSOR_FILES)) if source is not None else ():
+        shutil.copyfile(file, folder / file.name)
 
 
 def _copy_missing_files(source: Path, folder: Path) -> None:

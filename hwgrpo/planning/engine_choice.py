@@ -26,6 +26,7 @@ from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
 from hwgrpo.rollout.engine_kind import ask_environment, check_engine, engine_kind
 from hwgrpo.rollout.shared_devices import shares_device, sleeps, split_arguments, visible_devices
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
+from hwgrpo.training.vision_checks import check_engine_reads_images
 
 
 def resolve_engine(config: Config, backend: Backend, world_size: int, device: RunDevice | None) -> list[str]:
@@ -228,6 +229,7 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: RunDevic
     on_host, (settings, _) = backend.is_host, planned_settings(config.model)
     checks: tuple[Callable[[], object], ...] = (
         *_checks_of_settings(config, world_size),
+        lambda: check_engine_reads_images(config, settings),
         *(() if isinstance(device, PlannedDevice) else (lambda: check_engine(config),)),
         lambda: check_head_size(config.rollout, config.model.path, settings, on_host=on_host),
         lambda: check_sleep(config.rollout, config.model.path, settings, backend),

@@ -21,8 +21,10 @@ from hwgrpo.models.layer_values import head_sizes, largest_value
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import auto_class, load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.quantization import quantizable_weights
 from hwgrpo.models.tensor_parallel import shard_dims
+from hwgrpo.models.vision import freeze_vision, vision_modules, vision_parameters
 from hwgrpo.support.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
 from hwgrpo.training.update.flops import ACTIVATED_EXPERTS, EXPERTS, first_of
@@ -65,12 +67,15 @@ class ModelShape:
     """Share of a layer's experts that a token activates."""
     published: torch.dtype = torch.float32
     """Dtype of the weights, as its configuration says."""
+    vision_parameters: int = 0
+    """Parameters of the tower and the projector of a vision-language model, which decode steps do not read."""
 
     @cached_property
     def trained_units(self) -> tuple[ParameterUnit, ...]:
-        """The units with their trained parameters: all, or only the adapters if there are some."""
+        """The units with their trained parameters: all that are not frozen, or only the adapters if there are some."""
         adapters = tuple(unit.only(adapters=True) for unit in self.units)
-        return adapters if count_elements(adapters) else self.units
+        trained = tuple(unit.where(lambda parameter: not parameter.is_frozen) for unit in self.units)
+        return adapters if count_elements(adapters) else tuple(unit for unit in trained if unit.parameters)
 
     @cached_property
     def sharded_units(self) -> tuple[ParameterUnit, ...]:
@@ -147,6 +152,7 @@ def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     text = settings.get_text_config()
     heads = largest_value(text, "num_attention_heads") or 1
     width = largest_value(text, "intermediate_size") or 4 * text.hidden_size
+    of_vision = sum(parameter.numel() for _, _, parameter in vision_parameters(model))
     experts, met = first_of(text, EXPERTS), first_of(text, ACTIVATED_EXPERTS)
     if met:
         width = (met + (largest_value(text, "n_shared_experts") or 0)) * (
@@ -172,6 +178,7 @@ def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         expert_parameters=in_experts,
         expert_share=met / experts if met and experts else 1.0,
         published=getattr(settings, "dtype", None) or torch.float32,
+        vision_parameters=of_vision,
     )
 
 
@@ -187,13 +194,20 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
     quantized = set(quantizable_weights(model).values()) if config.quantize != "none" else set[Any]()
     castable = set(castable_parameters(model)) - quantized
     adapted = uses_lora(lora)
+    frozen = set[Any]()
+    if not adapted and reads_images(model.config):
+        freeze_vision(model, config.train_vision)
+        frozen = {parameter for parameter in model.parameters() if not parameter.requires_grad}
     if adapted:
         # peft warns of patterns that it made for experts
         with without_weights(), catch_warnings(action="ignore", category=RuntimeWarning):
             # an existing adapter has the shape of a new one of its rank
             apply_lora(model, replace(lora, rank=rank_of(lora), adapter=None))
     prefixes = {layer: f"{name}." for name, layer in model.named_modules()}
-    layer_of = {parameter: layer for layer in decoder_layers(model) for parameter in layer.parameters()}
+    # a tower is gathered with the rest: ranks encode different numbers of images
+    tower = vision_modules(model, "all")
+    layers = [layer for layer in decoder_layers(model) if layer not in tower]
+    layer_of = {parameter: layer for layer in layers for parameter in layer.parameters()}
     by_layer: dict[Any, list[ParameterShape]] = {}
     for name, parameter in model.named_parameters():
         layer = layer_of.get(parameter)
@@ -205,6 +219,7 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
                 tensor_dim=None if layer is None else cut_dims.get(name),
                 is_castable=parameter in castable,
                 is_quantized=parameter in quantized,
+                is_frozen=parameter in frozen,
             )
         )
     alike = Counter(ParameterUnit(tuple(parameters), layer is not None) for layer, parameters in by_layer.items())

@@ -1,10 +1,10 @@
 """Seconds of a step on a chip that need not be here, from its peak rates and assumed shares of them.
 
 An estimate: every response has the maximum length, work is evenly distributed, nothing overlaps, and work on the host
-(rewards, decoding text) is not included. Matrix products run at a share of the chip's peak. A decode step reads every
-weight, key and value once, and takes the longer of that and its products. State moves between devices at the link's
-rate; a ring moves (devices - 1) / devices of a gathered or reduced tensor (Thakur et al. 2005, "Optimization of
-Collective Communication Operations in MPICH").
+(rewards, decoding text) is not included, nor is the encoding of images. Matrix products run at a share of the chip's
+peak. A decode step reads every weight, key and value once, and takes the longer of that and its products. State moves
+between devices at the link's rate; a ring moves (devices - 1) / devices of a gathered or reduced tensor (Thakur et al.
+2005, "Optimization of Collective Communication Operations in MPICH").
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _decode(
     )
     # a layer reads the experts that any of the tokens activates
     met = 1 - (1 - shape.expert_share) ** at_once
-    weights = size * (shape.parameters - shape.expert_parameters * (1 - met))
+    weights = size * (shape.parameters - shape.vision_parameters - shape.expert_parameters * (1 - met))
     weights += _dequantized_bytes(quantize, shape, size)
     read = (weights + cache) / together / memory
     computed = at_once * of.decode_token / together / matrix

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 from typing import Any
 
 from hwgrpo.errors import quoted
-from hwgrpo.rewards.failures import ProcessDied, Raised, TimedOut
 from hwgrpo.rewards.ground_truths import right_answers
-from hwgrpo.rewards.processes.worker_pool import Pool
+from hwgrpo.rewards.processes.limited_reward import LimitedReward
 
 STEPS = 20
 """Upper bound on a verdict's time, in timeouts: a few for parsing, and one for each compared pair."""
@@ -42,7 +40,7 @@ def _verdict(*arguments: Any) -> bool | None:
     # math-verify uses a signal as timer, which only a main thread receives: other threads use a child process.
     if threading.current_thread() is threading.main_thread():
         return judge(*arguments)
-    return _child(arguments[2]).call(*arguments[:2])
+    return _in_child(*arguments)
 
 
 def judge(solution: str, truth: str, timeout: int) -> bool | None:
@@ -85,37 +83,13 @@ class _FirstTimeout:
         return first
 
 
-class _Child:
-    """One process that serves calls of all threads, one at a time: an interpreter that does not run the user's script.
-
-    Args:
-        timeout: `math`'s.
-    """
-
-    def __init__(self, timeout: int) -> None:
-        self._lock, self._timeout = threading.Lock(), timeout
-        self._pool: Pool | None = None
-
-    def call(self, solution: str, truth: str) -> bool | None:
-        """Return the verdict of `judge`; False where it took too long or ended its process.
-
-        Raises:
-            ValueError: the ground truth cannot be parsed.
-        """
-        with self._lock:
-            if self._pool is None:
-                kwargs = {"score": 1.0, "format_score": -1.0, "timeout": self._timeout}
-                setup = {"reward": "math", "name": "math", "key": "reward math", "kwargs": kwargs, "context": {}}
-                setup |= {"folder": os.getcwd(), "plugins": ("math_verify",)}  # imported before the time counts
-                self._pool = Pool(setup, 1, STEPS * self._timeout)
-            (result,) = self._pool.run([{"solution_str": solution, "ground_truth": truth}], 0, None, ())
-        if isinstance(result, TimedOut | ProcessDied):  # in a computation that no signal interrupts
-            return False
-        if isinstance(result, Raised) and result.kind == "ValueError":
-            raise ValueError(result.text)
-        if isinstance(result, Exception):
-            raise result
-        return {1.0: True, -1.0: False}.get(result["value"])
+def _in_child(solution: str, truth: str, timeout: int) -> bool | None:
+    """Return what `judge` returns; False where it took too long or ended its process."""
+    value = _child(timeout).call(solution, truth)
+    return False if value is None else {1.0: True, -1.0: False}.get(value)
 
 
-_child = functools.cache(_Child)
+@functools.cache
+def _child(timeout: int) -> LimitedReward:
+    kwargs = {"score": 1.0, "format_score": -1.0, "timeout": timeout}
+    return LimitedReward("math", kwargs, ("math_verify",), STEPS * timeout)

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.loading import check_keeps_all_parts
 from hwgrpo.models.lora import has_adapters
-from hwgrpo.models.saving import ORIGINAL_NAME, write_pretrained
+from hwgrpo.models.placeholders import reads_images
+from hwgrpo.models.saving import ORIGINAL_NAME, copy_processor, write_pretrained
+from hwgrpo.models.vision import vision_parameters
 from hwgrpo.support.permissions import follow_umask
 from hwgrpo.support.terminal_width import format_bytes
 from hwgrpo.support.waits import Wait
@@ -27,12 +29,13 @@ FOLDER = "objects"
 GENERATES = ("CausalLM", "LMHeadModel", "ConditionalGeneration")
 
 
-def check_model(model: Any, *, trains_all: bool = True) -> None:
+def check_model(model: Any, *, trains_all: bool = True, train_vision: str = "none") -> None:
     """Check that an object is a model that a run can load from its files.
 
     Args:
         model: the object.
         trains_all: whether every parameter is trained, as without LoRA.
+        train_vision: parts of a vision tower that are, `model.train_vision`.
 
     Raises:
         ConfigError: it is not; the message has the remedy.
@@ -59,7 +62,9 @@ def check_model(model: Any, *, trains_all: bool = True) -> None:
             "AutoModelForCausalLM"
         )
     check_keeps_all_parts(f"model={kind}", model.config)
-    frozen = next((name for name, each in model.named_parameters() if not each.requires_grad), None)
+    untrained = {id(each) for part, _, each in vision_parameters(model) if train_vision not in (part, "all")}
+    parameters = ((name, each) for name, each in model.named_parameters() if id(each) not in untrained)
+    frozen = next((name for name, each in parameters if not each.requires_grad), None)
     if trains_all and frozen is not None:
         raise ConfigError(
             f"model={kind} has requires_grad=False on {frozen}, which would be trained all the same: set "
@@ -91,6 +96,8 @@ def write_model(model: PreTrainedModel, output: Path, rank: int, timeout: float)
         write_pretrained(model, partial)
         if model.name_or_path:
             (partial / ORIGINAL_NAME).write_text(model.name_or_path, encoding="utf-8")
+            if reads_images(model.config):
+                copy_processor(model.name_or_path, partial)
 
     written = _place(folder, rank, timeout, write)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -92,7 +92,8 @@ class Trainer:
             if model is not None:
                 from hwgrpo.trainer.given_model import check_model
 
-                check_model(model, trains_all=not self._config.model.lora.rank)
+                settings = self._config.model
+                check_model(model, trains_all=not settings.lora.rank, train_vision=settings.train_vision)
         self._run: Run | None = None
         self._recorder: StepRecorder | None = None
         self._environment = RestoredEnvironment()

@@ -33,13 +33,7 @@ def check_vision(config: Config, settings: Any) -> None:
     reason = unsupported_reason(settings)
     if reason is not None:
         raise ConfigError(f"{name}, and is not supported: {reason}")
-    if not engine_kind(config.rollout).reads_images:
-        engines = {name: ENGINES.load(name) for name in ENGINES.names() if name != "auto"}
-        able = [name for name, each in engines.items() if isinstance(each, EngineKind) and each.reads_images]
-        raise ConfigError(
-            f"{name}, and rollout.engine={config.rollout.engine!r} takes prompts of text; use rollout.engine="
-            f"{' or '.join(able)}"
-        )
+    check_engine_reads_images(config, settings)
     for key, value in (
         ("trainer.sequence_parallel_size", t.sequence_parallel_size),
         ("trainer.tensor_parallel_size", t.tensor_parallel_size),
@@ -60,3 +54,15 @@ def check_vision(config: Config, settings: Any) -> None:
             f"optim.vision_lr={config.optim.vision_lr:g} with optim.name='muon', which has one learning rate; leave it "
             "out, or use optim.name=adamw"
         )
+
+
+def check_engine_reads_images(config: Config, settings: Any) -> None:
+    """Raise `ConfigError` where a model reads images, and the rollout engine takes prompts of text."""
+    if not reads_images(settings) or engine_kind(config.rollout).reads_images:
+        return
+    engines = {name: ENGINES.load(name) for name in ENGINES.names() if name != "auto"}
+    able = [name for name, each in engines.items() if isinstance(each, EngineKind) and each.reads_images]
+    raise ConfigError(
+        f"model.path={config.model.path!r} reads images ({settings.model_type}), and rollout.engine="
+        f"{config.rollout.engine!r} takes prompts of text; use rollout.engine={' or '.join(able)}"
+    )

@@ -23,6 +23,7 @@ peft_settings.py      LoraConfig, BitsAndBytesConfig
 dataset_mixture.py    DatasetMixtureConfig, get_dataset
 experimental.py       names of `trl.experimental`, with their counterparts
 other_names.py        names of TRL that have no counterpart
+vision_models.py      models that read images
 wrapped_model.py      models that `get_peft_model` has wrapped
 """
 

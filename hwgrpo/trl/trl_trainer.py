@@ -14,10 +14,12 @@ from transformers.trainer_utils import TrainOutput
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.chat_template import unread_options
 from hwgrpo.data.given_rows import part_of
+from hwgrpo.data.image_prompts import ImagePrompts
 from hwgrpo.errors import ConfigError, RunError, RunFinished, shown
 from hwgrpo.migrate.imports.trl_import import import_trl
 from hwgrpo.migrate.imports.trl_settings import TrlSettings
 from hwgrpo.migrate.tables.trl_names import TRL
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.trainer import Trainer
 from hwgrpo.trl import trl_checkpoints
 from hwgrpo.trl.grpo_config import FIELDS, GRPOConfig, note
@@ -31,6 +33,7 @@ from hwgrpo.trl.trl_datasets import longest_prompt, rows_of
 from hwgrpo.trl.trl_errors import trl_names
 from hwgrpo.trl.trl_metrics import LogWindow
 from hwgrpo.trl.trl_steps import TrainingSteps
+from hwgrpo.trl.vision_models import check_image_processor, longest_with_images, tokenizer_of, vision_settings
 from hwgrpo.trl.wrapped_model import copy_adapter, unwrap
 
 TEMPLATE_OPTIONS = "data.chat_template_kwargs"
@@ -45,7 +48,8 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         args: a GRPOConfig; None: its defaults, with output_dir `MODEL-GRPO`.
         train_dataset: rows with a column `prompt`; an iterable dataset needs max_steps.
         eval_dataset: the same for evaluation, or a mapping of several.
-        processing_class: the model's tokenizer; None: the one of its name.
+        processing_class: the model's tokenizer, or the processor of a model that reads images; None: the tokenizer of
+            its name.
         reward_processing_classes: a tokenizer of each reward model given as an object.
         callbacks: transformers' callbacks; on_substep_end and on_pre_optimizer_step are not called.
         optimizers: (None, None); the optimizer is that of the arguments.
@@ -106,11 +110,9 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
         self.state = TrainerState(is_world_process_zero=self.is_world_process_zero())
         if processing_class is not None and not callable(processing_class):
             raise ConfigError(f"processing_class={shown(processing_class)} is no tokenizer; give the object")
+        self._text: Any = processing_class  # the tokenizer
         if isinstance(processing_class, ProcessorMixin):
-            raise ConfigError(
-                f"processing_class={type(processing_class).__name__} is the processor of a model that reads images, "
-                "video or sound, which is not supported; for a model of text give its tokenizer"
-            )
+            self._text = tokenizer_of(processing_class)
         self._model, self._wrapped, self.processing_class = model, None, processing_class
         settings = self.args.settings()
         steps = settings["max_steps"]
@@ -153,9 +155,11 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             self._wrapped = model if self._model is not model else None
         else:
             adapters = lora_settings(peft_config, self._model_type())
+        self._images = self._image_prompts()
         self._settings = {
             **self._imported(settings),
             **adapters,
+            **self._vision_settings(adapted=bool(adapters)),
             **quantize_setting(quantization_config, adapters=bool(adapters)),
         }
         self._batches = batches
@@ -180,7 +184,11 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             self._agents.check_template(tokenizer)
         if tokenizer is not None and reads_length:
             datasets = [each for each in (self.train_dataset, self.eval_dataset) if each is not None]
-            longest = longest_prompt(datasets, tokenizer, settings["chat_template_kwargs"] or {}, self._agents)
+            options = settings["chat_template_kwargs"] or {}
+            if self._images is not None and self._agents is None:
+                longest = longest_with_images(datasets, tokenizer, options, self._images)
+            else:
+                longest = longest_prompt(datasets, tokenizer, options, self._agents)
         evaluates = self.eval_dataset is not None
         imported = import_trl(
             self.args.settings(
@@ -219,7 +227,7 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
             trainer = Trainer(
                 settings,
                 model=None if isinstance(model, str) else model,
-                tokenizer=self.processing_class,
+                tokenizer=self._text,
                 train_data=self.train_dataset,
                 validation_data=self.eval_dataset if validates else None,
                 rewards=self._rewards.weigh(self._weights()),
@@ -373,21 +381,47 @@ class GRPOTrainer(TrainingSteps, ScriptMethods):
 
     def _tokenizer(self) -> Any:
         """Return the tokenizer of the prompts, None for a model that is made by its name."""
-        if self.processing_class is not None:
-            return self.processing_class
+        if self._text is not None:
+            return self._text
         name = self._model if isinstance(self._model, str) else getattr(self._model, "name_or_path", "")
         if not name:
             return None
         if name.startswith("builtin://"):
             from hwgrpo.models.loading import load_tokenizer
 
-            self.processing_class = load_tokenizer(ModelConfig(path=name))
-            return self.processing_class
+            self._text = self.processing_class = load_tokenizer(ModelConfig(path=name))
+            return self._text
         from hwgrpo.support.pretrained_tokenizer import pretrained_tokenizer
 
         code = self.args.trust_remote_code
-        self.processing_class = pretrained_tokenizer(name, trust_remote_code=code)
-        return self.processing_class
+        self._text = self.processing_class = pretrained_tokenizer(name, trust_remote_code=code)
+        return self._text
+
+    def _image_prompts(self) -> ImagePrompts | None:
+        """Return what makes prompts with images; None where the model reads text alone.
+
+        Raises:
+            ConfigError: its image processor is missing, or is another one than the script's.
+        """
+        from hwgrpo.data.image_prompts import load_image_prompts
+        from hwgrpo.models.loading import load_model_config, resolve_model_path
+
+        named = isinstance(self._model, str)
+        path = self._model if named else str(getattr(self._model, "name_or_path", ""))
+        code = self.args.trust_remote_code
+        config = load_model_config(ModelConfig(path=path, trust_remote_code=code)) if named else self._model.config
+        if not reads_images(config):
+            return None
+        if named:
+            path = resolve_model_path(path)
+        if isinstance(self.processing_class, ProcessorMixin):
+            check_image_processor(self.processing_class, path)
+        return load_image_prompts(path, None, config, self._tokenizer())
+
+    def _vision_settings(self, *, adapted: bool) -> dict[str, Any]:
+        if self._images is None:
+            return {}
+        return vision_settings(None if isinstance(self._model, str) else self._model, adapted=adapted)
 
     def _model_type(self) -> str | None:
         if self._model.startswith("builtin://"):

@@ -52,11 +52,11 @@ def test_rows_get_verls_columns_and_keep_the_bytes_of_images(tmp_path, data_conf
     config = data_config(files["train"], max_prompt_tokens=400)
     data = build_dataset(config, seeing_tokenizer, "train", None, seeing)
     assert data.prompt(0, 0).text == f"<user>{SHOWN}Find x.{VERL}\n<assistant>"
-    assert reward_of(data.prompt(0, 0).source) == "math"
+    assert reward_of(data.prompt(0, 0).source) == "geo3k"
     settings = Settings(DataConfig(train=""), None, None, 0, with_images=True)
     (report,) = inspect_files([str(files["train"])], settings).files
     assert (report.bad, report.repeats, report.images.per_row) == ([], [], {1: 3})
-    assert [(each.reward, each.scored) for each in report.judged] == [("math", 3)]
+    assert [(each.reward, each.scored) for each in report.judged] == [("geo3k", 3)]
 
 
 def test_a_problem_without_places_gets_them_before_its_text(tmp_path):

@@ -197,7 +197,7 @@ def test_greedy_validation_with_do_sample_has_a_note():
 
 
 def test_all_refused_keys_are_shown_at_once_and_left_out_as_comments(tmp_path: Path):
-    result = imported(f"{ACTOR}megatron.pipeline_model_parallel_size=2", "data.image_key=images")
+    result = imported(f"{ACTOR}megatron.pipeline_model_parallel_size=2", "data.video_key=videos")
     assert len(result.refused()) == 2
     text = recipe_text(result, "x")
     assert text.count("# Left out, refused: ") == 2
@@ -399,7 +399,7 @@ def test_a_mapping_that_is_none_is_an_error_that_says_so():
 def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(
-        "data:\n  train_files: a.parquet\n  image_key: images\n  train_batch_size: 256\n"
+        "data:\n  train_files: a.parquet\n  video_key: videos\n  train_batch_size: 256\n"
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2-7B}\n  rollout: {n: 4, name: '???', val_kwargs: {n: 1}}\n"
         "  actor:\n    ppo_mini_batch_size: ${data.train_batch_size}\n"
         "    rollout_n: ${oc.select:actor_rollout_ref.rollout.n,1}\n"
@@ -413,7 +413,7 @@ def test_a_resolved_file_of_hydra_is_read(tmp_path: Path):
     assert config_of(result, tmp_path).rollout.n == 8
     listed = [each.key for each in result.entries if each.group != "default"]
     assert len(listed) == len(set(listed))
-    assert {*given} - {*listed} == {"data.image_key", "actor_rollout_ref.rollout.name"}
+    assert {*given} - {*listed} == {"data.video_key", "actor_rollout_ref.rollout.name"}
 
 
 SCRIPT = "ENGINE=${1:-vllm}\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"

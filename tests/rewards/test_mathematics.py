@@ -61,13 +61,14 @@ def test_a_ground_truth_that_is_no_expression_is_an_error():
 
 def test_a_computation_that_no_signal_interrupts_is_ended_and_the_next_one_gets_a_new_process(monkeypatch):
     monkeypatch.setattr(mathematics, "STEPS", 0.001)
-    child = mathematics._Child(1)
-    assert child.call(r"\boxed{9^{9^{9}}}", "5") is False
+    child = mathematics._child.__wrapped__(1)
+    monkeypatch.setattr(mathematics, "_child", lambda timeout: child)
+    assert mathematics._in_child(r"\boxed{9^{9^{9}}}", "5", 1) is False
     monkeypatch.setattr(child._pool, "_timeout", 60)
-    assert child.call(r"\boxed{0.5}", "1/2") is True
-    assert child.call("no idea", "1/2") is None
+    assert mathematics._in_child(r"\boxed{0.5}", "1/2", 1) is True
+    assert mathematics._in_child("no idea", "1/2", 1) is None
     with pytest.raises(ValueError, match="is not an expression that math-verify can parse"):
-        child.call("1", "$ $")
+        mathematics._in_child("1", "$ $", 1)
 
 
 SCRIPT = """

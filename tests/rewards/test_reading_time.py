@@ -37,6 +37,7 @@ PER_RESPONSE: dict[str, dict[str, Any]] = {
     "exact_match": {"ground_truth": "18"},
     "gsm8k": {"ground_truth": "18"},
     "math": {"ground_truth": "18", "timeout": 1},
+    "geo3k": {"ground_truth": "18", "timeout": 1},
     "format": {},
     "multiple_choice": {"ground_truth": "B"},
     "numeric": {"ground_truth": "9.81 m/s^2", "prefixes": True},
@@ -140,7 +141,7 @@ def test_every_registered_reward_is_read_here_or_reads_no_text():
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("reader", READERS)
 def test_any_text_is_read_within_a_bound(reader: str):
-    for unit in UNITS[::20] if reader == "math" else UNITS:  # math has a limit on time, of a second each
+    for unit in UNITS[::20] if reader in ("math", "geo3k") else UNITS:  # these limit their time, to a second each
         text = partial(adversarial, unit)
         assert grows_with_the_text(READERS[reader], text, CHARS), repr(text(40))
 

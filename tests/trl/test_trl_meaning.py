@@ -119,7 +119,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("bf16=false", {"model.dtype": "float32"}),
     ("generation_kwargs={stop: [END]} top_k=20 min_p=0.1", {"rollout.stop": ["END"], "rollout.top_k": 20}),
     ("max_prompt_length=256", {"data.max_prompt_tokens": 256, "data.overlong": "truncate_left"}),
-    ("use_peft=true lora_r=8", {"model.lora.rank": 8, "model.lora.alpha": 32.0, "model.lora.dropout": 0.05}),
+    ("model_name_or_path=Qwen/Qwen2.5-VL-3B-Instruct", {"model.train_vision": "all"}),
+    ("model_name_or_path=HuggingFaceTB/SmolVLM2-2.2B-Instruct use_peft=true", {"model.lora.vision": "all"}),
+    ("use_peft=true lora_r=8", {"model.lora.rank": 8, "model.lora.dropout": 0.05, "model.lora.vision": "none"}),
     ("use_peft=true load_in_4bit=true", {"model.quantize": "nf4", "model.lora.target_modules": ["q_proj", "v_proj"]}),
     (
         "use_vllm=true vllm_gpu_memory_utilization=0.4",

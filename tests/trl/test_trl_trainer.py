@@ -227,7 +227,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"args": TrainingArguments("o", use_cpu=True)}, "import it from hwgrpo.trl"),
     ({"callbacks": TrainerCallback()}, "give callbacks=[...]"),
     ({"processing_class": "x"}, "processing_class='x' is no tokenizer"),
-    ({"processing_class": CallableProcessor()}, "the processor of a model that reads images"),
+    ({"processing_class": CallableProcessor()}, "is a processor without a tokenizer and an image processor"),
     ({"train_dataset": Dataset.from_list(ROWS).to_pandas()}, "datasets.Dataset.from_pandas(train_dataset)"),
     ({"callbacks": [object()]}, "no transformers.TrainerCallback"),
     ({"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "peft_config=LoraConfig"),

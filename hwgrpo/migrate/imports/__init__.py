@@ -21,6 +21,7 @@ verl_settings.py   a verl run's settings
 verl_import.py     they become settings here
 verl_algorithm.py  conversions: advantage, loss, KL, correction, filter, rewards
 verl_batches.py    conversions: data, batches, adapters, optimizer
+verl_images.py     conversions: the column of images, the vision tower
 verl_agents.py     conversions: tools, turns
 verl_devices.py    conversions: engine, parallelism, the run
 trl_reader.py      a YAML file of `trl grpo`, or settings -> the settings of a TRL run
@@ -29,6 +30,7 @@ trl_import.py      they become settings here
 trl_algorithm.py   conversions: loss, advantage, KL, correction, rewards
 trl_batches.py     conversions: batches, length, optimizer, data, model, adapters
 trl_run.py         conversions: sampling, engine, devices, validations, checkpoints, logs
+vision_names.py    models that read images, by their names
 conversion.py      what a conversion yields
 import_result.py   what became of every key
 import_table.py    it as a table

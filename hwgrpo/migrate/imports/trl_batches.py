@@ -10,6 +10,7 @@ from hwgrpo.config.backend_choices import attention_choices
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.migrate.imports.conversion import Assignment, Converted, Launch, Refusal, Remark
 from hwgrpo.migrate.imports.trl_settings import TrlSettings, trl_value
+from hwgrpo.migrate.imports.vision_names import reads_images
 
 _MASTERS = "parameters are fp32 masters; bf16 sets the dtype that they are computed in"
 _WITHOUT_EFFECT = ("dtype", "torch_dtype", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels")
@@ -185,6 +186,10 @@ def adapters(v: TrlSettings) -> Iterator[Converted]:
         yield Assignment("model.lora.target_modules", listed, ("lora_target_modules",), note)
         yield Assignment("model.lora.rslora", v["use_rslora"], ("use_rslora",))
         yield Assignment("model.lora.dora", v["use_dora"], ("use_dora",))
+    if v.is_given("model_name_or_path") and reads_images(v["model_name_or_path"]):
+        # as transformers' model requires gradients, and PEFT looks for target modules in all of it
+        part = "model.lora.vision" if enabled else "model.train_vision"
+        yield Assignment(part, "all", ("model_name_or_path", "use_peft"), "the tower and its projector, too")
     yield Remark(_LORA, "without effect beside use_peft=False")
     four, eight = "load_in_4bit", "load_in_8bit"
     quantized = [key for key in (four, eight) if v[key]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hwgrpo.errors import ConfigError
@@ -23,7 +21,6 @@ SEQUENCE_PARALLEL = tuple(
         *("megatron.context_parallel_size", "engine.cp", "veomni.ulysses_parallel_size"),
     )
 )
-_IMAGES = re.compile(r"(?i)(?<![a-z])vl(?![a-z])|internvl|llava|vision|pixtral|-omni\b|minicpm-?[ov]|glm-?[\d.]+v")
 _MEGATRON = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
@@ -77,10 +74,7 @@ def _single(files: Any) -> Any:
 
 
 def model(v: VerlSettings) -> Iterator[Converted]:
-    """Convert the model's code and its adapters; refuse models that read images, by their names on the hub."""
-    path = MODEL + "path"
-    if _IMAGES.search(known(v[path]).rpartition("/")[2]) and not Path(known(v[path])).expanduser().is_dir():
-        yield Refusal(path, v[path], "it is a model that reads images, videos or sound", "a model of text")
+    """Convert the model's code and its adapters."""
     trusts = (MODEL + "trust_remote_code", "data.trust_remote_code")
     yield Assignment("model.trust_remote_code", any(v[key] for key in trusts), trusts)
     rank = MODEL + ("lora.rank" if v[MODEL + "lora.rank"] else "lora_rank")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hwgrpo.catalog import LOGGERS
 from hwgrpo.migrate.imports.conversion import Assignment, Converted, Refusal, Remark
@@ -37,7 +38,7 @@ def engine(v: VerlSettings) -> Iterator[Converted]:
     own = tuple(ROLLOUT + each for each in _VLLM)
     kwargs, keys = {}, []
     if here == "auto":
-        kwargs = {each: v[ROLLOUT + each] for each in _VLLM if v.is_given(ROLLOUT + each)} | vllm
+        kwargs = {each: v[ROLLOUT + each] for each in _VLLM if v.is_given(ROLLOUT + each)} | _today(vllm)
         keys = [*own, *(f"{ROLLOUT}engine_kwargs.vllm.{each}" for each in vllm)]
     elif here == "sglang_server":
         kwargs, keys = sglang, [f"{ROLLOUT}engine_kwargs.sglang.{each}" for each in sglang]
@@ -52,6 +53,14 @@ def engine(v: VerlSettings) -> Iterator[Converted]:
             yield Refusal(longest, v[longest], f"a sequence can have {needed} tokens", f"at least {needed}")
         else:
             yield Assignment("rollout.max_model_len", v[longest], (longest,))
+
+
+def _today(vllm: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of vLLM by their names of today."""
+    kwargs = dict(vllm)
+    if kwargs.pop("disable_mm_preprocessor_cache", False):
+        kwargs.setdefault("mm_processor_cache_gb", 0)
+    return kwargs
 
 
 def sampling(v: VerlSettings) -> Iterator[Converted]:

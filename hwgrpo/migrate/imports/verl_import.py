@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwgrpo.migrate.imports import verl_agents, verl_algorithm, verl_batches, verl_devices
+from hwgrpo.migrate.imports import verl_agents, verl_algorithm, verl_batches, verl_devices, verl_images
 from hwgrpo.migrate.imports.import_result import Imported
 from hwgrpo.migrate.imports.peer_import import Conversion, import_peer
 from hwgrpo.migrate.imports.verl_settings import ACTOR, VerlSettings
@@ -10,6 +10,7 @@ from hwgrpo.migrate.imports.verl_settings import ACTOR, VerlSettings
 CONVERSIONS: tuple[Conversion, ...] = (
     verl_batches.data,
     verl_batches.model,
+    verl_images.images,
     verl_batches.batches,
     verl_batches.optimizer,
     verl_algorithm.advantage,

@@ -239,7 +239,13 @@ _RUN = (
 )
 
 _MODEL = (
-    joint("model_name_or_path", "model.path", None, type="text"),
+    joint(
+        "model_name_or_path",
+        "model.path, model.train_vision, model.lora.vision",
+        None,
+        "with the tower of a model that reads images, which TRL trains, too",
+        type="text",
+    ),
     joint("model_revision", "model.revision", "main"),
     same("trust_remote_code", "model.trust_remote_code", False),
     joint("attn_implementation", "model.attention", None, "auto chooses", type="text"),

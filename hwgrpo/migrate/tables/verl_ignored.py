@@ -76,7 +76,6 @@ IGNORED = (
         ),
         ignored(_ENGINE, "megatron.*", "veomni.*", "engine.*", "torchtitan.*", "automodel.*"),
         ignored("schedules end with the run", "optim.lr_decay_steps"),
-        ignored("only used with images", "freeze_vision_tower"),
     ),
     *section(
         "actor_rollout_ref.ref.",
@@ -135,7 +134,8 @@ IGNORED = (
             "return_raw_chat",
             "return_full_prompt",
         ),
-        ignored("only used with images", "return_multi_modal_inputs", "image_patch_size"),
+        ignored("the model's processor has it", "image_patch_size"),
+        ignored("a prompt keeps what its images became", "return_multi_modal_inputs"),
         ignored("prompts show the tools of rollout.multi_turn", "tool_config_path"),
         ignored(
             "validations use all prompts at once, in the order of the file", "val_batch_size", "validation_shuffle"

@@ -25,6 +25,7 @@ _MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-n
 
 _ACTOR = section(
     "actor_rollout_ref.actor.",
+    joint("freeze_vision_tower", "model.train_vision", False, "false is all, where the model reads images"),
     joint(
         "strategy",
         "trainer.strategy",
@@ -207,6 +208,7 @@ _ROLLOUT = section(
     ),
     joint("max_model_len", "rollout.max_model_len", None, type="int"),
     same("max_num_seqs", "rollout.max_sequences", type="int"),
+    same("limit_images", "data.images.max_per_prompt", type="int"),
     same("enforce_eager", "rollout.enforce_eager", type="bool"),
     joint("max_num_batched_tokens", "rollout.engine_kwargs", type="int", note="an argument of vLLM"),
     joint("enable_chunked_prefill", "rollout.engine_kwargs", type="bool", note="an argument of vLLM"),
@@ -232,6 +234,13 @@ _MODEL = section(
     joint("lora_alpha", "model.lora.alpha", 16),
     joint("target_modules", "model.lora.target_modules", "all-linear", type="text|list"),
     same("lora_adapter_path", "model.lora.adapter", None, type="text"),
+    joint(
+        "exclude_modules",
+        "model.lora.vision",
+        None,
+        "a pattern or names of a vision tower; others are refused",
+        type="text|list",
+    ),
     joint("lora.rank", "model.lora.rank", 0),
     joint("lora.alpha", "model.lora.alpha", 32),
     joint("lora.dropout", "model.lora.dropout", 0.0),
@@ -266,6 +275,7 @@ _DATA = section(
         values={"error": "error", "left": "truncate_left", "right": "truncate_right", "middle": ""},
     ),
     same("prompt_key", "data.prompt_key", "prompt"),
+    joint("image_key", "data.images.key", "images", "null here: images, or else image", type="text"),
     same("reward_fn_key", "data.source_key", "data_source"),
     same(
         "train_max_samples",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hwgrpo.migrate.tables.peer_row import refused, section
 
-_IMAGES = "models that read images, videos or sound are not supported"
-_TEXT = "a model and data of text"
+_MEDIA = "videos and sound are not supported"
+_IMAGES = "text and images (docs/vision.md)"
 _PIPELINE = "there is no pipeline parallelism"
 _EXPERTS = "experts are not spread over ranks by expert"
 _SHARD = "trainer.strategy=fsdp2, which shards all weights"
@@ -25,7 +25,7 @@ _HUB = "a folder of the model with its own config"
 REFUSED = (
     *section(
         "data.",
-        refused(_IMAGES, _TEXT, None, keys=("image_key", "video_key", "audio_key")),
+        refused(_MEDIA, _IMAGES, None, keys=("video_key", "audio_key")),
         refused(_OWN_DATA, _FILES, None, keys=("custom_cls.path", "custom_cls.name", "datagen.path", "datagen.name")),
         refused(
             "the order of prompts is shuffled or the file's",
@@ -54,7 +54,7 @@ REFUSED = (
             "model.lora.target_modules, with re:PATTERN",
             None,
             [],
-            keys=("exclude_modules", "lora.exclude_modules"),
+            keys=("lora.exclude_modules",),
         ),
         refused(
             "multi-token prediction is not trained or used",
@@ -250,5 +250,5 @@ REFUSED = (
     ),
 )
 
-WRITTEN_BY_HYDRA = {"data.image_key": "images", "data.video_key": "videos", "data.audio_key": "audios"}
+WRITTEN_BY_HYDRA = {"data.video_key": "videos", "data.audio_key": "audios"}
 """verl's own defaults of refused settings, which a resolved file has in any run."""

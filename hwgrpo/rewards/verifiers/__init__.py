@@ -3,6 +3,7 @@
 stated_answer.py       the part of a response that states its answer
 multiple_choice.py     multiple_choice
 gsm8k.py               gsm8k: the number after `####`
+geo3k.py               geo3k: verl's reward of Geometry3K, by the package mathruler
 numeric.py             numeric: the final number, with tolerance, percent, fractions and units
 quantities.py          numbers and units in a text
 question_answers.py    question_exact_match and question_f1, normalized as for SQuAD

@@ -10,10 +10,17 @@ from typing import Any
 from hwgrpo.errors import DataError, choice_error, quoted
 from hwgrpo.rewards.mathematics import math
 from hwgrpo.rewards.verifiable import exact_match
+from hwgrpo.rewards.verifiers.geo3k import geo3k
 from hwgrpo.rewards.verifiers.gsm8k import gsm8k
 from hwgrpo.rewards.verifiers.question_answers import question_exact_match
 
-REWARDS = {"exact_match": exact_match, "gsm8k": gsm8k, "math": math, "question_exact_match": question_exact_match}
+REWARDS = {
+    "exact_match": exact_match,
+    "geo3k": geo3k,
+    "gsm8k": gsm8k,
+    "math": math,
+    "question_exact_match": question_exact_match,
+}
 """Rewards that a source can have."""
 
 
@@ -27,6 +34,7 @@ SOURCES: tuple[tuple[str, Callable[[str, Any], float]], ...] = (
     (r"lighteval/MATH|DigitalLearningGmbH/MATH-lighteval|HuggingFaceH4/MATH-500", math),
     (r"numina_(aops_forum|synthetic_math|amc_aime|synthetic_amc|cn_k12|olympiads)", math),
     (r"math|math_dapo|math_dapo_reasoning|aime.*", _signed_math),
+    (r"hiyouga/geometry3k", geo3k),
     (r"searchR1_(nq|triviaqa|popqa|hotpotqa|2wikimultihopqa|musique|bamboogle)", question_exact_match),
 )
 """The sources that verl scores -> the reward."""
@@ -41,11 +49,12 @@ def by_source(
         data_source: the row's source.
         solution_str: the response.
         ground_truth: the answer.
-        sources: further sources -> exact_match, gsm8k, math or question_exact_match, each with its defaults; a source
-            that verl scores may be among them.
+        sources: further sources -> exact_match, geo3k, gsm8k, math or question_exact_match, each with its defaults; a
+            source that verl scores may be among them.
 
     Returns:
-        0 or 1; -1 or 1 for `math`, `math_dapo`, `math_dapo_reasoning` and `aime...`. math-verify compares mathematics.
+        0 or 1; -1 or 1 for `math`, `math_dapo`, `math_dapo_reasoning` and `aime...`; 0, 0.1, 0.9 or 1 for
+        `hiyouga/geometry3k`. math-verify compares mathematics, mathruler geometry.
 
     Raises:
         ConfigError: `sources` names another reward.

@@ -21,6 +21,8 @@ class ParameterShape:
     """It may have the compute dtype if it is frozen; see `models.frozen_dtype`."""
     is_quantized: bool = False
     """`model.quantize` applies to it."""
+    is_frozen: bool = False
+    """It is of a part of a vision-language model that is not trained, where the rest is (`model.train_vision`)."""
 
     @property
     def count(self) -> int:

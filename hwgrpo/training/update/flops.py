@@ -8,7 +8,8 @@ matrix weight in the forward, 2 more for the gradient of the activations and 2 m
 parameter, or 4 for one that is frozen under adapters. A pair of a query and a visible key costs 4 x heads x head size
 per layer in the forward (score and weighted value) and twice that in the backward; a causal token at position p sees
 p + 1 keys, at most a window. The LM head counts for response tokens only. Norms, activations, embeddings and the
-recurrences of state-space layers are ignored, as is usual.
+recurrences of state-space layers are ignored, as is usual. So is the tower of a vision-language model, whose tokens are
+patches of images: it encodes the images of a prompt once, and not for each token of its responses.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.quantization import quantized_weights
 from hwgrpo.models.router import EXPERTS
+from hwgrpo.models.vision import vision_parameters
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
 
@@ -99,14 +101,15 @@ def model_work(
     """
     head = base.get_output_embeddings()
     text = base.config.get_text_config()
-    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
+    skipped = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
+    skipped |= {id(parameter) for _, _, parameter in vision_parameters(base)}
     # their parameter is the codes and scales, as bytes
     quantized = {id(parameter): codes.size for parameter, codes in quantized_weights(module).items()}
     per_weight = per_weight or _per_weight
     per_token = 0.0
     for name, parameter in module.named_parameters():
         shape = quantized.get(id(parameter), full_shape(parameter))
-        if len(shape) < 2 or id(parameter) in embeddings:
+        if len(shape) < 2 or id(parameter) in skipped:
             continue
         share = 1.0
         if ".experts." in name:
