@@ -19,7 +19,7 @@ from hwgrpo.agents.environments import (
 )
 from hwgrpo.agents.tools import close_tools, load_tools
 from hwgrpo.data.formats import Row
-from hwgrpo.data.row_schema import message_text, read_prompt
+from hwgrpo.data.row_schema import read_prompt
 from hwgrpo.data.sources import Rows
 from hwgrpo.errors import DataError
 from hwgrpo.support.event_loops import run_outside_loops
@@ -129,18 +129,20 @@ def opened(row: Row, opening: Any, key: str, place: str) -> dict[str, Any]:
     """
     if opening is None or (own := row.get(key)) is None:
         if opening is None:
-            read_prompt(row, key, place)
+            read_prompt(row, key, place, images=True)  # images are read, or refused, when the prompt is rendered
             return {}
         return {key: [{"role": "user", "content": opening}] if isinstance(opening, str) else opening}
     if not isinstance(opening, str):
         return {key: opening}
-    messages = read_prompt(row, key, place)
+    messages = read_prompt(row, key, place, images=True)
     if isinstance(messages, str):
         return {key: [{"role": "user", "content": f"{own}\n\n{opening}"}]}
     *before, last = messages
     if last["role"] != "user":
         return {key: [*messages, {"role": "user", "content": opening}]}
-    return {key: [*before, {**last, "content": f"{message_text(last)}\n\n{opening}"}]}
+    if isinstance(last["content"], str):
+        return {key: [*before, {**last, "content": f"{last['content']}\n\n{opening}"}]}
+    return {key: [*before, {**last, "content": [*last["content"], {"type": "text", "text": f"\n\n{opening}"}]}]}
 
 
 def tool_schemas(agent: Any) -> list[Mapping[str, Any]]:

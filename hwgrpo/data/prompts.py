@@ -276,11 +276,6 @@ def build_dataset(
         digest.update(row_bytes(row.columns, rows.place(index)))
         text_digest.update(text.encode() + b"\0")
         if row.sources:
-            if change_rows is not None:
-                raise DataError(
-                    f"{rows.place(index)}: the prompt has images, which tools and environments do not show; leave out "
-                    "such rows, or rollout.agent"
-                )
             assert images is not None
             assert reader is not None
             read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
