@@ -229,15 +229,11 @@ def test_long_prompts_are_dropped_by_the_tokens_of_their_images_and_never_cut(pa
     assert len(build(path, max_prompt_tokens=40, images={"max_pixels": 16 * 16})) == 2
 
 
-def test_tools_and_environments_do_not_show_images(parquet, data_config, seeing_tokenizer, seeing):
-    with pytest.raises(DataError, match=r"row 0: the prompt has images, which tools and environments do not show"):
-        build_dataset(
-            data_config(parquet([question("a", picture())])),
-            seeing_tokenizer,
-            "train",
-            lambda rows, count: rows,
-            seeing,
-        )
+def test_rows_that_tools_and_environments_change_keep_their_images(parquet, data_config, seeing_tokenizer, seeing):
+    rows = data_config(parquet([question("a", picture())]))
+    data = build_dataset(rows, seeing_tokenizer, "train", lambda rows, count: rows, seeing)
+    assert data is not None
+    assert data.prompt(0, 0).images is not None
 
 
 PARTS_ALONE = TEMPLATE.replace("{{ m.content }}", "")
