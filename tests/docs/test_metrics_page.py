@@ -206,7 +206,7 @@ def test_what_depends_on_settings_is_logged_under_those_alone(logged):
     for name in ("rollout/groups_late", "rollout/groups_dropped", "val-aux/groups_dropped"):
         assert (has("on policy", name), has("stale", name)) == (False, True)
     steps = [line for line in logged["images"] if "reward" in line]
-    assert [(line["images/encoded"], line["images/moved_bytes"]) for line in steps[1:2]] == [(4, 98_400)]
+    assert [(line["perf/images_encoded"], line["perf/image_bytes_moved"]) for line in steps[1:2]] == [(4, 98_400)]
     assert ["timing_s/save" in line for line in logged["on policy"] if "reward" in line] == [False, True, True]
 
 

@@ -9,19 +9,16 @@ from functools import cache
 import pytest
 import torch
 
-from hwgrpo.models.placeholders import ban, placeholder_ids
-from hwgrpo.ragged import offsets_of
 from hwgrpo.training.policy import layout_check
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
 from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.values import Prompt, PromptImages, TrainBatch, image_columns, text_axes
+from hwgrpo.values import Prompt, PromptImages, TrainBatch
+from tests.support.models.image_sequences import Sequences
 from tests.support.models.vision_families import (
     VISION_FAMILIES,
     exact_copy,
     model_of,
-    reference_logits,
-    text,
 )
 
 LAYOUTS = {
@@ -45,73 +42,6 @@ def policy_of(family: str) -> PolicyModel:
     ids, images = VISION_FAMILIES[family].prompt(99)
     policy.images.sample = Prompt("sample", "", tuple(ids), None, {}, images=images)
     return policy.eval()
-
-
-class Sequences:
-    """Responses to two prompts with images and one of text; one response observes an image of its own.
-
-    Args:
-        family: of the model.
-        observes: whether one does.
-    """
-
-    def __init__(self, family: str, *, observes: bool) -> None:
-        self.family, draw = family, torch.Generator().manual_seed(5)
-        of = VISION_FAMILIES[family]
-        made = [of.prompt(1), of.prompt(2, images=2), (text(draw, 4, 6), None)]
-        self.prompts = [Prompt(str(i), "", tuple(ids), None, {}, images=each) for i, (ids, each) in enumerate(made)]
-        self.index = [0, 0, 0, 1, 1, 2, 2]
-        self.responses = [text(draw, 2, 7) for _ in self.index]
-        self.responses[1] = [*self.responses[0][:2], *self.responses[1]]  # two begin alike
-        self.seen: list[tuple[PromptImages, ...]] = [()] * len(self.index)
-        self.masks = [[True] * len(response) for response in self.responses]
-        self.shifts = [torch.zeros(len(response), 3, dtype=torch.int64) for response in self.responses]
-        if observes:
-            for sequence in (1, 6):
-                self._observe(sequence, *of.prompt(10 + sequence))
-
-    def _observe(self, sequence: int, ids: list[int], images: PromptImages) -> None:
-        before, after = self.responses[sequence], [7, 8, 9]
-        self.responses[sequence] = [*before, *ids, *after]
-        self.masks[sequence] = [True] * len(before) + [False] * len(ids) + [True] * len(after)
-        self.seen[sequence] = (images,)
-        own = text_axes(len(ids)) if images.axes is None else images.axes
-        shift = int(own.max()) + 1 - len(ids)
-        each = [torch.zeros(len(before), 3), own - text_axes(len(ids)), torch.full((len(after), 3), shift)]
-        self.shifts[sequence] = torch.cat([part.long() for part in each])
-
-    def batch(self) -> TrainBatch:
-        tokens = [token for response in self.responses for token in response]
-        observes = any(self.seen)
-        axes = self.prompts[0].images is not None and self.prompts[0].images.axes is not None
-        return TrainBatch(
-            prompt_tokens=torch.tensor([token for prompt in self.prompts for token in prompt.token_ids]),
-            prompt_offsets=offsets_of(torch.tensor([len(prompt.token_ids) for prompt in self.prompts])),
-            prompt_index=torch.tensor(self.index),
-            tokens=torch.tensor(tokens),
-            offsets=offsets_of(torch.tensor([len(response) for response in self.responses])),
-            advantages=torch.ones(len(self.index)),
-            logprobs=torch.zeros(len(tokens)),
-            loss_mask=torch.tensor([each for mask in self.masks for each in mask]) if observes else None,
-            seen=tuple(self.seen) if observes else (),
-            shifts=torch.cat(self.shifts) if observes and axes else None,
-            **image_columns(self.prompts, shifted=observes and axes),
-        )
-
-    def reference(self, model: torch.nn.Module) -> torch.Tensor:
-        """Return [R] the log-prob of each token, by the model's own forward on each sequence alone."""
-        of, banned = VISION_FAMILIES[self.family], placeholder_ids(model.config)
-        every = []
-        for sequence, prompt in enumerate(self.index):
-            images = [each for each in (self.prompts[prompt].images, *self.seen[sequence]) if each is not None]
-            joined = None
-            if images:
-                names = images[0].inputs
-                joined = replace(images[0], inputs={n: torch.cat([each.inputs[n] for each in images]) for n in names})
-            ids, response = self.prompts[prompt].token_ids, self.responses[sequence]
-            logits = ban(reference_logits(model, of, ids, response, joined), banned)[len(ids) - 1 : -1]
-            every.append(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0])
-        return torch.cat(every)
 
 
 @cache
@@ -224,14 +154,14 @@ def test_a_mistake_in_positions_or_images_shows(mutant: str):
 
 def test_responses_that_begin_alike_share_no_tokens_of_images():
     sequences = Sequences("Qwen2-VL", observes=False)
-    sequences._observe(1, *VISION_FAMILIES["Qwen2-VL"].prompt(21))
+    sequences.observe(1, *VISION_FAMILIES["Qwen2-VL"].prompt(21))
     ids, other = VISION_FAMILIES["Qwen2-VL"].prompt(21)
     sequences.responses[0], sequences.masks[0] = (
         sequences.responses[1][: -len(ids) - 3],
         sequences.masks[1][: -len(ids) - 3],
     )
     sequences.shifts[0] = sequences.shifts[1][: -len(ids) - 3]
-    sequences._observe(0, ids, replace_pixels(other, VISION_FAMILIES["Qwen2-VL"].prompt(22)[1]))
+    sequences.observe(0, ids, replace_pixels(other, VISION_FAMILIES["Qwen2-VL"].prompt(22)[1]))
     batch = sequences.batch()
     with torch.no_grad():
         own = sequences.reference(model_of("Qwen2-VL"))
