@@ -72,8 +72,10 @@ def test_every_shape_that_ships_is_of_a_family_of_the_page():
     shapes = sorted((REPO / "configs" / "models").glob("*.json"))
     assert shapes
     for file in shapes:
-        [architecture] = transformers.PreTrainedConfig.get_config_dict(str(file))[0]["architectures"]
-        assert architecture.removesuffix("ForCausalLM") in ROWS
+        settings = transformers.PreTrainedConfig.get_config_dict(str(file))[0]
+        [architecture] = settings["architectures"]
+        with_images = "vision_config" in settings and f"`{settings['model_type']}`" in page("vision.md")
+        assert with_images or architecture.removesuffix("ForCausalLM") in ROWS, file.name
 
 
 def test_the_command_of_the_page_names_what_a_run_would_do(capsys: pytest.CaptureFixture[str]):

@@ -14,6 +14,7 @@ from hwgrpo.planning import model_shape as subject
 from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.scale_plan import Cluster, plan_at_scale
 from hwgrpo.planning.step_time import forward_work
+from hwgrpo.training import vision_checks
 from tests.support.models.tiny import tiny_qwen3
 
 
@@ -89,3 +90,15 @@ def test_a_decode_step_does_not_read_the_tower():
         seconds[path] = chip.seconds["decode"]
         assert seconds[path] > 1
     assert len({*seconds.values()}) == 1
+
+
+@pytest.mark.parametrize("able", [("local",), ("local", "vllm", "vllm_server")])
+def test_auto_skips_engines_that_take_text_alone(able: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    plain = vision_checks.engine_kind
+    monkeypatch.setattr(
+        vision_checks, "engine_kind", lambda rollout: replace(plain(rollout), reads_images=rollout.engine in able)
+    )
+    config = load_config("qwen2_5_vl_7b_geo3k", data_may_be_missing=True)
+    [chip] = plan_at_scale(config, Cluster(devices=8), chosen_chips(["H100 SXM"], config)).chips
+    assert (chip.config.rollout.engine == "local") == (able == ("local",))
+    assert any("takes prompts of text" in note for note in chip.engine_notes) == (able == ("local",))
