@@ -229,7 +229,7 @@ def _token_ids(rows: Rows, index: int, row: Rendered, reader: ImageReader, setti
     if settings.images is None or not row.sources:
         return settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"]
     read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
-    return settings.images.encode(row.text, [each.image for each in read], rows.place(index))[0]
+    return settings.images.encode(row.text, [each.image for each in read], rows.place(index), thumbnails=False)[0]
 
 
 def _image_counts(good: _Good) -> ImageCounts | None:

@@ -279,7 +279,7 @@ def build_dataset(
             assert images is not None
             assert reader is not None
             read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
-            ids, _ = images.encode(text, [each.image for each in read], rows.place(index))
+            ids, _ = images.encode(text, [each.image for each in read], rows.place(index), thumbnails=False)
             image_digests[index] = digest_of(read)
             digest.update(image_digests[index].encode())
             text_digest.update(image_digests[index].encode())

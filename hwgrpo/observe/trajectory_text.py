@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hwgrpo.observe.image_text import content_text
+
 ROLES = {"assistant": "policy"}
 """Roles that have another name here."""
 SHORT = 100
@@ -24,13 +26,6 @@ def message_text(message: Mapping[str, Any]) -> str:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [call_text(each["name"], each["arguments"]) for each in functions]
     return "\n".join([*filter(None, [content_text(message.get("content"))]), *calls])
-
-
-def content_text(content: Any) -> str:
-    """Return the content of a message as text, with `[image]` where an image stands."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
 
 
 def speaker(message: Mapping[str, Any]) -> str:
