@@ -81,6 +81,16 @@ class PromptDataset:
         return self.rows.columns
 
     @property
+    def marks(self) -> frozenset[str]:
+        """Texts of the tokens that show images; none with a text model."""
+        return frozenset() if self.images is None else self.images.marks
+
+    @property
+    def prompts_with_images(self) -> int:
+        """Number of prompts that have images."""
+        return sum(index in self.image_digests for index in self.kept)
+
+    @property
     def longest(self) -> int:
         """Length of the longest prompt, in tokens."""
         return max(len(ids) for ids in self.token_ids)

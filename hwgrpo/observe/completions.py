@@ -66,7 +66,12 @@ def shown_prompt(prompt: Prompt) -> str:
         content = message["content"]
         text = content_text(content, [*islice(thumbnails, count_images(content))])
         said = text if message["role"] == "user" else said
-    return said or with_labels(prompt.text, prompt.images.parts)
+    return said or labelled_text(prompt)
+
+
+def labelled_text(prompt: Prompt) -> str:
+    """Return the model's input text, with a label where an image stands."""
+    return prompt.text if prompt.images is None else with_labels(prompt.text, prompt.images.parts)
 
 
 def response_text(completions: Completions, sample: int) -> str:
