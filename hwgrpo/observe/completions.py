@@ -52,7 +52,8 @@ def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards
     index = step % len(completions)
     prompt = batch.prompts[int(completions.prompt_index[index])]
     reward = float(rewards.total[index]) if rewards.valid[index] else None
-    turns = compact_turns(completions.outcomes[index]) if completions.outcomes else None
+    thumbnails = thumbnails_of(observed_images(completions, index))
+    turns = compact_turns(completions.outcomes[index], thumbnails) if completions.outcomes else None
     response = response_text(completions, index) if turns is None else turns
     return Sample(shown_prompt(prompt), response, reward, prompt.ground_truth)
 
@@ -77,6 +78,11 @@ def labelled_text(prompt: Prompt) -> str:
 def response_text(completions: Completions, sample: int) -> str:
     """Return a response, with a label where an image was observed."""
     return with_labels(completions.texts[sample], observed_images(completions, sample))
+
+
+def thumbnails_of(images: Sequence[PromptImages]) -> list[Thumbnail]:
+    """Return the thumbnails of images, in order."""
+    return [thumbnail for each in images for thumbnail in each.all_thumbnails]
 
 
 def observed_images(completions: Completions, sample: int) -> Sequence[PromptImages]:
@@ -164,7 +170,7 @@ def sample_record(
     if prompt.images is not None:
         record["images"] = images(prompt.images.all_thumbnails)
     if seen := observed_images(completions, sample):
-        record["observed_images"] = images([thumbnail for each in seen for thumbnail in each.all_thumbnails])
+        record["observed_images"] = images(thumbnails_of(seen))
     if rewards.extras:
         record["extras"] = rewards.extras[sample]
     outcome = completions.outcome_of_each[sample]

@@ -11,6 +11,7 @@ from PIL import Image
 
 from hwgrpo.cli.main import main
 from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.report.compact_completions import read_completions
 from tests.support.runs import runs
 
 MODEL = "builtin://tiny?task=squares&steps=40&batch=16&lr=1e-3"
@@ -55,13 +56,47 @@ def records(file: Path) -> list[dict]:
 def test_a_run_logs_the_images_of_its_prompts(run):
     for record in records(run / "completions.jsonl"):
         [image] = record["images"]
-        thumbnail = Image.open(run / image["file"])
-        assert thumbnail.size == (image["width"], image["height"]) == (32, 32)
-        color = {"r": (1, 0, 0), "g": (0, 1, 0), "b": (0, 0, 1), "y": (1, 1, 0)}[record["ground_truth"][0]]
-        pixels = [thumbnail.getpixel((x, y)) for x in range(2, 32, 4) for y in range(2, 32, 4)]
-        shown = [pixel for pixel in pixels if isinstance(pixel, tuple) and max(pixel) > 150]
-        assert shown
-        assert all(tuple(int(value > 150) for value in pixel) == color for pixel in shown)
+        assert Image.open(run / image["file"]).size == (image["width"], image["height"]) == (32, 32)
+        assert _color(run / image["file"]) == record["ground_truth"][0]
+
+
+def test_a_trajectory_is_logged_and_reported_with_the_images_that_it_observed(tmp_path):
+    folder = tmp_path / "run"
+    settings = (
+        "model.path=builtin://tiny?task=look&steps=80&batch=16&lr=1e-3",
+        "data.train=task://look",
+        "data.max_prompt_tokens=32",
+        "rollout.workflow=environment",
+        "rollout.agent.environments=[looking]",
+        "rollout.max_response_tokens=40",
+        "reward.functions=[environment]",
+        "trainer.max_steps=2",
+    )
+    assert runs.run(folder, *settings) == "completed"
+    looked = [record for record in records(folder / "completions.jsonl") if record.get("observed_images")]
+    assert looked
+    for record in looked:
+        [image] = record["observed_images"]
+        assert _color(folder / image["file"]) == record["ground_truth"][0]
+        assert "_pad|>" not in record["response"]
+    data = read_completions(folder, 100)
+    turns = [turn for outcome in data["rows"]["outcomes"].values() for turn in outcome["turns"]]
+    shown = [index for turn in turns for index in turn.get("images", ())]
+    assert len(shown) == len(looked)
+    assert all((turn["role"] == "user") == ("images" in turn) for turn in turns)
+    assert all(data["images"][index][0].startswith("data:image/png;base64,") for index in shown)
+
+
+def _color(file: Path) -> str:
+    """Return the first letter of the color that squares in a picture have."""
+    thumbnail = Image.open(file)
+    pixels = [thumbnail.getpixel((x, y)) for x in range(2, 32, 4) for y in range(2, 32, 4)]
+    shown = {
+        tuple(int(value > 150) for value in pixel) for pixel in pixels if isinstance(pixel, tuple) and max(pixel) > 150
+    }
+    colors = {(1, 0, 0): "r", (0, 1, 0): "g", (0, 0, 1): "b", (1, 1, 0): "y"}
+    [color] = shown
+    return colors[color]
 
 
 def test_a_dry_run_counts_what_is_trained_and_says_what_sees_images(run):

@@ -146,8 +146,9 @@ def test_no_text_shows_the_tokens_of_an_image_one_by_one(tmp_path):
 def test_turns_with_images_are_shown_by_labels():
     content = [{"type": "image"}, {"type": "text", "text": "a cat"}]
     turns = [{"role": "assistant", "content": "look"}, {"role": "tool", "content": content}]
-    shown = compact_turns({"messages": turns, "turn_rewards": [0.0], "stop": "done"})
-    assert shown == "policy: look\ntool: [image] a cat\n(done)"
+    outcome = {"messages": turns, "turn_rewards": [0.0], "stop": "done"}
+    assert compact_turns(outcome) == "policy: look\ntool: [image] a cat\n(done)"
+    assert compact_turns(outcome, [thumbnail("red")]) == "policy: look\ntool: [image 32x24] a cat\n(done)"
 
 
 def test_thumbnails_are_stored_with_observed_images():

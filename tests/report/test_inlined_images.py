@@ -138,4 +138,8 @@ def test_a_browser_draws_the_images_beside_prompt_and_turn(make_run):
         assert browser.texts(".unseen") == ["no thumbnail"]
         assert browser.texts(".turn.tool figcaption") == ["1: 640 × 480", "2: 40 × 30"]
         assert browser.evaluate("document.querySelectorAll('.row > img').length") == 1
+        browser.evaluate("document.querySelectorAll('.row')[1].click()")
+        browser.settle()
+        [shown] = browser.texts(".detail")
+        assert "Promptp1 completion" in shown, "nothing stands where there are no images"
         assert browser.complaints() == []

@@ -158,7 +158,7 @@ class GroupBrowser {
       h("div", { class: "facts" }, fact("Step", String(data.groups.step[group])), fact("Mean reward", formatNumber(data.mean[group])),
         fact("Spread", formatNumber(data.spread[group])), fact("Mean length", formatTokens(data.length[group])), fact("Prompt id", data.groups.uid[group]),
         source ? fact("Source", source) : null),
-      h("h3", {}, "Prompt"), picturesOf(data.groups.images[group], data.images), h("pre", { class: "text", tabindex: 0 }, marked(data.text("prompt", group), this.words)),
+      h("h3", {}, "Prompt"), ...(group in data.groups.images ? [picturesOf(data.groups.images[group], data.images)] : []), h("pre", { class: "text", tabindex: 0 }, marked(data.text("prompt", group), this.words)),
       ...(truth === null ? [] : [h("h3", {}, "Ground truth"), h("pre", { class: "text", tabindex: 0 }, marked(truth, this.words))]),
       h("h3", {}, plural(rows.length, "completion")),
       h("div", { class: rows.some((r) => data.rows.outcomes[r]?.turns.length) ? "cards wide" : "cards" }, ordered.map((r) => this.card(r, r - rows[0]))));
