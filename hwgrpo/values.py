@@ -8,6 +8,7 @@ are moved to the device. A further column is a field of `Responses`, `Completion
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -73,6 +74,17 @@ class Sampling:
                 raise ConfigError(f"rollout.{key}={getattr(self, key)!r} is out of range: it must be {allowed}")
 
 
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small copy of an image, for logs and the report."""
+
+    content: bytes
+    """A PNG or JPEG file."""
+    width: int
+    """Of the image itself, in pixels."""
+    height: int
+
+
 @dataclass(frozen=True, eq=False)
 class PromptImages:
     """The images of one prompt, as the model's image processor returns them."""
@@ -87,11 +99,20 @@ class PromptImages:
     """[P, 3] int64: positions of the prompt's P tokens in time, height and width; None: the model counts tokens."""
     earlier: tuple[PromptImages, ...] = ()
     """Images that stand before these, where the prompt continues others that had some."""
+    thumbnails: tuple[Thumbnail, ...] = ()
+    """Of each image; not part of the digest. (): none were made."""
+    mark: str = ""
+    """Text of `token_id`; "": not known."""
 
     @property
     def parts(self) -> tuple[PromptImages, ...]:
         """All images of the prompt, in its order."""
         return (*self.earlier, self)
+
+    @property
+    def all_thumbnails(self) -> tuple[Thumbnail, ...]:
+        """Thumbnails of all images of the prompt, in its order."""
+        return tuple(thumbnail for part in self.parts for thumbnail in part.thumbnails)
 
     @property
     def nbytes(self) -> int:
@@ -138,7 +159,21 @@ def write_images(seen: Sequence[Sequence[PromptImages]], prefix: str) -> tuple[d
     """Return the images of several responses as tensors, and what else there is to know of them, as JSON has it."""
     tensors, known = {}, []
     for number, images in enumerate(seen):
-        known.append([{"digest": each.digest, "token_id": each.token_id, "names": [*each.inputs]} for each in images])
+        known.append(
+            [
+                {
+                    "digest": each.digest,
+                    "token_id": each.token_id,
+                    "names": [*each.inputs],
+                    "mark": each.mark,
+                    "thumbnails": [
+                        [base64.b64encode(thumbnail.content).decode(), thumbnail.width, thumbnail.height]
+                        for thumbnail in each.thumbnails
+                    ],
+                }
+                for each in images
+            ]
+        )
         for place, each in enumerate(images):
             tensors |= {f"{prefix}.{number}.{place}.{name}": tensor for name, tensor in each.inputs.items()}
     return tensors, known
@@ -152,6 +187,10 @@ def read_images(tensors: Mapping[str, torch.Tensor], prefix: str, known: Any) ->
                 {name: tensors[f"{prefix}.{number}.{place}.{name}"] for name in each["names"]},
                 each["digest"],
                 each["token_id"],
+                thumbnails=tuple(
+                    Thumbnail(base64.b64decode(content), width, height) for content, width, height in each["thumbnails"]
+                ),
+                mark=each["mark"],
             )
             for place, each in enumerate(images)
         )

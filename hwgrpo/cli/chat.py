@@ -8,13 +8,13 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.support.text import terminal_line, terminal_lines
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from hwgrpo.agents.action import Action, StepResult
     from hwgrpo.config import Config
     from hwgrpo.training.evaluate import Evaluation
+    from hwgrpo.values import Prompt
 
 HELP = "play one episode in an environment turn by turn, with a model or by hand, or talk to a model"
 ROWS = "object://chat"
 """The row of a command without data."""
+CUT = " (cut at the limit of tokens)"
 WEEK = 7 * 24 * 3600.0
 """Seconds that a person may think."""
 
@@ -44,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", metavar="FILE.py:CLASS", help="play in this environment")
     parser.add_argument(
         "--row", type=int, help="row of the validation data, else of the training data, from 0 (default 0)"
+    )
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="show this image to the model with your first message; several, in their order, by several --image",
     )
     parser.add_argument(
         "--by-hand",
@@ -69,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, stack: ExitStack) -> int:
     from hwgrpo.cli.backend_selection import prepare_host
     from hwgrpo.cli.eval import checkpoint_of
+    from hwgrpo.config.schema import RewardFunctionConfig
     from hwgrpo.support.given_objects import given
 
     rows: list[dict[str, Any]] = [{}]
@@ -82,25 +92,34 @@ def _run(args: argparse.Namespace, stack: ExitStack) -> int:
     talks = config.rollout.workflow not in ("environment", "tools")
     if talks and args.by_hand:
         raise ConfigError("--by-hand plays in an environment: name one with --env FILE.py:CLASS")
+    if args.image and (not talks or args.row is not None):
+        why = "a row has images of its own" if talks else "an environment shows what it has itself"
+        raise ConfigError(f"--image is for a model that you talk to, and {why}; leave out --image")
     host = prepare_host(config)  # before torch is imported
     if bytes_folder is not None:
         from hwgrpo.models.tiny import byte_tokenizer
 
         byte_tokenizer().save_pretrained(bytes_folder)
-        Path(bytes_folder, "config.json").write_text("{}")
+        Path(bytes_folder, "config.json").write_text('{"model_type": "llama"}')  # of text alone
         config.model.path = config.model.tokenizer = bytes_folder
     display = Transcript(typed=args.by_hand)
-    user = None
+    user, with_images = None, talks and _reads_images(config, args.image)
     if talks:
         if args.row is None:
+            display.images(images := _images(config, args.image))
             display.say("type your message; end the input (Ctrl-D) to leave")
             first = display.ask("user")
             if first is None:
                 return 0
-            rows[0] = {config.data.prompt_key: [{"role": "user", "content": first}]}
+            content = [*images, {"type": "text", "text": first}] if images else first
+            rows[0] = {config.data.prompt_key: [{"role": "user", "content": content}]}
+            config.data.images.key = None  # of the run's own rows
+            config.reward.functions = [RewardFunctionConfig("length")]  # others may need an answer
         user = partial(display.ask, "user")
         config.rollout.workflow = "tools"  # of which there are none: turns follow one another
-    scores_rows = not (talks or is_model or args.env)
+        if with_images:
+            config.rollout.workflow = "single_turn"
+    scores_rows = (not talks or (with_images and args.row is not None)) and not (is_model or args.env)
     config.trainer.process_group_timeout = WEEK
 
     from hwgrpo.agents.followed_episode import FollowedWorkflow, InputEnded, PersonEngine
@@ -111,7 +130,7 @@ def _run(args: argparse.Namespace, stack: ExitStack) -> int:
         host.backend,
         host.local_rank,
         None if is_model else checkpoint_of(args),
-        workflow=partial(FollowedWorkflow, display=display, user=user),
+        workflow=None if with_images else partial(FollowedWorkflow, display=display, user=user),
         sampler=partial(PersonEngine, ask=partial(display.ask, "policy")) if args.by_hand else None,
     )
     stack.callback(evaluation.engine.close)
@@ -120,7 +139,10 @@ def _run(args: argparse.Namespace, stack: ExitStack) -> int:
         if "validation" not in note:  # of all rows, of which one is played
             print(f"hwgrpo: {terminal_line(note)}", file=sys.stderr)
     try:
-        _play(evaluation, args, display, scores_rows=scores_rows)
+        if with_images and args.row is None:
+            _talk(evaluation, config, rows, args, display)
+        else:
+            _play(evaluation, args, display, scores_rows=scores_rows)
     except InputEnded:
         display.say("\nended by you")
     return 0
@@ -165,10 +187,91 @@ def _settings(args: argparse.Namespace, is_model: bool) -> Config:
     return config
 
 
+def _reads_images(config: Config, images: Sequence[str]) -> bool:
+    """Return whether the model reads images.
+
+    Raises:
+        ConfigError: it does not, and there are some.
+    """
+    from hwgrpo.models.loading import load_model_config
+    from hwgrpo.models.placeholders import reads_images
+
+    if reads_images(load_model_config(config.model)):
+        return True
+    if images:
+        raise ConfigError(
+            f"--image {images[0]}: model.path={config.model.path!r} reads text alone; use a model that reads images, "
+            "or leave out --image"
+        )
+    return False
+
+
+def _images(config: Config, files: Sequence[str]) -> list[dict[str, str]]:
+    """Return images as parts of a message.
+
+    Raises:
+        ConfigError: a file is missing or broken.
+    """
+    from hwgrpo.data.images import ImageReader
+
+    for file in files:
+        if not Path(file).is_file():
+            raise ConfigError(f"--image {file}: there is no such file")
+        try:
+            ImageReader(config.data.images).read_all([str(Path(file).absolute())], Path(), f"--image {file}")
+        except DataError as error:
+            raise ConfigError(str(error)) from error
+    return [{"type": "image", "path": str(Path(file).absolute())} for file in files]
+
+
+def _talk(
+    evaluation: Evaluation,
+    config: Config,
+    rows: list[dict[str, Any]],
+    args: argparse.Namespace,
+    display: Transcript,
+) -> None:
+    """Answer what the person says, turn by turn; each turn is a prompt with the conversation so far.
+
+    Args:
+        evaluation: its prompt is the first message.
+        config: the settings of its data and model.
+        rows: the row that it was made of, which is changed.
+        args: the command's.
+        display: shows and asks.
+    """
+    from hwgrpo.data.prompts import build_dataset
+    from hwgrpo.models.loading import load_tokenizer
+
+    tokenizer, dataset = load_tokenizer(config.model), evaluation.dataset
+    while True:
+        text = _respond(evaluation, dataset.prompt(0, -1), args, display)
+        said = display.ask("user")
+        if said is None:
+            return
+        messages = [*rows[0][config.data.prompt_key], {"role": "assistant", "content": text}]
+        rows[0] = {config.data.prompt_key: [*messages, {"role": "user", "content": said}]}
+        dataset = build_dataset(config.data, tokenizer, "validation", images=dataset.images)
+        assert dataset is not None
+
+
+def _respond(evaluation: Evaluation, prompt: Prompt, args: argparse.Namespace, display: Transcript) -> str:
+    """Show the model's response to a prompt, and return it."""
+    from dataclasses import replace
+
+    from hwgrpo.values import PromptBatch
+
+    sampling = replace(evaluation.sampling, n=1, **({"greedy": True} if args.greedy else {}))
+    completions = evaluation.engine.generate(PromptBatch((prompt,)), sampling)
+    display.response(completions.texts[0], finished=bool(completions.finished[0]))
+    return completions.texts[0]
+
+
 def _play(evaluation: Evaluation, args: argparse.Namespace, display: Transcript, *, scores_rows: bool) -> None:
     """Play the episode of the row, and show how it ended."""
     from dataclasses import replace
 
+    from hwgrpo.observe.completions import labelled_text
     from hwgrpo.values import PromptBatch
 
     dataset, row = evaluation.dataset, args.row or 0
@@ -181,12 +284,14 @@ def _play(evaluation: Evaluation, args: argparse.Namespace, display: Transcript,
         )
     prompt = dataset.prompt([*dataset.kept].index(row), -1)
     if not display.has_asked:
-        display.prompt(prompt.text)
+        display.prompt(labelled_text(prompt))
     batch = PromptBatch((prompt,))
     sampling = replace(evaluation.sampling, n=1, **({"greedy": True} if args.greedy else {}))
     completions = evaluation.engine.generate(batch, sampling)
-    if len(completions):
+    if completions.outcomes:
         display.end(completions.outcomes[0], int(completions.lengths[0]))
+    elif len(completions):
+        display.response(completions.texts[0], finished=bool(completions.finished[0]))
     if len(completions) and scores_rows:
         rewards = evaluation.rewards.score(batch, completions, drawing=("chat", None, "sampled", 0))
         display.rewards({name: float(values[0]) for name, values in rewards.per_function.items()})
@@ -211,6 +316,15 @@ class Transcript:
         """Print the prompt as the model reads it."""
         self._line("prompt", "\n" + text.strip("\n"), "dim")
 
+    def images(self, images: Sequence[Mapping[str, str]]) -> None:
+        """Print which images are shown."""
+        for image in images:
+            self.say(f"image {terminal_line(image['path'])}")
+
+    def response(self, text: str, *, finished: bool) -> None:
+        """Print a response that is no turn of an episode."""
+        self._line("policy", text + ("" if finished else CUT), "bold blue")
+
     def turn(self, action: Action) -> None:
         """Print a turn of the policy."""
         from hwgrpo.observe.trajectory_text import message_text
@@ -218,7 +332,7 @@ class Transcript:
         if action.parsed.reasoning:
             self._line("reasoning", action.parsed.reasoning, "dim")
         if not self._typed or action.calls:
-            cut = "" if action.finished else " (cut at the limit of tokens)"
+            cut = "" if action.finished else CUT
             self._line("policy", (message_text(action.message) or action.text) + cut, "bold blue")
 
     def answer(self, step: StepResult) -> None:

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
-from hwgrpo.data.inspection import BadRow, FileReport, ImageCounts, Inspection
+from hwgrpo.data.image_rows import COLUMNS as IMAGE_COLUMNS
+from hwgrpo.data.inspection import BadRow, FileReport, ImageCounts, Inspection, Lengths
 from hwgrpo.data.prompt_findings import finding_notes
 from hwgrpo.errors import escaped
 from hwgrpo.support.text import one_line, terminal_line
@@ -72,7 +73,8 @@ def _show_file(console: Console, file: FileReport, max_prompt_tokens: int) -> No
 
 def _facts(file: FileReport) -> dict[str, str]:
     known = {"prompt", *file.ground_truths, *(key.partition(".")[0] for key in file.ground_truths)}
-    rest = [column for column in file.columns if column not in known and column != "data_source"]
+    known |= {"data_source", *(IMAGE_COLUMNS if file.images is not None else ())}
+    rest = [column for column in file.columns if column not in known]
     facts = {
         "prompt": _counts(file.prompts) or "none readable",
         "ground truth": _counts(file.ground_truths) or "in no row",
@@ -97,12 +99,15 @@ def _facts(file: FileReport) -> dict[str, str]:
 
 
 def _images(images: ImageCounts | None) -> str:
-    """Return `1 in 12 prompts, 2 in 3 prompts; widths 24 to 800, heights 10 to 600 pixels`."""
+    """Return `1 in 12 prompts, 2 in 3 prompts; widths 24 to 800, heights 600 pixels`."""
     if images is None:
         return ""
     per_prompt = ", ".join(f"{number} in {rows:,} prompts" for number, rows in images.per_row.items())
-    widths, heights = (f"{each.min:,} to {each.max:,}" for each in (images.widths, images.heights))
-    return f"{per_prompt}; widths {widths}, heights {heights} pixels"
+    return f"{per_prompt}; widths {_range(images.widths)}, heights {_range(images.heights)} pixels"
+
+
+def _range(sides: Lengths) -> str:
+    return f"{sides.min:,}" if sides.min == sides.max else f"{sides.min:,} to {sides.max:,}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -116,7 +121,11 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _length_table(file: FileReport) -> Table:
     table = number_table("prompt length in", "min", "median", "p95", "max")
-    for name, lengths in (("characters", file.characters), ("tokens, as the model gets it", file.tokens)):
+    for name, lengths in (
+        ("characters", file.characters),
+        ("tokens, as the model gets it", file.tokens),
+        ("of these of images", file.image_tokens),
+    ):
         if lengths is not None:
             values = (lengths.min, lengths.median, lengths.p95, lengths.max)
             table.add_row(name, *(f"{value:,}" for value in values))

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     import torch
 
     from hwgrpo.config import Config
+    from hwgrpo.observe.completions import MakeRecords
     from hwgrpo.rewards.combine import RewardPipeline
     from hwgrpo.rewards.randomness import Seed
     from hwgrpo.values import Completions, PromptBatch, Rewards
 
 HELP = "evaluate a model on prompts: greedy reward, mean reward of samples, pass@k"
 
+MOST_IMAGES = 1000
+"""Thumbnails that are written."""
 UNUSED = ("algorithm", "optim", "observe", "trainer.strategy", "model.layout")
 """Settings that an evaluation does not use: a plug-in that they name may be absent."""
 
@@ -44,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=int, default=8, help="samples per prompt at rollout.temperature (default 8)")
     parser.add_argument("--k", default="", help="ks of pass@k, e.g. 1,4,8 (default: 1 and n)")
     parser.add_argument("--success", type=float, default=1.0, help="lowest reward of a passing response (default 1.0)")
-    parser.add_argument("--completions", metavar="FILE", help="also write every response as JSON Lines")
+    parser.add_argument(
+        "--completions",
+        metavar="FILE",
+        help="also write every response as JSON Lines, and thumbnails of images to a folder beside it (out.jsonl: "
+        "out-images)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -58,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     host = prepare_host(config)
 
     from hwgrpo.agents.agent_metrics import agent_metrics
+    from hwgrpo.observe.logged_images import LoggedImages
     from hwgrpo.support.jsonlines import jsonable
     from hwgrpo.training.evaluate import build_evaluation
 
@@ -67,10 +77,14 @@ def run(args: argparse.Namespace) -> int:
     if file is None:
         results = evaluation.greedy(), evaluation.sampled(args.n)
     else:
+        path = Path(args.completions)
+        images = LoggedImages(path.with_name(f"{path.stem}-images"), MOST_IMAGES)
+        images.remove_others(())  # of an earlier evaluation
+        recording = partial(_Recording, evaluation.rewards, file, images.records)
         with file:
             results = (
-                replace(evaluation, rewards=_Recording(evaluation.rewards, file, "greedy")).greedy(),
-                replace(evaluation, rewards=_Recording(evaluation.rewards, file, "sampled")).sampled(args.n),
+                replace(evaluation, rewards=recording("greedy")).greedy(),
+                replace(evaluation, rewards=recording("sampled")).sampled(args.n),
             )
     evaluation.rewards.close()
     greedy, sampled = results
@@ -83,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         "data": evaluation.dataset.name,
         "prompts": len(evaluation.dataset),
         "rows": evaluation.dataset.available,
+        **({"prompts_with_images": seeing} if (seeing := evaluation.dataset.prompts_with_images) else {}),
         "backend": host.backend.name,
         "n": args.n,
         "temperature": config.rollout.temperature,
@@ -260,8 +275,8 @@ def _open(path: str | None) -> TextIO | None:
 class _Recording:
     """Reward pipeline that also writes each scored response, as `completions.sample_record` plus `kind`."""
 
-    def __init__(self, rewards: RewardPipeline, file: TextIO, kind: str) -> None:
-        self._rewards, self._file, self._kind = rewards, file, kind
+    def __init__(self, rewards: RewardPipeline, file: TextIO, images: MakeRecords, kind: str) -> None:
+        self._rewards, self._file, self._images, self._kind = rewards, file, images, kind
 
     def score(
         self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None
@@ -271,7 +286,7 @@ class _Recording:
         from hwgrpo.support.jsonlines import jsonable
 
         rewards = self._rewards.score(batch, completions, step, drawing=drawing)
-        scored = (sample_record(i, batch, completions, rewards) for i in range(len(completions)))
+        scored = (sample_record(i, batch, completions, rewards, self._images) for i in range(len(completions)))
         for each in (*scored, *dropped_records(batch, completions)):
             record = {"kind": self._kind, **each}
             self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")

@@ -236,12 +236,13 @@ def _table(chips: Sequence[ChipPlan]) -> list[str]:
 
 def _assumptions(plan: ScalePlan) -> list[str]:
     rates, cluster = plan.cluster.rates, plan.cluster
+    encoding = "the encoding of images, " if plan.shape.vision_parameters else ""
     assumed = (
         f"Assumed: matrix products at {rates.mfu:.0%} of the peak (--mfu), decoding at {rates.mbu:.0%} of the memory "
         f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s between devices (--link) and {rates.host_link / 1e9:g} GB/s to "
         f"their host (--host-link), {cluster.usable:.0%} of memory usable (--usable), responses of the maximum length. "
-        "Not included: the time of rewards and other host work, overlap of communication and computation, allocator "
-        "fragmentation, buffers of collectives, library workspaces. No figure was measured on such a chip."
+        f"Not included: {encoding}the time of rewards and other host work, overlap of communication and computation, "
+        "allocator fragmentation, buffers of collectives, library workspaces. No figure was measured on such a chip."
     )
     lines = textwrap.wrap(assumed, 112)
     if plan.rollout_bytes:

@@ -843,6 +843,9 @@ class ObserveConfig:
     """Steps between lines of progress."""
     completions_per_step: int = limited(16, at_least=0)
     """Samples written to completions.jsonl per step (complete groups first); 0 writes none."""
+    logged_images: int = limited(1000, at_least=0)
+    """Most thumbnails of images that a run writes to images/ for completions.jsonl, each distinct image once; of later
+    ones the size alone is logged. 0 writes none."""
     warnings: bool = True
     """Warn when metrics look unhealthy (flat reward, zero-variance groups, growing KL, ...), with what to try."""
 

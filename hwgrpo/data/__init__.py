@@ -17,6 +17,7 @@ images.py          images of rows -> RGB, within limits
 image_urls.py      the same at URLs, fetched within limits
 image_rows.py      where images stand in a prompt
 image_prompts.py   text and images -> tokens and what the model's tower reads
+thumbnails.py      images -> small copies for logs
 observed_images.py images in messages that a policy observes
 chat_template.py   a row -> the model's input text
 examples.py        rows -> prompts with responses, for supervised training

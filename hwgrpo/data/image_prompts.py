@@ -12,6 +12,7 @@ import torch
 from jinja2 import TemplateError
 
 from hwgrpo.data.media import MARK
+from hwgrpo.data.thumbnails import make_thumbnail
 from hwgrpo.errors import ConfigError, DataError, error_text, quoted
 from hwgrpo.values import PromptImages
 
@@ -78,6 +79,8 @@ class ImagePrompts:
     """None: the model counts tokens."""
     marks: frozenset[str] = frozenset()
     """Texts of tokens that show images, video or sound: a message that has one would show what is not there."""
+    mark: str = ""
+    """Text of `token_id`; "": not known."""
 
     @cached_property
     def marks_of_one(self) -> Mapping[str, int]:
@@ -118,13 +121,16 @@ class ImagePrompts:
                     f"{OTHER_TEMPLATE}"
                 )
 
-    def encode(self, text: str, images: Sequence[Any], place: str) -> tuple[list[int], PromptImages]:
+    def encode(
+        self, text: str, images: Sequence[Any], place: str, *, thumbnails: bool = True
+    ) -> tuple[list[int], PromptImages]:
         """Return a prompt's tokens and images.
 
         Args:
             text: after the chat template.
             images: PIL images in RGB, in the order of the text; at least one.
             place: file and row, for messages.
+            thumbnails: whether small copies of them are made, for logs.
 
         Raises:
             DataError: text and images do not match, or the processor refuses an image.
@@ -143,7 +149,8 @@ class ImagePrompts:
             if placed != wanted:
                 raise DataError(f"{place}: {len(images)} images have {wanted} tokens, and the prompt has {placed}")
             axes = image_axes(ids, self.token_id, sizes)
-        return ids, PromptImages(inputs, _digest(inputs), self.token_id, axes)
+        small = tuple(map(make_thumbnail, images)) if thumbnails else ()
+        return ids, PromptImages(inputs, _digest(inputs), self.token_id, axes, thumbnails=small, mark=self.mark)
 
     def sample(self) -> tuple[list[int], PromptImages]:
         """Return a prompt with an image of noise, for startup checks."""
@@ -151,7 +158,7 @@ class ImagePrompts:
 
         pixels = torch.randint(0, 256, (SAMPLE_SIDE, SAMPLE_SIDE, 3), generator=torch.Generator().manual_seed(0))
         image = Image.fromarray(pixels.to(torch.uint8).numpy())
-        return self.encode(self.render(), [image], "startup check")
+        return self.encode(self.render(), [image], "startup check", thumbnails=False)
 
 
 def _digest(inputs: Mapping[str, torch.Tensor]) -> str:
@@ -216,7 +223,12 @@ def load_image_prompts(path: str, revision: str | None, config: Any, tokenizer: 
         made = processor(text=[text], images=[list(images)], return_tensors="pt", add_special_tokens=False)
         return made["input_ids"][0].tolist(), {name: made[name] for name in made if name not in TOKENS}
 
-    return ImagePrompts(process, render, token_id, None, marks_of(config, tokenizer, processor))
+    marks = marks_of(config, tokenizer, processor)
+    return ImagePrompts(process, render, token_id, None, marks, _mark(token_id, tokenizer))
+
+
+def _mark(token_id: int, tokenizer: Any) -> str:
+    return tokenizer.convert_ids_to_tokens(token_id) if 0 <= token_id < len(tokenizer) else ""
 
 
 PLACEHOLDERS = tuple(
@@ -253,7 +265,7 @@ def by_marks(processor: Any, render: Callable[[], str], token_id: int, config: A
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return expand_marks(ids, token_id, counts), made
 
-    return ImagePrompts(process, render, token_id, grids, marks_of(config, tokenizer))
+    return ImagePrompts(process, render, token_id, grids, marks_of(config, tokenizer), _mark(token_id, tokenizer))
 
 
 def _processor(kind: str, path: str, revision: str | None) -> Any:

@@ -176,6 +176,8 @@ class ImageReader:
                 )
             self._check_size(full.stat().st_size, where)
             return self._checked(full.read_bytes(), where)
+        except DataError:
+            raise
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{where}: the file {quoted(str(full), 300)} cannot be read ({error_text(error, 200)}); check its name "

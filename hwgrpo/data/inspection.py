@@ -121,7 +121,9 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
     if part.columns and config.prompt_key not in part.columns:
         raise _no_prompts(config.prompt_key, part)
     good, bad = _read_rows(rows, part, broken, settings)
-    tokens = None if settings.tokenizer is None else _token_lengths(rows, part, good, bad, settings)
+    tokens, of_images = None, []
+    if settings.tokenizer is not None:
+        tokens, of_images = _token_lengths(rows, part, good, bad, settings)
     for index in bad:
         good.prompts.pop(index, None)
     sampled = _spread([index for index in good.prompts if good.keys[index] is not None], settings.score_rows)
@@ -143,6 +145,7 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
         sources=_counts(good.sources.values()),
         characters=_lengths([len(_text(prompt)) for prompt in good.prompts.values()]),
         tokens=None if tokens is None else _lengths(tokens),
+        image_tokens=_lengths(of_images),
         overlong=None if tokens is None else sum(count > limit for count in tokens),
         repeats=repeats,
         bad=[BadRow(index, part.place(index), bad[index]) for index in sorted(bad)],
@@ -197,9 +200,14 @@ def _read_rows(rows: Rows, part: Part, broken: Broken, settings: Settings) -> tu
     return good, bad
 
 
-def _token_lengths(rows: Rows, part: Part, good: _Good, bad: dict[int, str], settings: Settings) -> list[int]:
-    """Return token lengths after the chat template; add the errors of rows to `bad`."""
-    counts = []
+def _token_lengths(
+    rows: Rows, part: Part, good: _Good, bad: dict[int, str], settings: Settings
+) -> tuple[list[int], list[int]]:
+    """Return token lengths after the chat template, and how many of them are of images, where there are some.
+
+    Errors of rows are added to `bad`.
+    """
+    counts, of_images = [], []
     indices = [
         index
         for index in good.prompts
@@ -219,17 +227,19 @@ def _token_lengths(rows: Rows, part: Part, good: _Good, bad: dict[int, str], set
         for index, (row, ids) in rendered.items():
             if ids:
                 counts.append(len(ids))
+                if settings.images is not None and row.sources:
+                    of_images.append(sum(token == settings.images.token_id for token in ids))
                 good.findings.update(BY_TOKENIZER & {*row.findings, *token_findings(ids, settings.tokenizer)})
             else:
                 bad[index] = "the prompt has no tokens under this tokenizer"
-    return counts
+    return counts, of_images
 
 
 def _token_ids(rows: Rows, index: int, row: Rendered, reader: ImageReader, settings: Settings) -> Sequence[int]:
     if settings.images is None or not row.sources:
         return settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"]
     read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
-    return settings.images.encode(row.text, [each.image for each in read], rows.place(index))[0]
+    return settings.images.encode(row.text, [each.image for each in read], rows.place(index), thumbnails=False)[0]
 
 
 def _image_counts(good: _Good) -> ImageCounts | None:
@@ -355,6 +365,8 @@ class FileReport:
     """data_source -> rows."""
     characters: Lengths | None
     tokens: Lengths | None
+    image_tokens: Lengths | None
+    """Those of the images of a prompt, where there are some."""
     overlong: int | None
     """Prompts longer than `data.max_prompt_tokens`; None where tokens are not counted."""
     repeats: Sequence[Repeat]

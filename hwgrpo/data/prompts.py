@@ -81,6 +81,16 @@ class PromptDataset:
         return self.rows.columns
 
     @property
+    def marks(self) -> frozenset[str]:
+        """Texts of the tokens that show images; none with a text model."""
+        return frozenset() if self.images is None else self.images.marks
+
+    @property
+    def prompts_with_images(self) -> int:
+        """Number of prompts that have images."""
+        return sum(index in self.image_digests for index in self.kept)
+
+    @property
     def longest(self) -> int:
         """Length of the longest prompt, in tokens."""
         return max(len(ids) for ids in self.token_ids)
@@ -279,7 +289,7 @@ def build_dataset(
             assert images is not None
             assert reader is not None
             read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
-            ids, _ = images.encode(text, [each.image for each in read], rows.place(index))
+            ids, _ = images.encode(text, [each.image for each in read], rows.place(index), thumbnails=False)
             image_digests[index] = digest_of(read)
             digest.update(image_digests[index].encode())
             text_digest.update(image_digests[index].encode())

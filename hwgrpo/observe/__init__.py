@@ -7,6 +7,8 @@ loggers/          where metrics go
 console/          progress in the terminal
 custom_metrics.py   metrics of the user's own
 completions.py    completions.jsonl, and the one sample that is shown
+logged_images.py  thumbnails beside completions.jsonl
+image_text.py     images in text
 trajectory_text.py  trajectories as text: calls, turns
 shown_fields.py   the metrics shown in panel and tables, and their format
 history.py        history of a run for the summary

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.observe.image_text import content_text, count_images, with_labels
+from hwgrpo.observe.logged_images import FOLDER, LoggedImages, image_record
 from hwgrpo.observe.trajectory_text import compact_turns
-from hwgrpo.support.jsonlines import StepLines
+from hwgrpo.support.jsonlines import StepLines, read_lines
 from hwgrpo.values import NO_ROW
 
 if TYPE_CHECKING:
     import torch
 
-    from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
+    from hwgrpo.values import Completions, Prompt, PromptBatch, PromptImages, Rewards, Thumbnail
+
+    MakeRecords = Callable[[Sequence[Thumbnail]], list[dict[str, Any]]]
 
 FILE = "completions.jsonl"
 
@@ -26,7 +30,7 @@ class Sample:
     """One response, to be shown."""
 
     prompt: str
-    """The last user message of a conversation, else the prompt."""
+    """The last user message of a conversation, else the prompt; `[image 32x32]` where it shows an image."""
     response: str
     """Of a trajectory its turns (`compact_turns`)."""
     reward: float | None
@@ -48,9 +52,42 @@ def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards
     index = step % len(completions)
     prompt = batch.prompts[int(completions.prompt_index[index])]
     reward = float(rewards.total[index]) if rewards.valid[index] else None
-    turns = compact_turns(completions.outcomes[index]) if completions.outcomes else None
-    response = completions.texts[index] if turns is None else turns
-    return Sample(last_user_message(prompt) or prompt.text, response, reward, prompt.ground_truth)
+    thumbnails = thumbnails_of(observed_images(completions, index))
+    turns = compact_turns(completions.outcomes[index], thumbnails) if completions.outcomes else None
+    response = response_text(completions, index) if turns is None else turns
+    return Sample(shown_prompt(prompt), response, reward, prompt.ground_truth)
+
+
+def shown_prompt(prompt: Prompt) -> str:
+    """Return the last user message of a conversation, else the prompt, with a label where an image stands."""
+    if prompt.images is None:
+        return last_user_message(prompt) or prompt.text
+    thumbnails, said = iter(prompt.images.all_thumbnails), ""
+    for message in prompt.messages or ():
+        content = message["content"]
+        text = content_text(content, [*islice(thumbnails, count_images(content))])
+        said = text if message["role"] == "user" else said
+    return said or labelled_text(prompt)
+
+
+def labelled_text(prompt: Prompt) -> str:
+    """Return the model's input text, with a label where an image stands."""
+    return prompt.text if prompt.images is None else with_labels(prompt.text, prompt.images.parts)
+
+
+def response_text(completions: Completions, sample: int) -> str:
+    """Return a response, with a label where an image was observed."""
+    return with_labels(completions.texts[sample], observed_images(completions, sample))
+
+
+def thumbnails_of(images: Sequence[PromptImages]) -> list[Thumbnail]:
+    """Return the thumbnails of images, in order."""
+    return [thumbnail for each in images for thumbnail in each.all_thumbnails]
+
+
+def observed_images(completions: Completions, sample: int) -> Sequence[PromptImages]:
+    """Return the images that were observed in a response."""
+    return completions.seen[sample] if completions.seen else ()
 
 
 def last_user_message(prompt: Prompt) -> str | None:
@@ -87,7 +124,18 @@ def complete_groups_first(prompt_index: list[int], limit: int) -> list[int]:
     return sorted(chosen + left_out[: max(0, limit - len(chosen))])
 
 
-def sample_record(sample: int, batch: PromptBatch, completions: Completions, rewards: Rewards) -> dict[str, Any]:
+def without_files(thumbnails: Sequence[Thumbnail]) -> list[dict[str, Any]]:
+    """Return what a record has of images whose thumbnails are not written."""
+    return [*map(image_record, thumbnails)]
+
+
+def sample_record(
+    sample: int,
+    batch: PromptBatch,
+    completions: Completions,
+    rewards: Rewards,
+    images: MakeRecords = without_files,
+) -> dict[str, Any]:
     """Return what there is to know about one response, ready for a JSON line.
 
     `reward` is null for a sample that a failure policy took out, and an entry of `rewards` where the function gave no
@@ -95,12 +143,15 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     score goes to `extras`; `outcome` is that of a trajectory in an environment. A response that has one, or tokens that
     were not sampled, also has its `tokens`, and in `sampled` the bounds `[start, stop]` of each run of sampled ones.
     One that forked has in `rows` the first token of each further row, and the tokens of the prompt before it.
+    `images` are those of the prompt, and `observed_images` those in the response, each as `{file, width, height}`;
+    where `response` shows one, it has `[image 640x480]` in place of the image's tokens.
 
     Args:
         sample: its number, 0 <= sample < S.
         batch: the G prompts.
         completions: their S responses.
         rewards: [S] rewards.
+        images: thumbnails -> what a record has of them (`LoggedImages.records`).
     """
     prompt = batch.prompts[int(completions.prompt_index[sample])]
     per_function = {name: float(values[sample]) for name, values in rewards.per_function.items()}
@@ -108,7 +159,7 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
         "uid": prompt.uid,
         "prompt": prompt.text,
         "question": last_user_message(prompt),
-        "response": completions.texts[sample],
+        "response": response_text(completions, sample),
         "reward": float(rewards.total[sample]) if rewards.valid[sample] else None,
         "rewards": {name: None if math.isnan(value) else value for name, value in per_function.items()},
         "length": int(completions.offsets[sample + 1] - completions.offsets[sample]),
@@ -116,6 +167,10 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
         "ground_truth": prompt.ground_truth,
         "source": prompt.source,
     }
+    if prompt.images is not None:
+        record["images"] = images(prompt.images.all_thumbnails)
+    if seen := observed_images(completions, sample):
+        record["observed_images"] = images(thumbnails_of(seen))
     if rewards.extras:
         record["extras"] = rewards.extras[sample]
     outcome = completions.outcome_of_each[sample]
@@ -172,6 +227,7 @@ def step_records(
     dropped: Sequence[Mapping[str, Any]] = (),
     *,
     most: int | None = None,
+    images: MakeRecords = without_files,
 ) -> Iterator[dict[str, Any]]:
     """Yield the samples of a step, each as `sample_record` with `step` and `advantage`, then its dropped groups.
 
@@ -183,24 +239,28 @@ def step_records(
         advantages_S: [S] advantages.
         dropped: `dropped_records`.
         most: maximum number of samples, complete groups first; None: all.
+        images: as for `sample_record`.
     """
     for i in complete_groups_first(completions.prompt_index.tolist(), len(completions) if most is None else most):
-        yield {"step": step, **sample_record(i, batch, completions, rewards), "advantage": float(advantages_S[i])}
+        record = sample_record(i, batch, completions, rewards, images)
+        yield {"step": step, **record, "advantage": float(advantages_S[i])}
     for record in dropped:  # of all ranks
         yield {"step": step, **record, "advantage": None}
 
 
 class CompletionsLog:
-    """Appends samples to `run_dir/completions.jsonl`.
+    """Appends samples to `run_dir/completions.jsonl`, with thumbnails of their images in `run_dir/images`.
 
     Args:
         run_dir: folder of the run.
         per_step: maximum number of samples per step; complete groups first.
+        most_images: maximum number of thumbnails; 0 writes none.
     """
 
-    def __init__(self, run_dir: Path, per_step: int) -> None:
+    def __init__(self, run_dir: Path, per_step: int, most_images: int = 0) -> None:
         self._lines = StepLines(run_dir / FILE)
         self._per_step = per_step
+        self._images = LoggedImages(run_dir / FOLDER, most_images)
 
     def log(
         self,
@@ -212,12 +272,14 @@ class CompletionsLog:
         dropped: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Append the records of a step's chosen samples and dropped groups."""
-        for record in step_records(step, batch, completions, rewards, advantages_S, dropped, most=self._per_step):
+        samples = step, batch, completions, rewards, advantages_S, dropped
+        for record in step_records(*samples, most=self._per_step, images=self._images.records):
             self._lines.append(record)
 
     def cut_back(self, step: int) -> None:
-        """Remove the samples of every later step."""
+        """Remove the samples of every later step, and the thumbnails that only they have."""
         self._lines.cut_back(step)
+        self._images.remove_others(read_lines(self._lines.path))
 
     def close(self) -> None:
         """Close the file."""

@@ -82,7 +82,7 @@ class Observer:
             name: bind_arguments(LOGGERS.load(name), arguments_of(name, config.kwargs), 1, "observe.kwargs")(run_dir)
             for name in config.loggers
         }
-        self._completions = CompletionsLog(run_dir, config.completions_per_step)
+        self._completions = CompletionsLog(run_dir, config.completions_per_step, config.logged_images)
         self._completions_per_step = config.completions_per_step
         self._warnings = WarningsLog(run_dir)
         self._warns = config.warnings

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from hwgrpo.observe.image_text import content_text, count_images
+
+if TYPE_CHECKING:
+    from hwgrpo.values import Thumbnail
 
 ROLES = {"assistant": "policy"}
 """Roles that have another name here."""
@@ -19,18 +25,16 @@ def call_text(name: str, arguments: Any) -> str:
     return f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})"
 
 
-def message_text(message: Mapping[str, Any]) -> str:
-    """Return the text of a chat message, with its tool calls on lines of their own."""
+def message_text(message: Mapping[str, Any], thumbnails: Sequence[Thumbnail] = ()) -> str:
+    """Return the text of a chat message, with its tool calls on lines of their own.
+
+    Args:
+        message: text, or parts with images, for which a label stands.
+        thumbnails: of its images; without them labels have no sizes.
+    """
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [call_text(each["name"], each["arguments"]) for each in functions]
-    return "\n".join([*filter(None, [content_text(message.get("content"))]), *calls])
-
-
-def content_text(content: Any) -> str:
-    """Return the content of a message as text, with `[image]` where an image stands."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in content)
+    return "\n".join([*filter(None, [content_text(message.get("content"), thumbnails)]), *calls])
 
 
 def speaker(message: Mapping[str, Any]) -> str:
@@ -39,11 +43,12 @@ def speaker(message: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (ROLES.get(role, role), message.get("name"))))
 
 
-def compact_turns(outcome: Mapping[str, Any]) -> str | None:
+def compact_turns(outcome: Mapping[str, Any], thumbnails: Sequence[Thumbnail] = ()) -> str | None:
     """Return the turns of a trajectory, one line for each message, its middle left out where it is long.
 
     Args:
         outcome: of a trajectory (`hwgrpo.agents.episode.OUTCOME`), or {}.
+        thumbnails: of the images that were observed.
 
     Returns:
         None where there are no turns beside a single plain one, which is the response itself.
@@ -58,10 +63,11 @@ def compact_turns(outcome: Mapping[str, Any]) -> str | None:
     messages = outcome.get("messages") or ()
     if not messages or (len(messages) == 1 and not messages[0].get("tool_calls")):
         return None
-    rewards, lines = iter(outcome["turn_rewards"]), []
+    rewards, remaining, lines = iter(outcome["turn_rewards"]), iter(thumbnails), []
     for message in messages:
         reward = next(rewards, 0.0) if message.get("role") == "assistant" else 0.0
-        lines.append(f"{speaker(message)}: {_short(message_text(message))}{f' [{reward:+g}]' if reward else ''}")
+        text = message_text(message, [*islice(remaining, count_images(message.get("content")))])
+        lines.append(f"{speaker(message)}: {_short(text)}{f' [{reward:+g}]' if reward else ''}")
     return "\n".join([*lines, f"({outcome.get('failure') or outcome['stop']})"])
 
 

@@ -27,8 +27,9 @@ from hwgrpo.data.prompts import PromptDataset, dataset_notes, repeats_note
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.models.lora import uses_lora
 from hwgrpo.planning.memory import Memory, Work, estimate
-from hwgrpo.planning.model_shape import model_shape, planned_settings
+from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import replicated_strategy, sharding_of
 from hwgrpo.planning.reward_model_memory import uncounted_reward_models
 from hwgrpo.planning.reward_probe import try_rewards
@@ -141,6 +142,7 @@ def make_plan(
         *_item("strategy", [t.strategy if t.strategy != "auto" else replicated_strategy(world_size), *strategy_notes]),
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
+        *([("", _vision_line(config, shape))] if shape.vision_parameters else []),
         *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
         *_item("", start.notes),
         *_item("data", [*_data_lines(config.data, training, validation), *filter(None, (end_of_turn,))]),
@@ -150,6 +152,7 @@ def make_plan(
             "memory",
             [
                 *_memory_lines(memory),
+                *(["not counted: the tower's work on images"] if shape.vision_parameters else []),
                 *uncounted_reward_models(config.reward, config.model),
                 *filter(None, (padding,)),
                 *rollout_notes,
@@ -159,6 +162,13 @@ def make_plan(
         *_item("output", _output_lines(t.output_dir, checkpoint, notes, finished)),
     ]
     return Plan(_text(lines), tuple(problems))
+
+
+def _vision_line(config: Config, shape: ModelShape) -> str:
+    lora, model = uses_lora(config.model.lora), config.model
+    key, part = ("model.lora.vision", model.lora.vision) if lora else ("model.train_vision", model.train_vision)
+    trains = {"none": "neither is", "projector": "the projector is", "all": "both are"}[part]
+    return f"{shape.vision_parameters:,} parameters are of its tower and projector of images; {trains} trained ({key})"
 
 
 def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
@@ -174,7 +184,7 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
         data = open_data(with_absolute_paths(config), tokenizer)
         with data.rewards as rewards:
             tried = try_rewards(rewards, data.training, tokenizer)
-        return data, (*tried, *text_notes(config, tokenizer, data.training.texts))
+        return data, (*tried, *text_notes(config, tokenizer, data.training.texts, data.training.marks))
 
 
 def _data_tokenizer(model: ModelConfig, problems: list[str], *, from_hub: bool) -> PreTrainedTokenizerBase | None:
@@ -290,12 +300,19 @@ def _data_lines(data: DataConfig, training: PromptDataset | None, validation: Pr
         named = [", ".join(sources_of(each)) for each in (data.train, data.validation)]
         return [f"{named[0]}: not opened; validation {named[1] or 'none'}"]
     return [
-        f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
+        f"{training.name}: {len(training):,} prompts{_with_images(training)}, longest {training.longest} tokens",
         f"{training.filtered} dropped and {training.truncated} cut at {data.max_prompt_tokens} tokens",
         *dataset_notes("training", training),
-        f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
+        f"validation {validation.name}: {len(validation):,} prompts{_with_images(validation)}"
+        if validation
+        else "validation none",
         *dataset_notes("validation", validation),
     ]
+
+
+def _with_images(dataset: PromptDataset) -> str:
+    count = dataset.prompts_with_images
+    return "" if not count else " with images" if count == len(dataset) else f" ({count:,} with images)"
 
 
 def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) -> list[str]:

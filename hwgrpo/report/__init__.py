@@ -3,6 +3,7 @@
 run_data.py              contents of a run's folder, also of a run that is in progress or was killed
 resume_rows.py           resumes as rows: from which machine to which, and what differed
 compact_completions.py   completions.jsonl as compact columns, thinned out to a limit
+inlined_images.py        thumbnails of images as data URIs
 page.py                  the page: data, settings and assets put together
 assets/                  the page's HTML, CSS and JavaScript, joined into one file when the page is written
 loaded_run.py            a run as it is compared: its record and its logged completions

@@ -23,7 +23,7 @@ class Stage:
 
 
 STAGES = (
-    Stage("prompts", ("prompt_length/mean",), ("prompt_length/*", "data/*", "filter_groups/sampled")),
+    Stage("prompts", ("prompt_length/mean",), ("prompt_length/*", "data/*", "filter_groups/sampled", "images/*")),
     Stage(
         "responses",
         ("response_length/mean",),
@@ -66,6 +66,7 @@ SCHEDULED = ("actor/lr", "rollout/temperature", "data/epoch")
 """What settings alone decide: compared, but no result that parts."""
 NOT_RESULTS = (
     *("timing_s/*", "perf/*", "tools/*/seconds"),
+    *("images/encoded", "images/moved_bytes"),
     *("rollout/server_retries", "rollout/server_restarts", "rollout/servers_alive"),
 )
 """What a clock, the memory and the machines decide; a longer pattern of a stage wins."""

@@ -19,6 +19,7 @@ from hwgrpo.config.document import entries
 from hwgrpo.config.written_config import shown_settings
 from hwgrpo.errors import ConfigError, DataError, error_text
 from hwgrpo.report.compact_completions import compact, read_completions
+from hwgrpo.report.inlined_images import MOST_BYTES
 from hwgrpo.report.resume_rows import resume_rows
 from hwgrpo.report.run_data import CONFIG, RunRecord, read_run
 from hwgrpo.support.jsonlines import jsonable
@@ -35,6 +36,7 @@ SCRIPTS = (
     "curves.js",
     "overview.js",
     "search.js",
+    "pictures.js",
     "turns.js",
     "groups.js",
     "settings.js",
@@ -43,20 +45,22 @@ SCRIPTS = (
 """In the order in which the page runs them, as one script."""
 
 
-def write_report(run_dir: Path, output: Path, most_completions: int = MOST_COMPLETIONS) -> None:
+def write_report(
+    run_dir: Path, output: Path, most_completions: int = MOST_COMPLETIONS, image_bytes: int = MOST_BYTES
+) -> None:
     """Write the report of a run.
 
     Args:
         run_dir: folder of the run.
         output: the HTML file, written atomically.
-        most_completions: see `read_completions`.
+        most_completions, image_bytes: see `read_completions`.
 
     Raises:
         ConfigError: `run_dir` is not the folder of a run, or the file cannot be written.
         DataError: one of its logs is damaged.
     """
     try:
-        page = build_page(read_run(run_dir), read_completions(run_dir, most_completions))
+        page = build_page(read_run(run_dir), read_completions(run_dir, most_completions, image_bytes))
     except (ConfigError, DataError):
         raise
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError) as error:
@@ -84,7 +88,8 @@ def build_page(record: RunRecord, completions: dict[str, Any]) -> bytes:
         "title": html.escape(record.folder.resolve().name),
         # Only our own script and style may run, by their hashes, and nothing is loaded from anywhere: a second wall
         # behind the escaping of what models write.
-        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'",
+        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'",
         "style": style,
         "script": script,
         "run": embed(_run_data(record, completions)),
@@ -131,6 +136,7 @@ def _run_data(record: RunRecord, completions: dict[str, Any]) -> dict[str, Any]:
             "total": completions["total"],
             "kept": completions["kept"],
             "groups": len(completions["groups"]["uid"]),
+            "images_left": completions["images_left"],
         },
     }
 

@@ -30,13 +30,13 @@ START_FILES = (
     "metrics.jsonl",
     "completions.jsonl",
     "warnings.jsonl",
-    *("tensorboard", "code"),
+    *("tensorboard", "code", "images"),
     *("wandb", "wandb.json", "trackio.json", "swanlog", "swanlab.json"),
 )
 """Files and folders that a run may write before its first step is finished."""
 MODELS = ("final", "final-adapter")
 """Folders that are replaced at the end of a run."""
-FOLDERS = ("checkpoints", "tensorboard", "code")
+FOLDERS = ("checkpoints", "tensorboard", "code", "images")
 FILES = (*(name for name in START_FILES if "." in name), "kernels.json", "summary.json", "micro_batch.json")
 """Folders and files that a run writes; checked at the start, since a conflict would otherwise appear after hours."""
 

@@ -221,7 +221,11 @@ def _build(
     notes += filter(None, (partial_note(config.rollout),))
     if not update.needs_old_logprobs and config.algorithm.old_logprobs == "trainer":
         notes += filter(None, (ratio_note(config.algorithm.loss),))
-    notes += (*engine.notes, *prompt_notes(config.data, data), *text_notes(config, data.tokenizer, data.training.texts))
+    notes += (
+        *engine.notes,
+        *prompt_notes(config.data, data),
+        *text_notes(config, data.tokenizer, data.training.texts, data.training.marks),
+    )
     notes += _late_steps(config, total_steps)
     notes += filter(None, (repeats_note(data.training, config.trainer.prompts_per_step),))
     notes.append(start_summary(config.model, device, models, data, start))

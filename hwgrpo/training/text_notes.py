@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from hwgrpo.config import Config
@@ -16,18 +16,19 @@ TAGS = ("think", "answer")
 SHOWN = 3
 
 
-def text_notes(config: Config, tokenizer: Any, prompts: Sequence[str]) -> Iterator[str]:
+def text_notes(config: Config, tokenizer: Any, prompts: Sequence[str], marks: Collection[str] = ()) -> Iterator[str]:
     """Yield notes on special tokens in responses' texts, and on markers that prompts leave open.
 
     Args:
         config: the run's settings.
         tokenizer: the model's tokenizer.
         prompts: the training prompts' texts.
+        marks: texts of tokens that show images, which no response needs (`ImagePrompts.marks`).
     """
     skips, stops = config.rollout.skip_special_tokens, list(config.rollout.stop)
     looked_for = [(each.name, names) for each in config.reward.functions if (names := _looked_for(each))]
     others = special_ids(tokenizer) - wordless_ids(tokenizer)
-    special = tokenizer.convert_ids_to_tokens(sorted(others))
+    special = [token for token in tokenizer.convert_ids_to_tokens(sorted(others)) if token not in marks]
     if special and not skips:
         yield (
             f"responses' text for rewards and stop strings keeps special tokens such as {_shown(special)}; those of "

@@ -90,7 +90,7 @@ def test_a_dataset_of_images_is_converted_and_inspected(hwgrpo, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "data/geo3k/train.parquet: 3 rows, none bad" in lines
-    assert "images 1 in 3 prompts; widths 8 to 8, heights 8 to 10 pixels" in lines
+    assert "images 1 in 3 prompts; widths 8, heights 8 to 10 pixels" in lines
 
 
 def test_own_files_are_converted_with_a_validation_split_and_a_preview(hwgrpo, tmp_path):

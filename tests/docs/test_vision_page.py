@@ -1,5 +1,6 @@
 """The page about images in prompts: its commands run and print what it shows, its figures are the code's."""
 
+import io
 import re
 import shlex
 
@@ -11,19 +12,24 @@ from hwgrpo.cli.main import main
 from hwgrpo.config.document import entries
 from hwgrpo.data.image_urls import SECONDS
 from hwgrpo.data.images import BOMB_PIXELS, FORMATS, LONGEST_RATIO, PAYLOADS
+from hwgrpo.data.thumbnails import LONGEST_SIDE
 from hwgrpo.models.vision import UNSUPPORTED
-from tests.docs.pages import blocks, code, page, table
+from hwgrpo.report.inlined_images import MOST_BYTES
+from tests.docs.pages import blocks, code, page, section, table
 from tests.support.models.tiny_image_prompts import picture
 from tests.support.models.vision_families import VISION_FAMILIES
 
 PAGE = page("vision.md")
 
 
-def run(block, capsys):
-    """Run the commands of a block; return what the last one printed."""
+QUICK = ("data.validation_max_rows=8", "trainer.validation_n=0")
+
+
+def run(block, capsys, *overrides):
+    """Run the commands of a block, `train` with overrides; return what the last one printed."""
     for command in re.findall(r"^hwgrpo (.*)$", block, re.MULTILINE):
         capsys.readouterr()
-        assert main(shlex.split(command)) == 0, command
+        assert main([*shlex.split(command), *(overrides if command.startswith("train ") else ())]) == 0, command
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -33,11 +39,37 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_rows_of_the_page_are_inspected_as_it_shows(capsys):
-    block = blocks(PAGE, "bash")[0]
+def make_rows():
+    """Write the rows of the page; return the block that does."""
+    [block] = blocks(section(PAGE, "Data"), "bash")
     [(name, program)] = re.findall(r"^cat > (\S+) <<'(?:END_OF_FILE)'\n(.*?)^END_OF_FILE$", block, re.M | re.S)
     assert f"python {name}" in block
     exec(compile(program, name, "exec"), {})
+    return block
+
+
+def test_a_trained_model_is_reported_evaluated_and_asked_about_an_image(here, capsys, monkeypatch):
+    make_rows()
+    run(section(PAGE, "Images in prompts"), capsys, "model.path=builtin://tiny?task=squares&steps=2&batch=4", *QUICK)
+    monkeypatch.setattr("sys.stdin", io.StringIO("what?\n"))
+    shown = run(section(PAGE, "What you see"), capsys)
+    assert shown[0] == f"image {here / '0.png'}"
+    assert shown[-1].startswith("policy: ")
+    assert [*(here / "out-images").iterdir()]
+    assert "data:image/png;base64," in (here / "runs/squares/report.html").read_text()
+    [most] = re.findall(r"`observe.logged_images` \((\d+); 0: none\)", PAGE)
+    assert int(most) == int({entry.key: entry.default for entry in entries()}["observe.logged_images"])
+    assert f"Beyond {MOST_BYTES >> 20} MiB (`--image-mb`)" in PAGE
+    assert f"at most {LONGEST_SIDE} pixels" in PAGE
+
+
+def test_a_policy_that_looks_is_trained(capsys):
+    look = section(PAGE, "Turns that show images")
+    run(look, capsys, "model.path=builtin://tiny?task=look&steps=2&batch=4", *QUICK)
+
+
+def test_the_rows_of_the_page_are_inspected_as_it_shows(capsys):
+    block = make_rows()
     expected = blocks(PAGE, "text")[0].splitlines()
     assert run(block, capsys)[: len(expected)] == expected
 
@@ -47,12 +79,13 @@ def test_geometry_is_converted_and_inspected(here, capsys):
     folder.mkdir(parents=True)
     row = {"problem": "<image>Find x.", "answer": "3", "images": [{"bytes": picture(), "path": None}]}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), folder / "train-00000-of-00001.parquet")
-    assert "data/geo3k/train.parquet: 1 rows, none bad" in run(blocks(PAGE, "bash")[1], capsys)
+    assert "data/geo3k/train.parquet: 1 rows, none bad" in run(blocks(section(PAGE, "Geometry3K"), "bash")[0], capsys)
+    run(blocks(section(PAGE, "Geometry3K"), "bash")[1], capsys)
 
 
 def test_figures_and_names_are_those_of_the_code():
     defaults = {entry.key: entry.default for entry in entries()}
-    rows = table(PAGE, "setting", "default")
+    rows = table(section(PAGE, "Data"), "setting", "default")
     assert len(rows) == 3
     for row in rows:
         assert float(row["default"].replace(",", "")) == float(defaults[code(row["setting"])[0]])

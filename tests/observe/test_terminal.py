@@ -121,3 +121,4 @@ def test_what_an_evaluation_prints_is_ours(tmp_path, monkeypatch, capsys):
 class Data(list):
     name = HOSTILE
     available = 1
+    prompts_with_images = 0

@@ -131,7 +131,7 @@ def test_the_page_holds_metrics_settings_environment_kernels_and_summary(trained
     assert data["environment"]["total_steps"] == 6
     assert {choice["op"] for choice in data["kernels"]["choices"]} >= {"row_stats", "row_grad"}
     assert data["summary"]["status"] == "completed"
-    assert data["completions"] == {"total": 96, "kept": 96, "groups": 24}
+    assert data["completions"] == {"total": 96, "kept": 96, "groups": 24, "images_left": 0}
 
 
 def test_settings_stand_beside_the_default_of_the_schema_and_unknown_ones_beside_none(make_run):

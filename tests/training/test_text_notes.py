@@ -1,5 +1,6 @@
 """A run's start says which tokens rewards do not see, and which markers its prompts leave open."""
 
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,19 @@ OPENS = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_
 
 
 def notes(
-    *functions: RewardFunctionConfig, skips: bool, prompts: list[str], special: bool, **rollout: Any
+    *functions: RewardFunctionConfig,
+    skips: bool,
+    prompts: list[str],
+    special: bool,
+    marks: Collection[str] = (),
+    **rollout: Any,
 ) -> list[str]:
     tokenizer = character_tokenizer("")
     if special:
         tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>", "<pic>"]})
     settings = SimpleNamespace(skip_special_tokens=skips, **{"stop": [], **rollout})
     config: Any = SimpleNamespace(rollout=settings, reward=SimpleNamespace(functions=functions))
-    return list(text_notes(config, tokenizer, prompts))
+    return list(text_notes(config, tokenizer, prompts, marks))
 
 
 def test_kept_special_tokens_are_named_and_skipped_ones_where_a_reward_or_stop_string_looks_for_them():
@@ -38,6 +44,9 @@ def test_kept_special_tokens_are_named_and_skipped_ones_where_a_reward_or_stop_s
     assert second.startswith("reward tags and rollout.stop='</think>' will not find </think>")
     assert notes(RewardFunctionConfig("exact_match"), skips=True, prompts=["a"], special=True) == []
     assert notes(tags, skips=False, prompts=["a"], special=False, stop=["b"]) == []
+    [kept] = notes(tags, skips=False, prompts=["a"], special=True, marks={"<pic>", "<think>"})
+    assert "keeps special tokens such as </think>; those of end" in kept
+    assert notes(tags, skips=False, prompts=["a"], special=True, marks={"<pic>", "<think>", "</think>"}) == []
 
 
 def test_opened_markers_are_named_with_the_rewards_that_count_them():

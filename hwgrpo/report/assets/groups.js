@@ -18,7 +18,9 @@ class GroupBrowser {
     const { total, kept } = run.completions;
     const left = total > kept ? h("p", { class: "notice" }, `This page holds ${plural(kept, "completion")} of ${total.toLocaleString("en-US")}: `
       + "whole steps, spread over the run. hwgrpo report --completions N takes more.") : null;
-    this.element = h("div", { class: "groups" }, this.controls.form, this.count, left, this.browser);
+    const images = run.completions.images_left;
+    const unseen = images > 0 ? h("p", { class: "notice" }, `${plural(images, "further image")} would make this page too large: hwgrpo report --image-mb N takes more.`) : null;
+    this.element = h("div", { class: "groups" }, this.controls.form, this.count, left, unseen, this.browser);
     new ResizeObserver(() => this.drawRows()).observe(this.list);
   }
 
@@ -113,11 +115,13 @@ class GroupBrowser {
   makeRow(group, place) {
     const { data } = this;
     const chosen = group === this.selected;
+    const image = (data.groups.images[group] ?? []).map((index) => data.images[index]).find(([source]) => source !== null);
     return h("div", {
-      class: chosen ? "row chosen" : "row", role: "option", id: `group-${group}`, "aria-selected": String(chosen),
+      class: `row${chosen ? " chosen" : ""}${image ? " pictured" : ""}`, role: "option", id: `group-${group}`, "aria-selected": String(chosen),
       "aria-posinset": place + 1, "aria-setsize": this.listed.found.length, style: { top: `${place * ROW}px` },
       onclick: () => this.select(group, true),
-    }, h("div", { class: "line" }, h("span", { class: "muted" }, `step ${data.groups.step[group]}`), this.strip(group),
+    }, image ? h("img", { src: image[0], alt: "" }) : null,
+    h("div", { class: "line" }, h("span", { class: "muted" }, `step ${data.groups.step[group]}`), this.strip(group),
       h("b", {}, formatNumber(data.mean[group]))),
     h("div", { class: "line prompt" }, (data.text("question", group) ?? data.text("prompt", group)).trim().slice(0, 300) || "(empty prompt)"));
   }
@@ -154,7 +158,7 @@ class GroupBrowser {
       h("div", { class: "facts" }, fact("Step", String(data.groups.step[group])), fact("Mean reward", formatNumber(data.mean[group])),
         fact("Spread", formatNumber(data.spread[group])), fact("Mean length", formatTokens(data.length[group])), fact("Prompt id", data.groups.uid[group]),
         source ? fact("Source", source) : null),
-      h("h3", {}, "Prompt"), h("pre", { class: "text", tabindex: 0 }, marked(data.text("prompt", group), this.words)),
+      h("h3", {}, "Prompt"), ...(group in data.groups.images ? [picturesOf(data.groups.images[group], data.images)] : []), h("pre", { class: "text", tabindex: 0 }, marked(data.text("prompt", group), this.words)),
       ...(truth === null ? [] : [h("h3", {}, "Ground truth"), h("pre", { class: "text", tabindex: 0 }, marked(truth, this.words))]),
       h("h3", {}, plural(rows.length, "completion")),
       h("div", { class: rows.some((r) => data.rows.outcomes[r]?.turns.length) ? "cards wide" : "cards" }, ordered.map((r) => this.card(r, r - rows[0]))));
@@ -171,7 +175,7 @@ class GroupBrowser {
   }
 
   card(row, place) {
-    const { reward, advantage, length, finished, response, rewards, extras, outcomes } = this.data.rows;
+    const { reward, advantage, length, finished, response, rewards, extras, outcomes, images } = this.data.rows;
     const outcome = outcomes[row];
     const sign = advantage[row] === null || Math.abs(advantage[row]) < 0.005 ? "even" : advantage[row] > 0 ? "above" : "below";
     const names = Object.keys(rewards);
@@ -184,8 +188,9 @@ class GroupBrowser {
         reward[row] === null ? h("span", { class: "badge bad" }, "taken out") : null,
         h("span", { class: "about muted" }, `#${place + 1} · ${plural(length[row] ?? 0, "token")}${outcome ? aboutTrajectory(outcome) : ""}${hit ? "" : " · does not meet the filter"}`)),
       outcome?.failure ? h("p", { class: "failure bad" }, marked(outcome.failure, this.words)) : null,
-      outcome?.turns.length ? h("ol", { class: "turns" }, outcome.turns.map((turn) => turnOf(turn, this.words)))
+      outcome?.turns.length ? h("ol", { class: "turns" }, outcome.turns.map((turn) => turnOf(turn, this.words, this.data.images)))
         : h("pre", { class: "text", tabindex: 0 }, response[row] === "" ? h("span", { class: "muted" }, "(empty)") : marked(response[row], this.words)),
+      picturesOf(images[row], this.data.images),
       names.length > 1 ? h("dl", { class: "parts" }, names.map((name) => [h("dt", {}, name), h("dd", {}, formatNumber(rewards[name][row]))]).flat()) : null,
       extras[row] ? h("details", {}, h("summary", {}, "Extras"), h("pre", { class: "text" }, JSON.stringify(extras[row], null, 1))) : null);
   }

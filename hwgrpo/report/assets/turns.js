@@ -39,12 +39,13 @@ function callText([name, given]) {
   return [`${name}(`, ...parts, ")"].join("\n");
 }
 
-function turnOf(turn, words) {
+function turnOf(turn, words, images) {
   const kind = turn.role === "assistant" ? "policy" : turn.role === "tool" ? "tool" : turn.role === "system" ? "system" : "user";
   const text = (value) => h("pre", { class: "text", tabindex: 0 }, marked(value, words));
   const parts = [];
   if (turn.reasoning) parts.push(h("details", { class: "reasoning" }, h("summary", {}, "Reasoning"), text(turn.reasoning)));
-  if (turn.text !== "" || !turn.calls) parts.push(turn.text === "" ? h("pre", { class: "text muted" }, "(empty)") : kind === "policy" ? text(turn.text) : folded(turn.text, text));
+  if (turn.images) parts.push(picturesOf(turn.images, images));
+  if (turn.text !== "" || !(turn.calls || turn.images)) parts.push(turn.text === "" ? h("pre", { class: "text muted" }, "(empty)") : kind === "policy" ? text(turn.text) : folded(turn.text, text));
   for (const call of turn.calls ?? []) parts.push(h("pre", { class: "text call", tabindex: 0 }, marked(callText(call), words)));
   const { reward } = turn;
   const sign = reward > 0 ? "above" : reward < 0 ? "below" : "even";

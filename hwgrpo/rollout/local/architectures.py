@@ -15,7 +15,7 @@ import torch
 from hwgrpo_kernels import fused_modules
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from hwgrpo.models.frozen_dtype import UpcastEmbedding
 from hwgrpo.models.layer_values import smallest_value
@@ -90,7 +90,8 @@ def predict_fallback(config: Any, length: int) -> str | None:
     """Return why the lean step will not decode such sequences, by the configuration alone, or None."""
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None or _name(kind).removeprefix(PREFIX) not in ARCHITECTURES:
-        return _unknown(kind or type(config))
+        vision: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+        return _unknown(kind or vision or type(config))
     return _beyond(config, length)
 
 

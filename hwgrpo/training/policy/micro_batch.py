@@ -352,7 +352,7 @@ def _shared_tokens(batch: TrainBatch, sequence_S: torch.Tensor, row_S: torch.Ten
     shared_S = torch.zeros_like(input_S)
     shared_S[1:] = torch.where(row_S.diff() == 0, torch.minimum(input_S[1:], input_S[:-1]), 0)
     if batch.seen:  # equal tokens may stand for different images
-        observes_S = torch.tensor([bool(batch.seen[sequence]) for sequence in sequence_S.tolist()])
+        observes_S = torch.tensor([bool(batch.seen[sequence]) for sequence in sequence_S.tolist()], dtype=torch.bool)
         shared_S[observes_S] = 0
         shared_S[1:][observes_S[:-1]] = 0
     begin_S = batch.offsets[sequence_S]

@@ -168,3 +168,10 @@ def test_responses_that_begin_alike_share_no_tokens_of_images():
     policy = policy_of("Qwen2-VL")
     for layout in (GROUPED, GROUPED_MASKED, BRANCHED):
         assert float((logprobs(policy, batch, layout) - own)[batch.loss_mask].abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_without_sequences_trains_no_token_where_responses_observe_images(layout: str):
+    batch = Sequences("Qwen2-VL", observes=True).batch()
+    micro = build_micro_batch(batch, [], {}, LAYOUTS[layout])
+    assert (micro.token_index.numel(), micro.images) == (0, ())
