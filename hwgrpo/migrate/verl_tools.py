@@ -13,6 +13,7 @@ import inspect
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -284,6 +285,10 @@ def _function(function: Callable[..., Any], marked: Mapping[str, Any], place: st
     return VerlTool(name, marked["schema"] or make_schema(function, {}, place, name), None, function)
 
 
+_IMPORTING = threading.RLock()
+"""Environments are made in threads, and what an import finds is the process's."""
+
+
 @contextmanager
 def _loading(place: str, file: Path) -> Iterator[list[str]]:
     """Import with the working directory and the file's folder first, and with stand-ins of verl.
@@ -292,24 +297,25 @@ def _loading(place: str, file: Path) -> Iterator[list[str]]:
     """
     at = [place]
     folders = [str(Path.cwd()), str(file.resolve().parent)]
-    sys.path[:0] = folders
-    try:
-        with verl_modules() as stand_ins:
-            yield at
-    except ConfigError:
-        raise
-    except ModuleNotFoundError as error:
-        remedy = (
-            f"install verl: only {', '.join(name for name in MODULES if name.count('.') == 2)} have stand-ins"
-            if (error.name or "").partition(".")[0] == "verl"
-            else f"start in the folder where it can be imported, or install it; looked in {', '.join(folders)}"
-        )
-        raise ConfigError(f"{at[0]}: there is no module {error.name!r}; {remedy}") from error
-    except Exception as error:
-        raise ConfigError(f"{at[0]} cannot be loaded: {type(error).__name__}: {error_text(error)}") from error
-    finally:
-        for folder in folders:
-            sys.path.remove(folder)
+    with _IMPORTING:
+        sys.path[:0] = folders
+        try:
+            with verl_modules() as stand_ins:
+                yield at
+        except ConfigError:
+            raise
+        except ModuleNotFoundError as error:
+            remedy = (
+                f"install verl: only {', '.join(name for name in MODULES if name.count('.') == 2)} have stand-ins"
+                if (error.name or "").partition(".")[0] == "verl"
+                else f"start in the folder where it can be imported, or install it; looked in {', '.join(folders)}"
+            )
+            raise ConfigError(f"{at[0]}: there is no module {error.name!r}; {remedy}") from error
+        except Exception as error:
+            raise ConfigError(f"{at[0]} cannot be loaded: {type(error).__name__}: {error_text(error)}") from error
+        finally:
+            for folder in folders:
+                sys.path.remove(folder)
     used = [each for each in stand_ins if each.count(".") == 2]
     if used and launched_rank().rank == 0:
         print(f"hwgrpo: note: {place}: verl is not installed; stand-ins of {', '.join(used)}", file=sys.stderr)

@@ -61,7 +61,11 @@ class MeasureImages:
         before, self.last = self.last, self._now()
         prompts = sum(prompt.images is not None for prompt in state.prompts.prompts)
         counts = self.strategy.sum([prompts, *(now - then for now, then in zip(self.last, before, strict=True))])
-        state.metrics |= {"images/prompts": counts[0], "perf/images_encoded": counts[1], "perf/image_bytes_moved": counts[2]}
+        state.metrics |= {
+            "images/prompts": counts[0],
+            "perf/images_encoded": counts[1],
+            "perf/image_bytes_moved": counts[2],
+        }
 
     def _now(self) -> tuple[int, int]:
         return sum(each.encoded for each in self.encoders), sum(each.moved_bytes for each in self.encoders)

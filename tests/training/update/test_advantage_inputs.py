@@ -92,7 +92,7 @@ def inputs(*words: str, needs_old: bool = True) -> Any:
         prompt_index=torch.tensor([0, 0, 1, 1]), tokens=torch.arange(8), offsets=offsets_of(lengths),
         logprobs=torch.full((8,), -9.0), finished=valid, texts=("",) * 4,
     )  # fmt: skip
-    prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[2])])
+    prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[i], images=None) for i in (1, 2)])
     rewards = Rewards(total, valid, {"r": total})
     return advantage_inputs(update, None, prompts, completions, rewards, Stopwatch())
 

@@ -45,7 +45,7 @@ def penalized(*words: str, loss_mask: torch.Tensor | None = None) -> tuple[Any, 
         texts=("",) * 4,
         loss_mask=loss_mask,
     )
-    prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[2])])
+    prompts: Any = SimpleNamespace(prompts=[SimpleNamespace(token_ids=[i], images=None) for i in (1, 2)])
     rewards: Any = rewards_of(torch.tensor([1.0, 7.0, 0.5, 0.0], dtype=torch.float64), valid)
     found = advantage_inputs(update, reference, prompts, completions, rewards, Stopwatch())  # type: ignore[arg-type]
     return found, update.coefficients
