@@ -182,7 +182,7 @@ def test_a_stored_prompt_is_found_with_its_images_alone():
             return prompt
 
     dataset: Any = One()
-    asked = prefetched_batches._prompt_key(PromptBatch((prompt,)))
-    assert [group_files.prompt_of(*each[:2], dataset, *each[2:]) for each in asked] == [prompt]
+    [(uid, token_ids, digests)] = prefetched_batches._prompt_key(PromptBatch((prompt,)))
+    assert group_files.prompt_of(uid, token_ids, dataset, digests) == prompt
     assert group_files.prompt_of("0:0", ids, dataset, ["first", "old"]) is None
     assert group_files.prompt_of("0:0", ids, dataset) is None
