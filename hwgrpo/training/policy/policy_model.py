@@ -225,7 +225,11 @@ class PolicyModel(nn.Module):
             return
         unused = self.images.unused(batch.input_ids.device)
         embeddings: nn.Module = self.base.get_input_embeddings()
-        with embeddings.register_forward_hook(lambda module, inputs, output: output + unused.to(output.dtype)):
+
+        def add(module: nn.Module, inputs: Any, output: Any) -> Tensor:
+            return output + unused.to(output.dtype)
+
+        with embeddings.register_forward_hook(add):
             yield
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
