@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
-from hwgrpo.data.image_rows import read_image_prompt
+from hwgrpo.data.image_rows import PLACE, read_image_prompt
 from hwgrpo.data.prompt_findings import LEFT_OUT, REWRITTEN, findings_of, open_end_findings, template_findings
 from hwgrpo.data.row_schema import Message, check_text, message_text, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows
@@ -265,7 +265,22 @@ def conversation_with_images(
     if images is None:
         return conversation(row, config, place), ()
     prompt, sources = read_image_prompt(row, config, images.marks, place)
+    _refuse_places(config)
     return _completed(prompt, config, place), sources
+
+
+def _refuse_places(config: Any) -> None:
+    """Raise `ConfigError` where a setting has the place of an image: it has no image, and would be shown as text."""
+    few_shot = [text for each in config.few_shot for text in (each.prompt, each.response)]
+    for key, texts in (
+        ("system_prompt", [config.system_prompt]),
+        ("instruction", [config.instruction]),
+        ("few_shot", few_shot),
+    ):
+        if any(PLACE in text for text in texts if text):
+            raise ConfigError(
+                f"data.{key} has {PLACE}, the place of an image, and images are those of rows; take it out there"
+            )
 
 
 def _completed(prompt: str | tuple[Message, ...], config: Any, place: str) -> str | tuple[Message, ...]:

@@ -17,7 +17,8 @@ from hwgrpo_kernels import default_registry
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import load_model, load_tokenizer
+from hwgrpo.models.loading import load_model, load_model_config, load_tokenizer
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.parity.fixed_adapter import with_adapter
 from hwgrpo.parity.fixed_step import FixedStep, make_step
 from hwgrpo.parity.golden import (
@@ -220,10 +221,11 @@ def missing(stage: str, tensor: str) -> Stage:
 
 
 def check_features(model: ModelConfig) -> None:
-    """Check that the settings of the model ask for nothing that fp64 lacks.
+    """Check that the model and its settings ask for nothing that fp64 lacks.
 
     Raises:
-        ConfigError: they ask for quantized weights, the router's loss, dropout or new DoRA adapters.
+        ConfigError: they ask for quantized weights, the router's loss, dropout or new DoRA adapters; or the model reads
+            images.
     """
     for key, chosen, what in (
         ("model.lora.dora", model.lora.dora, "new DoRA adapters (existing ones: model.lora.adapter=FOLDER)"),
@@ -233,6 +235,12 @@ def check_features(model: ModelConfig) -> None:
     ):
         if chosen:
             raise ConfigError(f"{key}: parity does not compare {what}; leave it out")
+    settings = load_model_config(model)
+    if reads_images(settings):
+        raise ConfigError(
+            f"model.path={model.path!r} reads images ({settings.model_type}), and parity compares models of text; use "
+            "the text model that it was made of"
+        )
 
 
 def check_memory(path: str, parameters: int) -> None:

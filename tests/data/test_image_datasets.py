@@ -145,6 +145,20 @@ def test_placeholders_without_an_image_are_an_error_wherever_they_come_from(parq
         build(parquet([question(PAD, picture())]))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("system_prompt", "As in <image>."),
+        ("instruction", "<image>"),
+        ("few_shot", [FewShotConfig(prompt="<image>x", response="y")]),
+        ("few_shot", [FewShotConfig(prompt="x", response="<image>")]),
+    ],
+)
+def test_a_place_of_an_image_in_a_setting_is_an_error(parquet, build, key, value):
+    with pytest.raises(ConfigError, match=f"data.{key} has <image>, the place of an image"):
+        build(parquet([question("<image>a", picture())]), **{key: value})
+
+
 def test_tokens_are_counted_against_the_images_whoever_made_them(seeing):
     image = Image.new("RGB", (16, 16))
     for text in ("a", SHOWN * 2):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hwgrpo_kernels.head import HeadGradients
 from hwgrpo_kernels.loss_calls import LossCalls
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2VLConfig
 
 from hwgrpo.algorithms import losses, policy_loss
 from hwgrpo.algorithms.groups import Groups
@@ -463,6 +463,13 @@ def test_the_table_names_the_first_difference_and_its_tensor(capsys, monkeypatch
 def test_what_is_not_compared_is_an_error_that_names_the_setting(arguments, message, capsys):
     assert main(["parity", "backend.name=cpu", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layers", [(), ("--layers", "1")], ids=["whole", "layers"])
+def test_a_model_that_reads_images_is_not_compared(layers: tuple[str, ...], tmp_path: Path, capsys):
+    Qwen2VLConfig().save_pretrained(tmp_path)
+    assert main(["parity", "backend.name=cpu", f"model.path={tmp_path}", *layers]) == 2
+    assert "reads images (qwen2_vl), and parity compares models of text" in capsys.readouterr().err
 
 
 def test_a_model_too_large_for_copies_in_fp64_is_refused(capsys, monkeypatch):

@@ -55,7 +55,7 @@ def tensors_of(groups: Mapping[str, ScoredGroup]) -> dict[str, torch.Tensor]:
     """Return groups as tensors, whose names begin with the group's key."""
     tensors: dict[str, torch.Tensor] = {}
     for prefix, group in groups.items():
-        further = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids)}
+        further = {"uid": group.prompt.uid, "prompt": list(group.prompt.token_ids), "images": images_of(group.prompt)}
         tensors |= pack(prefix, [group.completions, group.rewards], further)
     return tensors
 
@@ -64,7 +64,7 @@ def read(prefix: str, tensors: Mapping[str, torch.Tensor], dataset: PromptDatase
     """Return one group; None if its prompt is no longer in the data."""
     packed = values_json(prefix, tensors)
     assert packed is not None, prefix
-    prompt = prompt_of(packed["uid"], packed["prompt"], dataset)
+    prompt = prompt_of(packed["uid"], packed["prompt"], dataset, packed.get("images", ()))
     if prompt is None:
         return None
     completions = Completions.from_tensors(prefix, tensors, packed)
@@ -143,13 +143,25 @@ def same_scores(checkpoint: Checkpoint, config: Config) -> bool:
     return _scoring(stored_tree(checkpoint.manifest["state"]["config"])) == _scoring(to_tree(config))
 
 
-def prompt_of(uid: str, token_ids: Sequence[int], dataset: PromptDataset) -> Prompt | None:
-    """Return the prompt of the data with this uid; None if the data has it no more, or with other tokens."""
+def images_of(prompt: Prompt) -> list[str]:
+    """Return the hashes of a prompt's images; [] without any."""
+    return [] if prompt.images is None else [part.digest for part in prompt.images.parts]
+
+
+def prompt_of(uid: str, token_ids: Sequence[int], dataset: PromptDataset, images: Sequence[str] = ()) -> Prompt | None:
+    """Return the prompt of the data with this uid; None if the data has it no more, or with other tokens or images.
+
+    Args:
+        uid: of the prompt.
+        token_ids: of the prompt.
+        dataset: the data.
+        images: from `images_of`.
+    """
     epoch, row = epoch_and_row(uid)
     if row >= len(dataset):
         return None
     prompt = dataset.prompt(row, epoch)
-    return prompt if list(prompt.token_ids) == [*token_ids] else None
+    return prompt if list(prompt.token_ids) == [*token_ids] and images_of(prompt) == [*images] else None
 
 
 def _stored(

@@ -158,8 +158,11 @@ def _file(rank: int) -> str:
 
 
 def _prompt_key(batch: PromptBatch) -> list[list[Any]]:
-    """Return the uid and tokens of each prompt of a batch, for comparison."""
-    return [[prompt.uid, list(prompt.token_ids)] for prompt in batch.prompts]
+    """Return the uid, tokens and, where it has some, hashes of images of each prompt of a batch, for comparison."""
+    return [
+        [prompt.uid, list(prompt.token_ids), *([images] if (images := group_files.images_of(prompt)) else [])]
+        for prompt in batch.prompts
+    ]
 
 
 def _prompts(packed: Mapping[str, Any], source: PromptSource) -> PromptBatch | None:
@@ -168,7 +171,9 @@ def _prompts(packed: Mapping[str, Any], source: PromptSource) -> PromptBatch | N
         return source.next()
     if len(packed["asked"]) != source.prompts_per_step // source.world_size:
         return None
-    found = [group_files.prompt_of(uid, token_ids, source.dataset) for uid, token_ids in packed["asked"]]
+    found = [
+        group_files.prompt_of(uid, token_ids, source.dataset, *images) for uid, token_ids, *images in packed["asked"]
+    ]
     prompts = tuple(prompt for prompt in found if prompt is not None)
     return PromptBatch(prompts) if len(prompts) == len(found) else None
 

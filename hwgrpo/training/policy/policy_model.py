@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -183,9 +183,6 @@ class PolicyModel(nn.Module):
 
     def _predicting(self, output: Any, batch: MicroBatch) -> torch.Tensor:
         hidden = output.last_hidden_state.to(self.compute_dtype).flatten(0, 1)
-        if self.images is not None and not batch.images and torch.is_grad_enabled() and self.images.trains:
-            with self.autocast(hidden.device):
-                hidden = hidden + self.images.unused(hidden.device).to(hidden.dtype)
         return batch.shard.own(hidden) if batch.shard else hidden[batch.hidden_rows]
 
     def _backbone(self, batch: MicroBatch, **options: Any) -> Any:
@@ -205,7 +202,7 @@ class PolicyModel(nn.Module):
         if branches is not None or batch.shard is not None:
             # a 4-d mask keeps transformers from building one
             mask = torch.zeros(1, 1, 1, 1, device=batch.input_ids.device)
-        with self.autocast(batch.input_ids.device):
+        with self.autocast(batch.input_ids.device), self._tower_used(batch):
             if self.images is not None:
                 options |= self.images.inputs(batch.input_ids, batch.images)
             return backbone(self.base)(
@@ -215,6 +212,25 @@ class PolicyModel(nn.Module):
                 use_cache=False,
                 **options,
             )
+
+    @contextmanager
+    def _tower_used(self, batch: MicroBatch) -> Iterator[None]:
+        """Add 0 as a function of the tower to the embeddings of a micro-batch of text, where it is trained.
+
+        Other ranks have features there, and FSDP2 sums gradients in the order in which backward reaches the layers: if
+        embeddings are frozen, as with adapters, it passes the first layer only where a tower is before it.
+        """
+        if self.images is None or batch.images or not (torch.is_grad_enabled() and self.images.trains):
+            yield
+            return
+        unused = self.images.unused(batch.input_ids.device)
+        embeddings: nn.Module = self.base.get_input_embeddings()
+
+        def add(module: nn.Module, inputs: Any, output: Any) -> Tensor:
+            return output + unused.to(output.dtype)
+
+        with embeddings.register_forward_hook(add):
+            yield
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the context in which the model's products are computed."""

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hwgrpo_backends.cpu import BACKEND
@@ -13,8 +14,9 @@ from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training import setup
 from hwgrpo.training.checkpoint import checkpoint_files, restore
-from hwgrpo.training.feed import prefetched_batches
+from hwgrpo.training.feed import group_files, prefetched_batches
 from hwgrpo.training.loop import train
+from hwgrpo.values import Prompt, PromptBatch, PromptImages
 from tests.support.runs import runs
 
 CORRECTED = "algorithm.correction.name=token_truncate"
@@ -152,3 +154,35 @@ def test_what_was_sampled_ahead_is_left_where_there_are_other_ranks(far_ahead):
     steps, notes = loaded(output, replace(source, world_size=2), bound=3)
     assert steps == []
     assert notes == ["prefetched responses are sampled again from step 4 on: 1 ranks sampled them, and now there are 2"]
+
+
+def test_what_was_sampled_ahead_is_left_where_images_are_others_with_the_same_tokens(far_ahead, monkeypatch):
+    output, source = far_ahead
+    plain = PromptDataset.prompt
+
+    def other(dataset: PromptDataset, row: int, epoch: int):
+        return replace(plain(dataset, row, epoch), images=PromptImages({}, "another", token_id=0))
+
+    monkeypatch.setattr(PromptDataset, "prompt", other)
+    steps, notes = loaded(output, source, bound=3)
+    assert steps == []
+    assert "from step 4 on: the prompts have changed" in notes[0]
+
+
+def test_a_stored_prompt_is_found_with_its_images_alone():
+    """The tokens of two images are equal."""
+    ids, images = (1, 2), PromptImages({}, "new", 2, earlier=(PromptImages({}, "first", 2),))
+    prompt = Prompt("0:0", "", ids, None, {}, images=images)
+
+    class One:
+        def __len__(self) -> int:
+            return 1
+
+        def prompt(self, row: int, epoch: int) -> Prompt:
+            return prompt
+
+    dataset: Any = One()
+    [(uid, token_ids, digests)] = prefetched_batches._prompt_key(PromptBatch((prompt,)))
+    assert group_files.prompt_of(uid, token_ids, dataset, digests) == prompt
+    assert group_files.prompt_of("0:0", ids, dataset, ["first", "old"]) is None
+    assert group_files.prompt_of("0:0", ids, dataset) is None
