@@ -124,6 +124,8 @@ def load_image_prompts(
         ConfigError: its image processor is missing, or cannot be used here.
     """
     settings = settings or load_model_config(config)
+    if not reads_images(settings):
+        return None
     return image_prompts.load_image_prompts(resolve_model_path(config.path), config.revision, settings, tokenizer)
 
 

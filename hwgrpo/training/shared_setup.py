@@ -216,17 +216,18 @@ def build_engine(
     )
     engine = engine_kind(config.rollout).make(parts)
     limit = config.trainer.process_group_timeout
-    turns = turn_template(config, policy.model.generation_config, tokenizer)
+    turns = turn_template(config, policy.model.generation_config, tokenizer, causal_lm(policy.model).config)
     return with_workflow(engine, config.rollout.workflow, tokenizer, limit, turns, config, workflow)
 
 
-def turn_template(config: Config, generation_config: Any, tokenizer: Any) -> TurnTemplate | None:
+def turn_template(config: Config, generation_config: Any, tokenizer: Any, settings: Any = None) -> TurnTemplate | None:
     """Return the chat template between the turns of a workflow, with the options that prompts get.
 
     Args:
         config: the run's settings.
         generation_config: the model's; None: the tokenizer alone has tokens that end a turn.
         tokenizer: has the chat template.
+        settings: the model's configuration; None reads it.
 
     Returns:
         None where it has none.
@@ -236,7 +237,7 @@ def turn_template(config: Config, generation_config: Any, tokenizer: Any) -> Tur
     place = f"rollout.workflow={config.rollout.workflow}"
     render = partial(apply_template, config=config.data, tokenizer=tokenizer, place=place)
     ends = end_token_ids(tokenizer, generation_config, config.rollout.stop_token_ids)
-    prompts = load_image_prompts(config.model, tokenizer)
+    prompts = load_image_prompts(config.model, tokenizer, settings)
     images = None if prompts is None else ObservedImages(prompts, config.data.images)
     return TurnTemplate(render, tokenizer, ends, images)
 
