@@ -32,3 +32,10 @@ def test_the_text_of_a_prompt_is_that_of_its_parts():
     assert prompt_text(prompt({"role": "system", "content": "be brief"}, {"role": "user", "content": PARTS})) == (
         "system: be brief\n\nuser: 2+2?"
     )
+
+
+def test_images_are_named_in_the_text_that_models_of_rewards_read():
+    parts = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    seen = Prompt("0", "", (1,), None, {}, messages=({"role": "user", "content": parts},))
+    assert conversation(seen, "A cat.")[0] == {"role": "user", "content": "[image]What is it?"}
+    assert prompt_text(seen) == "[image]What is it?"
