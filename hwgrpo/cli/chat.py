@@ -249,6 +249,8 @@ def _talk(
         said = display.ask("user")
         if said is None:
             return
+        for mark in dataset.marks:  # a poor policy may write one, and no message may have it
+            text = text.replace(mark, "")
         messages = [*rows[0][config.data.prompt_key], {"role": "assistant", "content": text}]
         rows[0] = {config.data.prompt_key: [*messages, {"role": "user", "content": said}]}
         dataset = build_dataset(config.data, tokenizer, "validation", images=dataset.images)

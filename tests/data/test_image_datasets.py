@@ -74,6 +74,9 @@ def test_a_prompt_has_one_token_per_part_of_its_images_and_their_pixels(parquet,
     assert prompt.images.inputs["pixel_values"].shape == (8 + 12, 3 * 2 * 4 * 4)
     assert prompt.token_ids.count(prompt.images.token_id) == 5
     assert prompt.images.axes.shape == (len(prompt.token_ids), 3)
+    assert [(each.width, each.height) for each in prompt.images.all_thumbnails] == [(16, 8), (8, 24)]
+    assert prompt.images.mark == "<|image_pad|>"
+    assert data.prompts_with_images == 1
     assert prompt.messages == (
         {"role": "user", "content": [
             {"type": "text", "text": "is "}, {"type": "image"}, {"type": "text", "text": " "}, {"type": "image"},
@@ -303,6 +306,7 @@ def test_an_inspection_shows_images_their_sizes_and_the_bad_ones(parquet, seeing
     counted = inspect_files([str(path)], settings_of(seeing, seeing_tokenizer)).files[0]
     around = len("<user>\n<assistant>")
     assert (counted.tokens.min, counted.tokens.max) == (around + 1, around + (2 + 6) + (2 + 5))
+    assert (report.image_tokens, counted.image_tokens) == (None, Lengths(1, 1, 11, 11))
     assert [bad.index for bad in counted.bad] == [4, 5]
 
 

@@ -95,7 +95,16 @@ def test_a_stranger_s_folder_shows_no_other_file(make_run, tmp_path):
     (folder / "images" / f"{'1' * 24}.png").write_text("<svg onload=alert(1)>")
     (folder / "images" / f"{'2' * 24}.png").write_bytes(secret.read_bytes() + bytes(2 << 20))
     files = [f"images/{digit * 24}.png" for digit in "0123"]
-    files += [str(secret), "../secret.png", f"images/../images/{name}.png", "images/", 7, None, ["a"]]
+    files += [
+        str(secret),
+        "../secret.png",
+        f"images/../images/{name}.png",
+        "images/",
+        "images/../../secret.png",
+        7,
+        None,
+        ["a"],
+    ]
     make_run(None, [line(images=[{"file": file} for file in files] + [red])])
     images = read_completions(folder, 100)["images"]
     assert [source is not None for source, *_ in images] == [False] * len(files) + [True]
