@@ -66,7 +66,6 @@ SCHEDULED = ("actor/lr", "rollout/temperature", "data/epoch")
 """What settings alone decide: compared, but no result that parts."""
 NOT_RESULTS = (
     *("timing_s/*", "perf/*", "tools/*/seconds"),
-    *("images/encoded", "images/moved_bytes"),
     *("rollout/server_retries", "rollout/server_restarts", "rollout/servers_alive"),
 )
 """What a clock, the memory and the machines decide; a longer pattern of a stage wins."""

@@ -388,7 +388,7 @@ def test_every_metric_of_the_page_of_metrics_has_a_stage_or_is_no_result():
     unplaced = {name for name in names if placed(name) is None}
     others = {name for name in names if (place := placed(name)) and STAGES[place[0]].name == "other"}
     assert others == set()
-    assert {name.split("/")[0] for name in unplaced} == {"timing_s", "perf", "rollout", "tools", "images"}
+    assert {name.split("/")[0] for name in unplaced} == {"timing_s", "perf", "rollout", "tools"}
     assert {name for name in unplaced if name.startswith("tools")} == {"tools/<tool>/seconds"}
     assert not unplaced & {"perf/response_tokens", "perf/total_num_tokens"}
 
