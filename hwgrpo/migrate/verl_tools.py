@@ -261,7 +261,9 @@ def _tool(class_name: str, config: Mapping[str, Any], schema: Mapping[str, Any] 
 def _marked(file: str) -> Iterator[VerlTool]:
     """Yield the functions with `@function_tool` of a Python file."""
     place = f"{KEY}: function_tools={shown(file)}"
-    path, installed = Path(file).expanduser().resolve(), has_verl()
+    path = Path(file).expanduser().resolve()
+    with _IMPORTING:  # while another thread imports, its stand-ins can be found
+        installed = has_verl()
     if not path.is_file():
         raise ConfigError(f"{place}: there is no such file")
     with _loading(place, path):
