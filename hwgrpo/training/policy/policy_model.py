@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from hwgrpo_kernels import ReferenceHead, TokenLogprob, TokenLoss, linear_logprob, linear_token_loss, weight_operand
 from torch import Tensor, nn
 
@@ -220,7 +221,8 @@ class PolicyModel(nn.Module):
         Other ranks have features there, and FSDP2 sums gradients in the order in which backward reaches the layers: if
         embeddings are frozen, as with adapters, it passes the first layer only where a tower is before it.
         """
-        if self.images is None or batch.images or not (torch.is_grad_enabled() and self.images.trains):
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        if alone or self.images is None or batch.images or not (torch.is_grad_enabled() and self.images.trains):
             yield
             return
         unused = self.images.unused(batch.input_ids.device)
