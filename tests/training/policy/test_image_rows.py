@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 
+from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy import layout_check
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
 from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch
@@ -175,3 +176,10 @@ def test_a_rank_without_sequences_trains_no_token_where_responses_observe_images
     batch = Sequences("Qwen2-VL", observes=True).batch()
     micro = build_micro_batch(batch, [], {}, LAYOUTS[layout])
     assert (micro.token_index.numel(), micro.images) == (0, ())
+
+
+def test_a_model_that_bounds_its_logits_is_refused():
+    model = copy.deepcopy(model_of("Gemma 4"))
+    model.config.get_text_config().final_logit_softcapping = 5.0
+    with pytest.raises(ConfigError, match="bounds its logits"):
+        PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
