@@ -20,7 +20,7 @@ INSTALL = 'pip install "hwgrpo[gymnasium]"'
 MOST_CHARS = 4096
 """Longest observation: what has more is an image, say, which no model reads as numbers."""
 MOST_LETTERS = 128
-"""Characters of a Text space that the model is told."""
+"""Characters of a Text space that the prompt names."""
 _LOADING = threading.Lock()
 """Held while a file is loaded: instances are made in threads, and none must see a module that is half there."""
 
