@@ -110,7 +110,7 @@ def make_plan(
     if missing:
         data, tried = None, ("not tried: that needs the data",)
     else:
-        data, tried = _open_data(dated, problems, from_hub=shipped is not None)
+        data, tried = _open_data(dated, problems, settings, from_hub=shipped is not None)
     training, validation = (data.training, data.validation) if data else (None, None)
     start = check_start(config, backend, settings, device=device, data=data, resumes=checkpoint is not None)
     end_of_turn = data and end_of_turn_note(
@@ -171,8 +171,16 @@ def _vision_line(config: Config, shape: ModelShape) -> str:
     return f"{shape.vision_parameters:,} parameters are of its tower and projector of images; {trains} trained ({key})"
 
 
-def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
+def _open_data(
+    config: Config, problems: list[str], settings: PreTrainedConfig, *, from_hub: bool
+) -> tuple[Data | None, Sequence[str]]:
     """Open the data and test the rewards on one row; add a tokenizer that is missing here to the problems.
+
+    Args:
+        config: checked settings.
+        problems: is extended.
+        settings: the model's configuration.
+        from_hub: the model is of the hub, which is not asked.
 
     Returns:
         The data, its rewards closed; and the lines of the rewards' test.
@@ -181,7 +189,7 @@ def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[
     if tokenizer is None:
         return None, ("not tried: that needs the tokenizer",)
     with chdir("."):  # a reward may change the directory, its file when it is loaded
-        data = open_data(with_absolute_paths(config), tokenizer)
+        data = open_data(with_absolute_paths(config), tokenizer, settings=settings)
         with data.rewards as rewards:
             tried = try_rewards(rewards, data.training, tokenizer)
         return data, (*tried, *text_notes(config, tokenizer, data.training.texts, data.training.marks))

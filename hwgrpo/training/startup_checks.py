@@ -92,7 +92,13 @@ class ResolvedSettings:
     """Further notes for the user."""
 
 
-def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0, device: Device | None = None) -> Data:
+def open_data(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    rank: int = 0,
+    device: Device | None = None,
+    settings: PreTrainedConfig | None = None,
+) -> Data:
     """Open the prompts and the reward functions that score them.
 
     Args:
@@ -100,11 +106,12 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0,
         tokenizer: the model's.
         rank: this process's rank, for the rewards' random numbers.
         device: this process's device, for rewards with models of their own; None: the CPU.
+        settings: the model's configuration; None reads it.
 
     Raises:
         ConfigError, DataError: as `build_dataset` and `build_rewards` do.
     """
-    change, images = rows_of_agents(config), load_image_prompts(config.model, tokenizer)
+    change, images = rows_of_agents(config), load_image_prompts(config.model, tokenizer, settings)
     training, validation = (
         build_dataset(config.data, tokenizer, each, change, images) for each in ("train", "validation")
     )

@@ -63,7 +63,7 @@ def test_config_prints_the_settings_asked_for(hwgrpo):
             ["no setting 'nonsense'", "The sections are: model, data, rollout, reward,"],
         ),
         (["config", "algorithm.kl.nonsense"], ["algorithm.kl has: coef, estimator,"]),
-        (["config", "optim.larningrate"], ["optim has: name, lr, betas,"]),
+        (["config", "optim.larningrate"], ["optim has: name, lr, vision_lr, betas,"]),
         (["config", "rollout.temprature"], ["Did you mean rollout.temperature?"]),
         (["eval", "tiny_sort", "--k", "99"], ["--k '99'", "--n 8"]),
         (["eval", "."], ["not the folder of a run"]),

@@ -272,8 +272,8 @@ def larger_input_gradient(patch: pytest.MonkeyPatch) -> None:
 def without_a_micro_batch(patch: pytest.MonkeyPatch) -> None:
     right = policy_update.split_micro_batches
 
-    def split(*args: Any) -> Any:
-        parts = right(*args)
+    def split(*args: Any, **options: Any) -> Any:
+        parts = right(*args, **options)
         assert len(parts) > 1
         return parts[1:] if torch.is_grad_enabled() else parts
 

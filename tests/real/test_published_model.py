@@ -78,7 +78,7 @@ def test_in_bf16_it_has_the_grouped_layout_and_the_lean_decode_step(smollm2, ada
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.01)
-    policy = policy_of(config, Device(BACKEND, 0), model)
+    policy = policy_of(config, Device(BACKEND, 0), model, None)
     assert select_supported_layout(config, policy, GROUPED) == (GROUPED, None)
     engine = LocalEngine(
         policy.model,

@@ -33,7 +33,7 @@ if verb == "uninstall":
             (site / line.split(",")[0]).unlink(missing_ok=True)
         shutil.rmtree(record)
 for name in [] if verb == "uninstall" else ["torch", "sympy"] if "torch==" in words[-1] else ALL:
-    module = {"pyyaml": "yaml", "pytest_xdist": "xdist", "import_linter": "importlinter",
+    module = {"pyyaml": "yaml", "pillow": "PIL", "pytest_xdist": "xdist", "import_linter": "importlinter",
               "mkdocs_material": "material"}.get(name, name)
     if name not in records and not (name == "torch" and "torch==" not in words[-1]):
         needs = "import sympy\\n" if name == "torch" else ""
