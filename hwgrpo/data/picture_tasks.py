@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwgrpo.data.agent_tasks import ASSISTANT, END, USER
+from hwgrpo.data.image_rows import PLACE as MARK
 from hwgrpo.data.tasks import PREFIX, SEED, SHARES, Task, _integers, _within
 
 COLOURS: Mapping[str, tuple[int, int, int]] = {
@@ -29,10 +30,6 @@ BOARDS = 2_000
 QUESTION = "what?"
 LOOK = "look"
 """What the policy says to see the board of the task `look`."""
-MARK = "<image>"
-"""Stands for an image in a text."""
-LONGEST = 2
-"""Characters of an answer: a colour and a number."""
 
 
 class Demonstration(NamedTuple):

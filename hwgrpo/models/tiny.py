@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -61,14 +62,15 @@ def make(
         tokens: list[str | AddedToken] = [AddedToken(text, normalized=False) for text in (*ROLES, *task.tokens)]
         tokenizer.add_tokens(tokens)
         tokenizer.chat_template = AGENT_TEMPLATE
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(_config(tokenizer, hidden, layers, head)).float()
         model.generation_config.pad_token_id = model.config.pad_token_id
         if steps:
             of_chats = isinstance(task, ChatTask)
             inputs, targets = _tensors(tokenizer, task.demonstrations(steps * batch, seed), of_chats)
-            _warm_start(model, inputs, targets, batch, lr)
+            pairs = zip(inputs.split(batch), targets.split(batch), strict=True)
+            warm_start(model, (({"input_ids": each}, wanted) for each, wanted in pairs), steps, lr)
     return model.eval(), tokenizer
 
 
@@ -129,16 +131,24 @@ def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, head: 
     )
 
 
-def _warm_start(model: Qwen3ForCausalLM, inputs: torch.Tensor, targets: torch.Tensor, batch: int, lr: float) -> None:
-    """Train one pass over inputs and targets (see `_tensors`)."""
-    steps = -(-len(inputs) // batch)
+def warm_start(
+    model: Any, batches: Iterable[tuple[Mapping[str, torch.Tensor], torch.Tensor]], steps: int, lr: float
+) -> None:
+    """Train a model on batches.
+
+    Args:
+        model: all of it is trained.
+        batches: arguments of its forward, and next-token targets [B, L] int64, -100 where there is no loss.
+        steps: number of batches.
+        lr: peak learning rate.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, steps))
     model.train()
-    for batch_inputs, batch_targets in zip(inputs.split(batch), targets.split(batch)):
+    for inputs, targets in batches:
         # Causal attention and padding on the right: a real token never sees a padded one, so no mask is needed.
-        logits = model(input_ids=batch_inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch_targets.flatten(), ignore_index=-100)
+        logits = model(**inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -177,7 +187,7 @@ def _tensors(
         ids[row, : len(tokens)] = tokens
         targets[row, len(prompt) : len(tokens)] = tokens[len(prompt) :]
     if of_chats:
-        targets[_observed(ids, vocabulary[EOS], vocabulary[ASSISTANT])] = -100
+        targets[observed_tokens(ids, vocabulary[EOS], vocabulary[ASSISTANT])] = -100
     return torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets[:, 1:])
 
 
@@ -188,7 +198,7 @@ def _encoded_chat(tokenizer: PreTrainedTokenizerFast, prompt: str, response: str
     return tuple(both)  # type: ignore[return-value]
 
 
-def _observed(ids: np.ndarray, end: int, begin: int) -> np.ndarray:
+def observed_tokens(ids: np.ndarray, end: int, begin: int) -> np.ndarray:
     """Return [N, T] bool: the tokens between the end of a turn and the beginning of the next one, which included."""
     ends, begins = np.cumsum(ids == end, axis=1), np.cumsum(ids == begin, axis=1)
     between = np.roll(ends, 1, axis=1)
@@ -197,7 +207,7 @@ def _observed(ids: np.ndarray, end: int, begin: int) -> np.ndarray:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Run on one thread: the order of floating-point sums, and with it the weights, must not depend on the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -20,10 +20,10 @@ from hwgrpo.models.tiny import (
     INITIALIZER_RANGE,
     PAD,
     POSITIONS,
-    _lr_factor,
-    _observed,
-    _one_thread,
     character_tokenizer,
+    observed_tokens,
+    one_thread,
+    warm_start,
 )
 
 BEGIN, IMAGE, END_OF_IMAGE, VIDEO = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"
@@ -50,13 +50,16 @@ def make(
     processor = Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=LEAST_PIXELS, max_pixels=MOST_PIXELS
     )
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2VLForConditionalGeneration(_config(tokenizer, hidden, layers, head)).float()
         assert model.generation_config is not None
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         if steps:
-            _warm_start(model, tokenizer, processor, task, seed=seed, steps=steps, batch=batch, lr=lr)
+            examples, seen = task.examples(steps * batch, seed), {}
+            parts = (examples[start : start + batch] for start in range(0, len(examples), batch))
+            warm_start(model, (_tensors(model.config, tokenizer, processor, part, seen) for part in parts), steps, lr)
+            model.model.rope_deltas = None  # of its own forwards
     return model.eval(), tokenizer, processor
 
 
@@ -102,35 +105,6 @@ def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, head: 
     )
 
 
-def _warm_start(
-    model: Qwen2VLForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerFast,
-    processor: Any,
-    task: PictureTask,
-    *,
-    seed: int,
-    steps: int,
-    batch: int,
-    lr: float,
-) -> None:
-    """Train on demonstrations, the tower included."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, steps))
-    examples = task.examples(steps * batch, seed)
-    seen: dict[bytes, Mapping[str, torch.Tensor]] = {}
-    model.train()
-    for start in range(0, len(examples), batch):
-        inputs, targets = _tensors(model.config, tokenizer, processor, examples[start : start + batch], seen)
-        logits = model(**inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
-    model.model.rope_deltas = None
-
-
 def _tensors(
     config: Any,
     tokenizer: PreTrainedTokenizerFast,
@@ -165,7 +139,7 @@ def _tensors(
     for row, (tokens, start) in enumerate(encoded):
         ids[row, : len(tokens)] = tokens
         targets[row, start : len(tokens)] = tokens[start:]
-    targets[_observed(ids, vocabulary[EOS], vocabulary[ASSISTANT])] = -100
+    targets[observed_tokens(ids, vocabulary[EOS], vocabulary[ASSISTANT])] = -100
     rows = torch.from_numpy(ids[:, :-1])
     return {
         "input_ids": rows,

@@ -102,7 +102,7 @@ def test_a_part_that_fails_is_written_down_as_failed_and_no_speed_without_parity
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, said",
     [
         ((), "pass the commit of this copy"),
         (("--commit", "main"), "pass the commit of this copy"),
@@ -113,18 +113,18 @@ def test_a_part_that_fails_is_written_down_as_failed_and_no_speed_without_parity
         (("--commit", COMMIT, "--backend", "cuda"), "hwgrpo detect --backend cuda --probe` prints the reason"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, told):
+def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, said):
     done, documents = record(*words)
     assert (done.returncode, documents) == (2, [])
-    assert told in done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("printed, told", [("", "nothing"), ("[1]\n{}\n", "[1]\n{}"), ("out of order", "out of order")])
-def test_a_diagnosis_that_tells_nothing_ends_it_before_anything_is_run(record, printed, told):
+@pytest.mark.parametrize("printed, said", [("", "nothing"), ("[1]\n{}\n", "[1]\n{}"), ("out of order", "out of order")])
+def test_a_diagnosis_that_reports_nothing_ends_it_before_anything_is_run(record, printed, said):
     done, documents = record("--parts", "doctor", "--commit", COMMIT, instead=instead_of("doctor", printed, 3))
     assert (done.returncode, documents) == (2, [])
-    assert f"`hwgrpo doctor --json` printed no report (exit code 3):\n{told}\n" in done.stderr
+    assert f"`hwgrpo doctor --json` printed no report (exit code 3):\n{said}\n" in done.stderr
     assert "doctor --run" not in done.stdout
 
 
