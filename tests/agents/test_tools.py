@@ -88,6 +88,11 @@ async def wait(what: str, n: int = 0):
         case "cancel": raise asyncio.CancelledError
         case "timeout": raise TimeoutError("of its own")
         case "die":
+            os._exit(4)
+        case "die among others":  # the first time: with another call in its process
+            again = os.path.exists(f"deaths-{n}")
+            while not again and len(asyncio.all_tasks()) < 3:  # that of the process, this one, another
+                await asyncio.sleep(0.01)
             open(f"deaths-{n}", "a").write("x")
             os._exit(4)
         case "pid": return os.getpid()
@@ -269,8 +274,8 @@ def test_an_async_call_that_takes_its_process_along_fails_alone(hasty, what, fai
     assert [(each.text, each.failure) for each in others] == [(str(number), "") for number in range(5)]
 
 
-def test_a_call_that_lost_its_process_is_made_once_more_and_alone(hasty, folder):
-    died, *others = call(hasty[1], {"what": "die", "n": 77}, *[{"what": "", "n": 200}] * 11)
+def test_a_call_that_lost_its_process_is_made_once_more_and_alone(patient, folder):
+    died, *others = call(patient[1], {"what": "die among others", "n": 77}, *[{"what": "", "n": 200}] * 11)
     assert (died.failure, {each.text for each in others}) == ("died", {"200"})
     assert (folder / "deaths-77").read_text() == "xx"
 
