@@ -11,7 +11,8 @@ tool_processes.py    tools in processes of their own: distribution of calls, tim
 tool_worker.py       what such a process does
 thread_tool.py       registered tools, which limit their time themselves
 tool_schema.py       schemas of tools, and the check of a call's arguments
-tool_results.py      what a tool returns, as text
+tool_results.py      what a tool returns, as text and images
+result_blocks.py     blocks of text and images in it
 given_tools.py       functions that a trainer was given as objects, in threads
 background_loop.py   an event loop for coroutines of the user's
 calculator_tool.py   the tool `calculator`

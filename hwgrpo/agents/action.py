@@ -104,6 +104,15 @@ class ToolResult:
     """How long it took."""
     reward: float = 0.0
     """Reward of the call, from tools that give one."""
+    blocks: Sequence[Any] = ()
+    """Images, and blocks of text and images, that follow the text: as in an observation."""
+
+    @property
+    def content(self) -> str | list[Any]:
+        """The content of the message that shows the result: text, or blocks where it has images."""
+        if not self.blocks:
+            return self.text
+        return [*([{"type": "text", "text": self.text}] if self.text else []), *self.blocks]
 
 
 class Tool(Protocol):

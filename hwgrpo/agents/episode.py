@@ -183,7 +183,9 @@ class EnvironmentWorkflow:
         except HistoryRefused as refusal:
             raise EnvironmentFailure(str(refusal)) from refusal
         except DataError as error:
-            raise EnvironmentFailure(f"an observation cannot be shown: {error}") from error
+            tools = ", ".join(dict.fromkeys(name for name, result in step.results if result.blocks))
+            observed = f"what {tools} returned" if tools else "an observation"
+            raise EnvironmentFailure(f"{observed} cannot be shown: {error}") from error
 
     async def _answer(self, action: Action, instance: Instance | None, seconds: float) -> StepResult:
         """Return the answer to a turn: of the tools that it calls, else of the environment."""

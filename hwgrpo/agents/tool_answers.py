@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from hwgrpo.agents.action import Action, StepResult, Tool, ToolCall, ToolResult
+from hwgrpo.agents.result_blocks import Block, as_blocks, as_content, text_block
 from hwgrpo.agents.tools import close_tools
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.turn_template import TurnTemplate
@@ -114,10 +115,19 @@ class Tools:
 
     def _messages(self, named: Sequence[tuple[str, ToolResult]]) -> list[dict[str, Any]]:
         """Return the results as messages; of the user as one: many templates refuse two of the same role."""
-        texts = [(name, self._without_special_tokens(result.text)) for name, result in named]
+        contents = [(name, self._content(result)) for name, result in named]
         if self._role == "user":
-            return [{"role": "user", "content": "\n".join(text for _, text in texts)}]
-        return [{"role": "tool", "content": text} | ({"name": name} if name else {}) for name, text in texts]
+            lines = [block for _, content in contents for block in (text_block("\n"), *as_blocks(content))]
+            return [{"role": "user", "content": as_content(lines[1:])}]
+        return [{"role": "tool", "content": content} | ({"name": name} if name else {}) for name, content in contents]
+
+    def _content(self, result: ToolResult) -> str | list[Block]:
+        """Return the content of a result without special tokens in its texts."""
+        blocks = [
+            text_block(self._without_special_tokens(block["text"])) if block["type"] == "text" else block
+            for block in as_blocks(result.content)
+        ]
+        return as_content(blocks)
 
     def _without_special_tokens(self, text: str) -> str:
         """Return the text without special tokens, those included that others leave when they are cut out."""

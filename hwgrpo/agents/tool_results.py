@@ -1,4 +1,4 @@
-"""What a tool returns as the text that the model reads."""
+"""What a tool returns as the text and images that the model reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwgrpo.agents.action import ToolResult
+from hwgrpo.agents.result_blocks import has_blocks, merge_texts, read_blocks, shorten_texts, text_block
+from hwgrpo.errors import DataError
 
 FAILURES = ("error", "timeout", "died", "unknown", "malformed")
 """Kinds of `ToolResult.failure`."""
@@ -16,33 +18,43 @@ FAILURES = ("error", "timeout", "died", "unknown", "malformed")
 def pack_result(value: Any, max_chars: int, side: str) -> dict[str, Any]:
     """Return the fields of a `ToolResult` for what a tool returned: JSON.
 
-    Text is itself. Numbers, None, lists and dicts are their JSON, so that None is "null". A `ToolResult` passes with
-    its reward. Anything else is a failure.
+    Text is itself. An image, or a list of images and of blocks of text and images, is blocks (`read_blocks`). Numbers,
+    None, other lists and dicts are their JSON, so that None is "null". A `ToolResult` passes with its reward. Anything
+    else is a failure.
 
     Args:
         value: what the tool returned.
-        max_chars: longest text, without the marker of what was left out.
+        max_chars: longest text, that of all blocks together, without the marker of what was left out.
         side: that is left out of a longer text: left, middle, right.
     """
-    reward, failure = 0.0, ""
+    reward, failure, more = 0.0, "", ()
     if isinstance(value, ToolResult):
-        value, reward, failure = value.text, value.reward, value.failure
+        value, reward, failure, more = value.text, value.reward, value.failure, value.blocks
         failure = failure if failure in ("", *FAILURES) else "error"
     if not isinstance(reward, int | float) or not math.isfinite(reward):
         return {"text": f"Error: the tool gave the reward {reward!r}, which is no finite number", "failure": "error"}
     try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        blocks = read_blocks(value) if has_blocks(value) else [text_block(_text_of(value))]
+        blocks = merge_texts([*blocks, *read_blocks(more)])
+    except DataError as error:
+        blocks, failure = [text_block(f"Error: {error}")], "error"
     except (TypeError, ValueError, RecursionError):
         kind = type(value).__name__
-        text = f"Error: the tool returned a value of type {kind}, which is neither text nor a value that JSON has"
-        failure = "error"
-    return {"text": shorten(text, max_chars, side), "failure": failure, "reward": float(reward)}
+        said = f"Error: the tool returned a value of type {kind}, which is neither text, images nor what JSON has"
+        blocks, failure = [text_block(said)], "error"
+    blocks = shorten_texts(blocks, max_chars, side)
+    text = blocks.pop(0)["text"] if blocks and blocks[0]["type"] == "text" else ""
+    return {"text": text, "failure": failure, "reward": float(reward), "blocks": blocks}
 
 
 def unpack_result(fields: Mapping[str, Any], seconds: float) -> ToolResult:
     """Return the result of the fields of `pack_result`, with text that a tokenizer accepts."""
-    text = str(fields["text"]).encode("utf-8", "replace").decode()  # half of a surrogate pair becomes "?"
-    return ToolResult(text, fields.get("failure", ""), seconds, fields.get("reward", 0.0))
+    blocks = [
+        text_block(_encodable(block["text"])) if block["type"] == "text" else block
+        for block in fields.get("blocks", ())
+    ]
+    text, failure = _encodable(str(fields["text"])), fields.get("failure", "")
+    return ToolResult(text, failure, seconds, fields.get("reward", 0.0), tuple(blocks))
 
 
 def shorten(text: str, max_chars: int, side: str) -> str:
@@ -52,9 +64,12 @@ def shorten(text: str, max_chars: int, side: str) -> str:
         >>> shorten("0123456789", 4, "middle")
         '01...[6 characters left out]...89'
     """
-    if len(text) <= max_chars:
-        return text
-    marker = f"...[{len(text) - max_chars} characters left out]..."
-    start = {"left": 0, "middle": (max_chars + 1) // 2, "right": max_chars}[side]
-    end = max_chars - start
-    return text[:start] + marker + text[len(text) - end :]
+    return "".join(block["text"] for block in shorten_texts([text_block(text)], max_chars, side))
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # half of a surrogate pair becomes "?"

@@ -66,6 +66,8 @@ def is_empty(value: Any) -> bool:
     """Return whether a value has no image: null, "", NaN, false, or a dict of those."""
     if isinstance(value, Mapping):
         return all(is_empty(each) for name, each in value.items() if name != "type")
+    if is_picture(value):  # which PIL compares pixel by pixel
+        return False
     return value is None or value is False or (isinstance(value, str | bytes) and not value.strip()) or value != value
 
 
@@ -84,6 +86,11 @@ def payload_of(block: Mapping[str, Any], where: str) -> tuple[str, Any] | None:
     if len(filled) > 1:
         raise DataError(f"{where} has an image in {' and in '.join(filled)}; leave one of them")
     return (filled[0], block[filled[0]]) if filled else None
+
+
+def is_picture(value: Any) -> bool:
+    """Return whether a value is a PIL image, without importing PIL."""
+    return any(kind.__module__.partition(".")[0] == "PIL" for kind in type(value).__mro__)
 
 
 class ImageReader:
@@ -138,7 +145,7 @@ class ImageReader:
             return self._named(source, folder, where)
         if isinstance(source, os.PathLike):
             return self._from_file(Path(source), folder, where)
-        if type(source).__module__.partition(".")[0] == "PIL":
+        if is_picture(source):
             return source
         raise DataError(f"{where} is of type {type(source).__name__}; {ACCEPTED}")
 
@@ -251,6 +258,20 @@ def own_image(image: Any, where: str) -> tuple[Any, str]:
     """Return a PIL image in RGB, and the SHA-256 of its pixels."""
     rgb = as_rgb(image, where)
     return rgb, hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
+
+
+def png_of(image: Any, where: str) -> bytes:
+    """Return a PIL image as a PNG file, whose pixels are those of `own_image`.
+
+    Raises:
+        DataError: its size, frames or pixels cannot be used.
+    """
+    import io
+
+    file = io.BytesIO()
+    with _pil_errors(where):
+        as_rgb(image, where).save(file, format="PNG", compress_level=1)
+    return file.getvalue()
 
 
 def as_rgb(image: Any, where: str) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hwgrpo.data.image_prompts import ImagePrompts
-from hwgrpo.data.image_rows import BLOCK
+from hwgrpo.data.image_rows import BLOCK, OTHER_BLOCKS
 from hwgrpo.data.images import ImageReader, payload_of
 from hwgrpo.errors import DataError, quoted
-from hwgrpo.values import PromptImages
+
+if TYPE_CHECKING:  # processes of tools import this module, and do without torch
+    from hwgrpo.data.image_prompts import ImagePrompts
+    from hwgrpo.values import PromptImages
 
 Message = Mapping[str, Any]
 
@@ -38,6 +40,9 @@ def check_parts(content: Sequence[Any], where: str) -> None:
         of_text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         if of_text:
             continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and OTHER_BLOCKS.fullmatch(kind):
+            raise DataError(f"{where}, block {number} is of type {kind!r}, and a message has text and images")
         if not _is_image(part):
             raise DataError(
                 f'{where}, block {number} is {quoted(part, 80)}; expected {{"type": "text", "text": ...}} or '

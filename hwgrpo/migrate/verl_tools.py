@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hwgrpo.agents.action import Action, StepResult, ToolCall, ToolResult
 from hwgrpo.agents.background_loop import run_in_background
+from hwgrpo.agents.result_blocks import Block, merge_texts, read_blocks, text_block
 from hwgrpo.agents.tool_results import shorten
 from hwgrpo.agents.tool_schema import MalformedCall, make_schema, typed_arguments
 from hwgrpo.errors import ConfigError, error_text, shown
@@ -93,7 +94,7 @@ class VerlTools:
             return StepResult("", done=not action.calls)
         results = run_in_background(self._results(action.calls[: self._most]))
         return StepResult(
-            [{"role": "tool", "content": result.text} for _, result in results],
+            [{"role": "tool", "content": result.content} for _, result in results],
             reward=sum(result.reward for _, result in results),
             results=tuple(results),
         )
@@ -133,10 +134,11 @@ class VerlTools:
         return made[0] if isinstance(made, tuple) else made
 
     async def _result(self, call: ToolCall) -> tuple[str, ToolResult]:
-        started, failure, reward = time.monotonic(), "error", 0.0
+        started, failure, reward, images = time.monotonic(), "error", 0.0, []
         try:
             value, reward = await asyncio.wait_for(self._called(call), self._timeout)
-            text, failure = text_of(value), ""
+            text, images = text_of(value), images_of(value)
+            failure = ""
         except MalformedCall as error:
             text, failure = f"Error: {error}", "malformed"
         except KeyError as error:
@@ -149,8 +151,10 @@ class VerlTools:
             text, failure = f"Error: {call.name} took longer than {self._timeout:g} s", "timeout"
         except Exception as error:
             text = f"Error: {call.name}: {type(error).__name__}: {error_text(error)}"
-        text = shorten(text, self._length, self._side)
-        return call.name, ToolResult(text, failure, time.monotonic() - started, reward)
+        text, seconds = shorten(text, self._length, self._side), time.monotonic() - started
+        if not images:
+            return call.name, ToolResult(text, failure, seconds, reward)
+        return call.name, ToolResult("", failure, seconds, reward, merge_texts([*images, text_block(text)]))
 
     async def _called(self, call: ToolCall) -> tuple[Any, float]:
         """Return what a tool returned, and its reward."""
@@ -191,18 +195,29 @@ class VerlTools:
 
 
 def text_of(value: Any) -> str:
-    """Return what a tool returned as text.
+    """Return what a tool returned as text, without its images.
 
     Raises:
-        ValueError: it has images or videos.
+        ValueError: it has videos.
     """
     if isinstance(value, str):
         return value
     if hasattr(value, "text"):
-        if getattr(value, "image", None) or getattr(value, "video", None):
-            raise ValueError("results with images or videos are not supported")
+        if getattr(value, "video", None):
+            raise ValueError("results with videos are not supported")
         return value.text or ""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
+def images_of(value: Any) -> list[Block]:
+    """Return the images of a `ToolResponse`, which stand before its text, as in verl.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+    images = getattr(value, "image", None) if hasattr(value, "text") else None
+    listed = images if isinstance(images, list | tuple) else [images]
+    return read_blocks([{"type": "image", "image": each} for each in listed if each is not None])
 
 
 @functools.cache

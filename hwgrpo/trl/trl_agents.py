@@ -12,6 +12,7 @@ from hwgrpo.agents.action import Action, StepResult, ToolCall, ToolResult
 from hwgrpo.agents.background_loop import background_loop, run_in_background
 from hwgrpo.agents.call_formats import UntypedText, detect_call_format
 from hwgrpo.agents.given_tools import GivenTool
+from hwgrpo.agents.result_blocks import Block, as_content, has_blocks, read_blocks
 from hwgrpo.agents.tool_schema import typed_arguments
 from hwgrpo.errors import ConfigError, choice_error, error_text, shown
 
@@ -73,7 +74,7 @@ class TrlEpisode:
         for number, task in waiting.items():
             results[number] = await task
         ordered = [results[number] for number in range(len(action.calls))]
-        messages = [{"role": "tool", "name": name, "content": result.text} for name, result in ordered]
+        messages = [{"role": "tool", "name": name, "content": result.content} for name, result in ordered]
         return StepResult(messages, results=tuple(ordered))
 
     async def _called(self, call: ToolCall) -> tuple[str, ToolResult]:
@@ -93,10 +94,11 @@ class TrlEpisode:
             else:
                 kind = "unknown"
                 raise ValueError(f"Tool {call.name} not found.")
-            text, kind = result_text(value), ""
+            text, blocks = result_parts(value)
+            kind = ""
         except Exception as error:
-            text = str({"error": error_text(error)})
-        return call.name, ToolResult(text, kind, time.monotonic() - started)
+            text, blocks = str({"error": error_text(error)}), []
+        return call.name, ToolResult(text, kind, time.monotonic() - started, blocks=blocks)
 
 
 class Agents:
@@ -243,19 +245,17 @@ def environment_reward(kind: type) -> Callable[..., Any]:
     return get_reward
 
 
-def result_text(value: Any) -> str:
-    """Return what a tool returned as the model reads it.
+def result_parts(value: Any) -> tuple[str, list[Block]]:
+    """Return what a tool returned as the model reads it: text, or blocks where it has images.
 
     Raises:
-        ValueError: it has images.
+        DataError: a block is neither text nor an image.
     """
     blocks = isinstance(value, list) and value and all(isinstance(each, dict) and "type" in each for each in value)
-    if not blocks:
-        return str(value)
-    others = [each["type"] for each in value if each["type"] != "text"]
-    if others:
-        raise ValueError(f"a result with {others[0]} is not supported")
-    return "".join(each["text"] for each in value)
+    if not blocks and not has_blocks(value):
+        return str(value), []
+    content = as_content(read_blocks(value))
+    return (content, []) if isinstance(content, str) else ("", content)
 
 
 def schema_of(function: Any, key: str) -> dict[str, Any]:

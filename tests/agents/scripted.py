@@ -69,18 +69,21 @@ class ScriptedEngine:
     def close(self) -> None: ...
 
 
-def agent_engine(turn: Turn, tokenizer: Any = None, workflow: str = "environment", **agent: Any) -> Any:
+def agent_engine(
+    turn: Turn, tokenizer: Any = None, workflow: str = "environment", images: Any = None, **agent: Any
+) -> Any:
     """Return the engine of the workflow `environment` over a scripted one.
 
     Args:
         turn: writes the turns.
         tokenizer: has the chat template.
         workflow: `environment` or `tools`.
+        images: reads those that are observed (`ObservedImages`); None: the model reads text alone.
         agent: settings of `rollout.agent`.
     """
     tokenizer = tokenizer or chat_tokenizer()
     render = partial(apply_template, config=DataConfig(), tokenizer=tokenizer, place="here")
-    turns = TurnTemplate(render, tokenizer, [tokenizer.eos_token_id])
+    turns = TurnTemplate(render, tokenizer, [tokenizer.eos_token_id], images)
     rollout = SimpleNamespace(workflow=workflow, agent=AgentConfig(**agent))
     config = SimpleNamespace(rollout=rollout, data=DataConfig(), reward=RewardConfig())
     parts = WorkflowParts(config, tokenizer, turns)
