@@ -220,11 +220,8 @@ def test_results_of_a_turn_are_the_tokens_and_images_of_the_whole_conversation()
     pixels = torch.cat([each.inputs["pixel_values"] for each in seen])
     assert torch.equal(pixels, images.inputs["pixel_values"])
     assert torch.equal(torch.cat([each.inputs["image_grid_thw"] for each in seen]), images.inputs["image_grid_thw"])
-    assert [(thumbnail.width, thumbnail.height) for each in seen for thumbnail in each.all_thumbnails] == [
-        SMALL,
-        LARGE,
-        LARGE,
-    ]
+    thumbnails = [thumbnail for each in seen for thumbnail in each.all_thumbnails]
+    assert [(each.width, each.height) for each in thumbnails] == [SMALL, LARGE, LARGE]
     assert done.outcomes[0]["calls"] == {"small": 1, "large": 2, "none": 1}
 
 

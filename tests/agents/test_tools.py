@@ -1,6 +1,8 @@
 """Tools under stress: each call ends with a result, in time, and no process is left."""
 
 import asyncio
+import base64
+import io
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from hwgrpo.agents import tools as tools_module
 from hwgrpo.agents.action import ToolResult
@@ -52,6 +55,11 @@ def act(what: str, n: int = 0, *, greeting: str = "no"):
             cyclic = []
             cyclic.append(cyclic)
             return cyclic
+        case "picture":
+            from PIL import Image
+            said = {"type": "text", "text": f"torch: {'torch' in sys.modules}"}
+            return [said, Image.new("RGB", (n, 2), "red"), Image.new("RGB", (2, n), "blue")]
+        case "video": return [{"type": "video", "video": "a.mp4"}]
         case "none": return None
         case "dict": return {"n": n, "text": "ü", "list": [1.5, None, True]}
         case "surrogate": return "a\\ud800b"
@@ -170,6 +178,7 @@ def alive(number):
         ({"what": "exit"}, "Error: SystemExit: 3", "error"),
         ({"what": "bytes"}, "Error: the tool returned a value of type bytes", "error"),
         ({"what": "set"}, "Error: the tool returned a value of type set", "error"),
+        ({"what": "video"}, "Error: the tool's result, block 0 is of type 'video'", "error"),
         ({"what": "cyclic"}, "Error: the tool returned a value of type list", "error"),
         ({"what": "infinite reward"}, "Error: the tool gave the reward inf", "error"),
         ({"what": "die"}, "Error: act lost its process, which ended with exit code 3", "died"),
@@ -184,6 +193,17 @@ def test_a_call_gives_its_value_or_a_failure_that_the_model_can_read(patient, ar
     assert (result.text.startswith(text), result.failure) == (True, failure), result
     if not failure:
         assert result.text == text
+
+
+def test_images_of_a_process_arrive_in_order_as_they_were(patient):
+    """Of 300 x 2 and 2 x 300 pixels, with a text that says whether the process has imported torch."""
+    (result,) = call(patient[0], {"what": "picture", "n": 300})
+    assert result.text == "torch: False"
+    images = [Image.open(io.BytesIO(base64.b64decode(block["base64"]))) for block in result.blocks]
+    assert [(image.size, image.getcolors()) for image in images] == [
+        ((300, 2), [(600, (255, 0, 0))]),
+        ((2, 300), [(600, (0, 0, 255))]),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,11 @@ import pytest
 from hwgrpo_backends.cpu import BACKEND
 from PIL import Image
 
+from hwgrpo.agents.action import ParsedTurn, ToolCall
+from hwgrpo.catalog import CALL_FORMATS
 from hwgrpo.cli.main import main
+from hwgrpo.data.picture_tasks import LOOK
+from hwgrpo.models.tiny_vision import CHAT_TEMPLATE
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.report.compact_completions import read_completions
 from tests.support.runs import runs
@@ -85,6 +89,61 @@ def test_a_trajectory_is_logged_and_reported_with_the_images_that_it_observed(tm
     assert len(shown) == len(looked)
     assert all((turn["role"] == "user") == ("images" in turn) for turn in turns)
     assert all(data["images"][index][0].startswith("data:image/png;base64,") for index in shown)
+
+
+LOOKING = '''
+from PIL import Image
+
+
+def look():
+    """Show a picture."""
+    return [{"type": "text", "text": ""}, Image.new("RGB", (32, 32), (220, 40, 40))]
+'''
+
+
+def test_a_run_shows_and_logs_the_images_of_a_tool_and_resumes_bitwise(tmp_path, monkeypatch):
+    """Of the model that asks with `look`, which is a call here; results are messages of the user."""
+
+    def calls(text: str) -> ParsedTurn:
+        return ParsedTurn("", (ToolCall("look", {}),)) if text == LOOK else ParsedTurn(text)
+
+    monkeypatch.setitem(CALL_FORMATS._entries, "looks", calls)
+    (tmp_path / "tool.py").write_text(LOOKING)
+    role = "{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{# tools #}"
+    template = CHAT_TEMPLATE.replace("<|{{ message.role }}|>", role + "<|{{ message.role }}|>")
+    (tmp_path / "template.jinja").write_text(template)
+    settings = (
+        "model.path=builtin://tiny?task=look&steps=80&batch=16&lr=1e-3",
+        f"model.chat_template={tmp_path}/template.jinja",
+        "data.train=task://look",
+        "data.max_prompt_tokens=32",
+        "rollout.workflow=tools",
+        f"rollout.agent.tools=['{tmp_path}/tool.py:look']",
+        "rollout.agent.call_format=looks",
+        "rollout.max_response_tokens=40",
+        "reward.functions=[{name: exact_match, text: last_turn}]",
+        "trainer.validate_every=0",
+        "trainer.validate_at_start=false",
+    )
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert runs.run(whole, *settings, "trainer.max_steps=2") == "completed"
+    assert runs.run(resumed, *settings, "trainer.max_steps=1") == "completed"
+    assert runs.run(resumed, *settings, "trainer.max_steps=2") == "completed"
+    found = [runs.everything(folder) for folder in (whole, resumed)]
+    for record in (record for each in found for record in each["completions"]):
+        del record["outcome"]["seconds"]
+    assert found[0]["weights"] == found[1]["weights"]
+    assert found[0]["completions"] == found[1]["completions"]
+    looked = [record for record in records(whole / "completions.jsonl") if record["outcome"]["calls"]]
+    assert looked
+    for record in looked:
+        assert record["outcome"]["messages"][1] == {"role": "user", "content": [{"type": "image"}]}
+        [image] = record["observed_images"]
+        assert _color(whole / image["file"]) == "r"
+        assert "_pad|>" not in record["response"]
+    data = read_completions(whole, 100)
+    turns = [turn for outcome in data["rows"]["outcomes"].values() for turn in outcome["turns"]]
+    assert len([index for turn in turns for index in turn.get("images", ())]) == len(looked)
 
 
 def _color(file: Path) -> str:

@@ -1,6 +1,8 @@
 """verl's tools: their settings, and the classes and functions of tool files, without verl."""
 
+import base64
 import importlib.util
+import io
 import json
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from hwgrpo.agents.action import Action, ParsedTurn, ToolCall
 from hwgrpo.cli.main import main
@@ -26,6 +29,7 @@ import asyncio
 from typing import Any, Optional
 from uuid import uuid4
 
+from PIL import Image
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.utils.rollout_trace import rollout_trace_op
@@ -51,7 +55,12 @@ class Guess(BaseTool):
         if parameters["answer"] == "slow":
             await asyncio.sleep(60)
         if parameters["answer"] == "image":
-            return ToolResponse(image=["x"]), 0.0, {}
+            images = [Image.new("RGB", (size, 2), "red") for size in (3, 4)]
+            return ToolResponse(text="seen " * 99, image=[None, *images]), 0.5, {}
+        if parameters["answer"] == "video":
+            return ToolResponse(text="a", video=["a.mp4"]), 0.0, {}
+        if parameters["answer"] == "no image":
+            return ToolResponse(image=[3]), 0.0, {}
         state["right"] = parameters["answer"] == state["truth"]
         assert "agent_data" in kwargs
         return ToolResponse(text=self.config["says"][state["right"]]), 0.0 if state["right"] else -0.05, {}
@@ -188,7 +197,12 @@ RESULTS = {
     "an unknown tool": (call("gess"), "there is no tool 'gess'; the tools are: guess, own", "unknown"),
     "wrong arguments of a class": (call("guess", word="4"), "Error: guess: KeyError", "error"),
     "wrong arguments of a function": (call("double", number="x"), "Error: number", "malformed"),
-    "an image": (call("guess", answer="image"), "images or videos are not supported", "error"),
+    "a video": (call("guess", answer="video"), "videos are not supported", "error"),
+    "no image": (
+        call("guess", answer="no image"),
+        "the tool's result, block 0 has an image of type int",
+        "error",
+    ),
     "a late one": (call("guess", answer="slow"), "guess took longer than 0.3 s", "timeout"),
 }
 
@@ -203,6 +217,18 @@ def test_results_and_failures_are_text_for_the_model(tools, case):
     assert said in result
     assert done.outcomes[0]["failed_calls"] == ({failure: 1} if failure else {})
     assert done.outcomes[0]["failure"] == ""
+
+
+def test_images_of_a_response_stand_before_its_text(tools):
+    environment = VerlTools("tools.yaml", max_tool_response_length=7, tool_response_truncate_side="right")
+    environment.reset(row("4"))
+    calls = (ToolCall("guess", {"answer": "image"}),)
+    step = environment.step(Action("x", (1,), True, 0, ParsedTurn("", calls)))
+    [message] = step.messages
+    *images, said = message["content"]
+    assert [Image.open(io.BytesIO(base64.b64decode(each["base64"]))).size for each in images] == [(3, 2), (4, 2)]
+    assert said == {"type": "text", "text": "seen se...[488 characters left out]..."}
+    assert (message["role"], step.reward, step.results[0][1].failure) == ("tool", 0.5, "")
 
 
 def test_a_tool_that_cannot_be_created_says_so_and_the_trajectory_goes_on(tools):

@@ -1,19 +1,23 @@
 """TRL scripts with tools and environments: the same calls, results, messages, columns and log as in TRL."""
 
 import asyncio
+import base64
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from hwgrpo.agents.action import Action, ParsedTurn, ToolCall
 from hwgrpo.config.schema import ModelConfig
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.models.loading import load_model
 from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
-from hwgrpo.trl.trl_agents import Agents, result_text
+from hwgrpo.trl.trl_agents import Agents, result_parts
 from tests.agents.scripted import ScriptedEngine, chat_tokenizer
 from tests.support.models.reward_models import character_tokenizer
 from tests.trl.small_trainer import SMALL
@@ -344,9 +348,35 @@ def test_what_the_door_needs_is_said_before_the_run(chat_folder):
         GRPOTrainer("tools", None, train_dataset=[{"prompt": "a"}], rollout_func=fails)
 
 
-def test_results_are_text():
-    assert result_text(3) == "3"
-    assert result_text([1, 2]) == "[1, 2]"
-    assert result_text([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "ab"
-    with pytest.raises(ValueError, match="image is not supported"):
-        result_text([{"type": "image", "image": object()}])
+def test_results_are_text_or_blocks_with_images():
+    assert result_parts(3) == ("3", [])
+    assert result_parts([1, 2]) == ("[1, 2]", [])
+    assert result_parts([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == ("ab", [])
+    with pytest.raises(DataError, match="block 0 is of type 'video'"):
+        result_parts([{"type": "video", "video": "a.mp4"}])
+    with pytest.raises(DataError, match="expected"):
+        result_parts([{"type": "image", "image": Image.new("RGB", (2, 2))}, {"type": "inn"}])
+
+
+def test_images_of_tools_and_methods_are_in_their_messages():
+    def paint(color: str) -> Any:
+        """Paint.
+
+        Args:
+            color: Name.
+        """
+        return [{"type": "text", "text": color}, {"type": "image", "image": Image.new("RGB", (2, 2), color)}]
+
+    class Painter(Plain):
+        def show(self) -> Any:
+            """Show a picture."""
+            return Image.new("RGB", (2, 2), "lime")
+
+    episode = Agents([paint], Painter).environments["Painter"]()
+    calls = (ToolCall("paint", {"color": "red"}), ToolCall("show", {}), ToolCall("paint", {"color": "blue"}))
+    step = asyncio.run(episode.step(Action("x", (1,), True, 0, ParsedTurn("", calls))))
+    shown = [
+        [part.get("text") or Image.open(io.BytesIO(base64.b64decode(part["base64"]))).getpixel((0, 0)) for part in each]
+        for each in (message["content"] for message in step.messages)
+    ]
+    assert shown == [["red", (255, 0, 0)], [(0, 255, 0)], ["blue", (0, 0, 255)]]
