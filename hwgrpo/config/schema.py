@@ -238,8 +238,8 @@ class ToolConfig:
     """Processes that call it, per rank (of `search` threads): so many calls run at once, or eight times as many of an
     async function."""
     max_chars: int = limited(4096, at_least=16)
-    """Longest result, in characters; a longer one is truncated, with a note of how many were left out, which does not
-    count."""
+    """Longest text of a result, in characters, images not counted; a longer one is truncated, with a note of how many
+    were left out, which does not count."""
     truncate: str = choice("middle", ("left", "middle", "right"))
     """Side of a long result that is left out."""
 
@@ -276,9 +276,10 @@ class AgentConfig:
     trajectory_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT, used_by=[when.AGENT])
     """Seconds that the environment or the tools of a trajectory may take, all its turns together, without the wait for
     a free worker; null: any."""
-    on_failure: str = choice("mask_sample", FAILURE_POLICIES, used_by=[when.ENVIRONMENTS])
-    """When an environment raises, is late or returns an invalid observation: drop the trajectory, drop its group, stop
-    the run, or give it the reward 0 (`value`). A tool's failure is text that the model reads."""
+    on_failure: str = choice("mask_sample", FAILURE_POLICIES, used_by=[when.AGENT])
+    """When an environment raises, is late or returns an invalid observation, or an image of a tool's result cannot be
+    shown: drop the trajectory, drop its group, stop the run, or give it the reward 0 (`value`). Any other failure of a
+    tool is text that the model reads."""
     asynchronous: bool = setting(False, used_by=[none_of("rollout.workflow", "single_turn")])
     """Let each trajectory go on as soon as its tools have answered, so that no other one waits for a slow tool; with
     `rollout.engine=local`, `vllm_server` or `sglang_server`. Which responses are decoded together then depends on the

@@ -1,5 +1,6 @@
 """The page about images in prompts: its commands run and print what it shows, its figures are the code's."""
 
+import base64
 import io
 import re
 import shlex
@@ -7,7 +8,10 @@ import shlex
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
+from hwgrpo.agents.tool_results import pack_result, unpack_result
+from hwgrpo.agents.tool_schema import make_schema
 from hwgrpo.cli.main import main
 from hwgrpo.config.document import entries
 from hwgrpo.data.image_urls import SECONDS
@@ -15,6 +19,7 @@ from hwgrpo.data.images import BOMB_PIXELS, FORMATS, LONGEST_RATIO, PAYLOADS
 from hwgrpo.data.thumbnails import LONGEST_SIDE
 from hwgrpo.models.vision import UNSUPPORTED
 from hwgrpo.report.inlined_images import MOST_BYTES
+from hwgrpo.support.framed_messages import MAX_MESSAGE_BYTES
 from tests.docs.pages import blocks, code, page, section, table
 from tests.support.models.tiny_image_prompts import picture
 from tests.support.models.vision_families import VISION_FAMILIES
@@ -46,6 +51,18 @@ def make_rows():
     assert f"python {name}" in block
     exec(compile(program, name, "exec"), {})
     return block
+
+
+def test_the_tool_that_shows_a_part_of_a_picture_is_described_and_called(here):
+    made: dict = {}
+    [program] = blocks(section(PAGE, "Turns that show images"), "python")
+    exec(program, made)
+    make_schema(made["crop"], {}, "the page")
+    (here / "a.png").write_bytes(picture(64, 48))
+    result = unpack_result(pack_result(made["crop"]("a.png", 8, 4, 24, 14), 100, "middle"), 0.0)
+    [block] = result.blocks
+    assert (result.text, Image.open(io.BytesIO(base64.b64decode(block["base64"]))).size) == ("16 x 10:", (32, 20))
+    assert f"{MAX_MESSAGE_BYTES >> 20} MiB at most for a result" in PAGE
 
 
 def test_a_trained_model_is_reported_evaluated_and_asked_about_an_image(here, capsys, monkeypatch):
