@@ -15,7 +15,9 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.builtin import resolve
 from hwgrpo.models.vision import freeze_vision
 from hwgrpo.trl import GRPOConfig, GRPOTrainer
+from tests.agents.test_tool_images import TEMPLATE
 from tests.trl.small_trainer import SMALL, reward
+from tests.trl.test_trl_agents import call, scripted
 
 VLM = "builtin://tiny?task=squares&steps=0&hidden=32"
 TOKENS = {16: 4, 32: 16}
@@ -77,6 +79,37 @@ def test_rows_with_images_are_trained_and_rewards_see_them_as_in_trl(model: str)
     assert run.settings["model.train_vision"] == "all"
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "reward" in line] == [1]
+
+
+def paint(color: str) -> Any:
+    """Paint.
+
+    Args:
+        color: Name.
+    """
+    return [{"type": "text", "text": color}, {"type": "image", "image": Pictures.new("RGB", (16, 32), color)}]
+
+
+def test_a_model_is_trained_on_the_images_of_tools(model: str, monkeypatch: pytest.MonkeyPatch):
+    called = call("paint", color="red") + call("paint", color="blue")
+    scripted(lambda text: "r1" if "<|tool|>" in text else called, monkeypatch)
+    tokenizer, images = parts(model)
+    tokenizer.chat_template = TEMPLATE
+    run = trainer(
+        model,
+        processing_class=Processor(tokenizer, images),
+        args=GRPOConfig("out", **SMALL | {"max_completion_length": 400}),
+        train_dataset=Dataset.from_dict({"prompt": ["what?"] * 4}),
+        tools=[paint],
+    )
+    assert run.train().global_step == 1
+    lines = [json.loads(line) for line in Path("out/completions.jsonl").read_text().splitlines()]
+    assert [[message["content"] for message in line["outcome"]["messages"][1:3]] for line in lines] == [
+        [[{"type": "text", "text": color}, {"type": "image"}] for color in ("red", "blue")]
+    ] * len(lines)
+    for line in lines:
+        shown = [Pictures.open(Path("out") / each["file"]).getpixel((0, 0)) for each in line["observed_images"]]
+        assert shown == [(255, 0, 0), (0, 0, 255)]
 
 
 def test_the_longest_prompt_has_its_images(model: str):
