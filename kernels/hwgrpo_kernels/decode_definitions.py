@@ -19,6 +19,7 @@ def decode_attention(
     value: Tensor,
     cos: Tensor,
     sin: Tensor,
+    offset: Tensor,
     prompts: Tensor,
     prompt_of: Tensor,
     prompt_length: Tensor,
@@ -28,13 +29,15 @@ def decode_attention(
 ) -> Tensor:
     """Attend from each row's newest token to its prompt and its response so far.
 
-    The newest token's query and key are rotated at its position, prompt_length + length - 1, and its key and value
-    stored in the row's buffer, at length - 1. What lies beyond a length is not read.
+    The newest token's query and key are rotated at its position, offset + length, and its key and value stored in the
+    row's buffer, at length - 1. What lies beyond a length is not read.
 
     Args:
         query: [B,H*G,D], not rotated; rows and heads may lie apart.
         key, value: [B,H,D], likewise.
         cos, sin: [positions,D], the two halves of D equal, as transformers makes them.
+        offset: [B] int64, position before each response's first token: prompt_length - 1 where positions count tokens,
+            which those of images do not.
         prompts: [2,H,P,W,D], rotated keys and values.
         prompt_of: [B] int64, each row's prompt.
         prompt_length: [B] int64, tokens of it, at least 1.
@@ -47,7 +50,7 @@ def decode_attention(
     """
     rows, heads = query.shape[0], key.shape[1]
     wide = accumulated(query.dtype)
-    position, newest = prompt_length + length - 1, length - 1
+    position, newest = offset + length, length - 1
     query, key = (rotated(each, cos[position], sin[position]) for each in (query, key))
     row = torch.arange(rows, device=query.device)
     for stored, each in zip(responses, (key, value)):

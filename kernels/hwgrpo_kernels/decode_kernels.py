@@ -50,10 +50,10 @@ def attend(
 
 @triton.jit(do_not_specialize=["width"])
 def decode_attention_kernel(
-    query, key, value, cos, sin, prompts, prompt_of, prompt_length, responses, length, out, scale, width, query_row,
-    query_head, key_row, key_head, value_row, value_head, prompts_kv, prompts_head, prompts_prompt, responses_kv,
-    responses_head, responses_row, G: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr,
-    N: tl.constexpr, STAGES: tl.constexpr,
+    query, key, value, cos, sin, offset, prompts, prompt_of, prompt_length, responses, length, out, scale, width,
+    query_row, query_head, key_row, key_head, value_row, value_head, prompts_kv, prompts_head, prompts_prompt,
+    responses_kv, responses_head, responses_row, G: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """`decode_definitions.decode_attention`; `scale` is the scaling times log2(e)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -61,7 +61,7 @@ def decode_attention_kernel(
     of_head = d < SIZE
     tokens = tl.load(length + row)
     of_prompt = tl.load(prompt_length + row)
-    angles = (of_prompt + tokens - 1) * SIZE + d
+    angles = (tl.load(offset + row) + tokens) * SIZE + d
     c = tl.load(cos + angles, of_head, 0.0).to(tl.float32)
     s = tl.load(sin + angles, of_head, 0.0).to(tl.float32)
 

@@ -20,8 +20,8 @@ _kernels: Any = decode_kernels
 
 
 def decode_attention(
-    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, prompts: Tensor, prompt_of: Tensor,
-    prompt_length: Tensor, responses: Tensor, length: Tensor, scaling: float,
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, offset: Tensor, prompts: Tensor,
+    prompt_of: Tensor, prompt_length: Tensor, responses: Tensor, length: Tensor, scaling: float,
 ) -> Tensor:  # fmt: skip
     """See `decode_definitions.decode_attention`."""
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
@@ -35,7 +35,7 @@ def decode_attention(
     if rows:
         with torch.accelerator.device_index(query.device.index):
             _kernels.decode_attention_kernel[(rows, heads)](
-                query, key, value, cos, sin, prompts, prompt_of, prompt_length, responses, length, out,
+                query, key, value, cos, sin, offset, prompts, prompt_of, prompt_length, responses, length, out,
                 scaling * math.log2(math.e), prompts.shape[3], *query.stride()[:2], *key.stride()[:2],
                 *value.stride()[:2], *prompts.stride()[:3], *responses.stride()[:3], G=queries // heads,
                 TILE=max(LEAST_TILE, _padded(queries // heads)), SIZE=size, D=padded,
@@ -76,7 +76,8 @@ def _work_of_decode_attention(launch: Arguments) -> KernelWork:
     filled = max(capacity / 2, 1)
     read = tensor_bytes(prompts) + int(tensor_bytes(responses) * (filled - 1) / capacity)
     beside = sum(
-        tensor_bytes(launch[name]) for name in ("query", "key", "value", "prompt_of", "prompt_length", "length")
+        tensor_bytes(launch[name])
+        for name in ("query", "key", "value", "offset", "prompt_of", "prompt_length", "length")
     )
     angles = 2 * rows * size * launch["cos"].element_size()
     written = tensor_bytes(launch["out"]) + 2 * tensor_bytes(key)

@@ -53,6 +53,8 @@ def decode_attention_inputs(
     length = at_random(1, CAPACITY, rows)
     length[:2] = torch.tensor([1, CAPACITY])[:rows]
     prompt_of = torch.arange(rows) % count
+    # images take fewer positions than tokens
+    offset = (of_prompts * torch.rand(count, generator=places)).long()[prompt_of]
     angles = torch.arange(width + CAPACITY)[:, None] / 100.0 ** (torch.arange(size // 2) / (size // 2))
     cos, sin = (each.repeat(1, 2).to(device, dtype) for each in (angles.cos(), angles.sin()))
     prompts = randn(2, _KV_HEADS, count, width, size, dtype=dtype, device=device, seed=seed + 1)
@@ -65,6 +67,7 @@ def decode_attention_inputs(
         "value": value,
         "cos": cos,
         "sin": sin,
+        "offset": offset.to(device),
         "prompts": prompts.masked_fill(padding[..., None].to(device), torch.nan),
         "prompt_of": prompt_of.to(device),
         "prompt_length": of_prompts[prompt_of].to(device),

@@ -34,7 +34,7 @@ def call(dtype: torch.dtype, model: Model) -> Callable[[], Any]:
     prompts = torch.empty(2, KV_HEADS, 1, WIDTH, size, dtype=dtype)
     responses = torch.empty(2, KV_HEADS, ROWS, CAPACITY, size, dtype=dtype)
     return lambda: decode_triton.decode_attention(
-        query, key, value, angles, angles, prompts, number, number, responses, number, size**-0.5
+        query, key, value, angles, angles, number, prompts, number, number, responses, number, size**-0.5
     )
 
 

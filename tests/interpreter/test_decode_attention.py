@@ -67,7 +67,7 @@ def test_a_row_s_result_does_not_depend_on_the_rows_beside_it_or_on_the_capacity
     expected = KERNELS["decode_attention"](**inputs_of(torch.bfloat16))
     for row in (0, 3):
         alone = {name: each[row : row + 1] for name, each in together.items() if name in (
-            "query", "key", "value", "prompt_of", "prompt_length", "length")}  # fmt: skip
+            "query", "key", "value", "offset", "prompt_of", "prompt_length", "length")}  # fmt: skip
         wider = torch.nn.functional.pad(together["responses"][:, :, row : row + 1], (0, 0, 0, 9), value=torch.nan)
         found = KERNELS["decode_attention"](**together | alone | {"responses": wider})
         assert torch.equal(found[0], expected[row])

@@ -44,7 +44,13 @@ MUTANTS = {
     "the token before is not read": (agrees, "tokens.to(tl.int32) - 1, top", "tokens.to(tl.int32) - 2, top"),
     "the newest token is read twice": (agrees, "tokens.to(tl.int32) - 1, top", "tokens.to(tl.int32), top"),
     "a place too far": (appended, "newest = (tokens - 1) * SIZE + d", "newest = tokens * SIZE + d"),
-    "a position too far": (appended, "(of_prompt + tokens - 1) * SIZE", "(of_prompt + tokens) * SIZE"),
+    "a position too far": (
+        appended,
+        "(tl.load(offset + row) + tokens) * SIZE",
+        "(tl.load(offset + row) + tokens + 1) * SIZE",
+    ),
+    "positions that count tokens": (appended, "tl.load(offset + row)", "of_prompt - 1"),
+    "the first row's offset": (appended, "tl.load(offset + row)", "tl.load(offset)"),
     "rotated backward": (appended, "tl.where(d < HALF, -other, other)", "tl.where(d < HALF, other, -other)"),
     "a key is not rotated": (
         appended,

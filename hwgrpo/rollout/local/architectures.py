@@ -1,7 +1,8 @@
 """Architectures that the lean decode step supports, and the check of a model against them.
 
 All are stacks of pre-norm or post-norm blocks of rotary attention and a gated MLP. `unsupported_reason` names any other
-module, and the model's own forward decodes instead.
+module, and the model's own forward decodes instead. Of a model that reads images, the text model is such a stack: its
+tower has no part in a decode step.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import torch
 from hwgrpo_kernels import fused_modules
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_MAPPING
 
 from hwgrpo.models.frozen_dtype import UpcastEmbedding
 from hwgrpo.models.layer_values import smallest_value
 from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.models.placeholders import reads_images
+from hwgrpo.models.vision import vision_modules
 from hwgrpo.rollout.local import adapted_linear
 from hwgrpo.rollout.local.adapted_linear import Concatenated, Projection, read_joined, read_projection
 
@@ -47,6 +50,34 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """Model class below transformers.models -> architecture."""
 
+TEXT_MODELS: dict[str, Architecture] = {
+    "llama.modeling_llama.LlamaModel": Architecture(),
+    "mistral.modeling_mistral.MistralModel": Architecture(),
+    "qwen2.modeling_qwen2.Qwen2Model": Architecture(),
+    "qwen3.modeling_qwen3.Qwen3Model": Architecture(query_key_norm="head"),
+    "qwen2_vl.modeling_qwen2_vl.Qwen2VLTextModel": Architecture(),
+    "qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLTextModel": Architecture(),
+    "qwen3_vl.modeling_qwen3_vl.Qwen3VLTextModel": Architecture(query_key_norm="head"),
+}
+"""Class of the text model of one of `VISION_MODELS` -> architecture.
+
+Where tokens have positions on three axes, those after the images have the same on all: they are rotated as by one."""
+
+VISION_MODELS = frozenset(
+    {
+        "idefics3.modeling_idefics3.Idefics3ForConditionalGeneration",
+        "internvl.modeling_internvl.InternVLForConditionalGeneration",
+        "llava.modeling_llava.LlavaForConditionalGeneration",
+        "llava_onevision.modeling_llava_onevision.LlavaOnevisionForConditionalGeneration",
+        "mistral3.modeling_mistral3.Mistral3ForConditionalGeneration",
+        "qwen2_vl.modeling_qwen2_vl.Qwen2VLForConditionalGeneration",
+        "qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLForConditionalGeneration",
+        "qwen3_vl.modeling_qwen3_vl.Qwen3VLForConditionalGeneration",
+        "smolvlm.modeling_smolvlm.SmolVLMForConditionalGeneration",
+    }
+)
+"""Classes whose logits after a token of text are a linear head of the text model's states."""
+
 PREFIX = "transformers.models."
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone; the others change with the length of the sequence."""
@@ -63,7 +94,8 @@ PLAIN_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
 
 def architecture_of(model: Any) -> Architecture | None:
     """Return the entry of exactly this class; a subclass may compute something else."""
-    return ARCHITECTURES.get(_name(type(causal_lm(model))).removeprefix(PREFIX))
+    base = causal_lm(model)
+    return _table(type(base)).get(_below_prefix(_deciding(base)))
 
 
 def describe_fallback(reason: str) -> str:
@@ -88,11 +120,22 @@ def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def predict_fallback(config: Any, length: int) -> str | None:
     """Return why the lean step will not decode such sequences, by the configuration alone, or None."""
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if kind is None or _name(kind).removeprefix(PREFIX) not in ARCHITECTURES:
-        vision: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
-        return _unknown(kind or vision or type(config))
-    return _beyond(config, length)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), type(config))
+    if reads_images(config):
+        kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), kind)
+    text = config.get_text_config()
+    deciding: Any = MODEL_MAPPING.get(type(text), type(text)) if _below_prefix(kind) in VISION_MODELS else kind
+    return _beyond(text, length) if _below_prefix(deciding) in _table(kind) else _unknown(deciding)
+
+
+def _table(kind: type) -> dict[str, Architecture]:
+    """Return the architectures among which is that of a model of this class, if it is supported."""
+    return TEXT_MODELS if _below_prefix(kind) in VISION_MODELS else ARCHITECTURES
+
+
+def _deciding(base: Any) -> type:
+    """Return the class by which a model's architecture is known."""
+    return type(base.get_decoder() if _below_prefix(type(base)) in VISION_MODELS else base)
 
 
 def _unknown(kind: type) -> str:
@@ -121,13 +164,16 @@ def unsupported_reason(model: Any, length: int) -> str | None:
     if base is not model and _name(type(model.base_model)) != adapted_linear.LORA_MODEL:
         return f"its adapters ({type(model).__name__}) are not LoRA"
     if architecture_of(base) is None:
-        return _unknown(type(base))
-    home = type(base).__module__
+        return _unknown(_deciding(base))
+    homes = {type(base).__module__, _deciding(base).__module__}
+    seeing = vision_modules(base, "all") if reads_images(base.config) else set()
     if _global_forward_hooks or _global_forward_pre_hooks:
         return "a forward hook is registered on all modules"
     adapted: tuple[str, ...] = ()
     for name, module in base.named_modules():
         kind = type(module)
+        if module in seeing:
+            continue
         if module._forward_hooks or module._forward_pre_hooks:
             return f"a forward hook is registered on {name or 'the model'}"
         if "forward" in vars(module) and not fused_modules.is_fused(module):
@@ -139,16 +185,21 @@ def unsupported_reason(model: Any, length: int) -> str | None:
             adapted += (f"{name}.",)
         elif name.startswith(adapted):
             continue
-        elif kind not in PLAIN_MODULES and kind.__module__ != home and kind.__module__ not in PLAIN_PACKAGES:
+        elif kind not in PLAIN_MODULES and kind.__module__ not in homes and kind.__module__ not in PLAIN_PACKAGES:
             return f"{name} is a {kind.__name__}"
-    kinds = {type(parameter) for parameter in base.parameters()} - {nn.Parameter}
+    text_model = (base.get_decoder(), base.get_output_embeddings())
+    kinds = {type(parameter) for part in text_model for parameter in part.parameters()} - {nn.Parameter}
     if kinds:
         return f"its parameters are {kinds.pop().__name__}s"
-    return _beyond(base.config, length)
+    return _beyond(base.config.get_text_config(), length)
 
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _below_prefix(kind: type) -> str:
+    return _name(kind).removeprefix(PREFIX)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from hwgrpo.rollout.local.decode_rows import ModelRows
+from hwgrpo.models.vision import image_encoder
+from hwgrpo.rollout.local.decode_rows import ModelRows, images_after
 from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow
 
 
@@ -22,7 +24,8 @@ def prefill_after(
         model: in evaluation mode, on `device`.
         device: where the model is.
         rows: what is held of each sequence: prompt and response so far.
-        sequences: all token ids of each, at least one more than are held.
+        sequences: all token ids of each, at least one more than are held; images that are held stand before those that
+            are not.
 
     Returns:
         The rows with all tokens of their sequences, and the logits [G, V] after the last ones.
@@ -32,9 +35,15 @@ def prefill_after(
     longer: dict[int, ParkedRow] = {}
     logits: dict[int, torch.Tensor] = {}
     order = sorted(range(len(rows)), key=lambda i: new[i])
+    placeholder = None if (encoder := image_encoder(model)) is None else encoder.token_id
     while order:
-        # Each is computed as many tokens as the most of them have: at most twice as many as its own.
-        together = [i for i in order if new[i] <= 2 * new[order[0]]]
+        # Each is computed as many tokens as the most of them have: at most twice as many as its own, and none of a held
+        # image, whose features are not encoded again.
+        together, most = [], 2 * new[order[0]]
+        for i in order:
+            if new[i] <= most:
+                together.append(i)
+                most = min(most, _text_after_images(sequences[i], rows[i].length, placeholder))
         order = order[len(together) :]
         grown, last = _prefill_together(model, device, [rows[i] for i in together], [sequences[i] for i in together])
         longer |= zip(together, grown, strict=True)
@@ -61,7 +70,10 @@ def _prefill_together(
         keys, values = torch.stack(padded, dim=1)
         cache.update(keys, values, layer)
     forward = ModelRows(model, device)
-    logits = forward.prefill_after(cache, firsts, [sequence[-most:] for sequence in sequences])
+    images = [
+        each for row, sequence in zip(rows, sequences, strict=True) for each in images_after(sequence, len(row.images))
+    ]
+    logits = forward.prefill_after(cache, firsts, sequences, images)
     longer = []
     for i, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
         new = len(sequence) - row.length
@@ -71,3 +83,10 @@ def _prefill_together(
             ParkedRow(row.prompt, [torch.cat([old, pair], dim=2) for old, pair in zip(row.layers, pairs, strict=True)])
         )
     return longer, logits
+
+
+def _text_after_images(sequence: Sequence[int], held: int, placeholder: int | None) -> int:
+    """Return the most last tokens of a sequence among which is none of an image in its `held` first ones."""
+    if placeholder is None or placeholder not in sequence[:held]:
+        return sys.maxsize
+    return len(sequence) - held + sequence[:held][::-1].index(placeholder)

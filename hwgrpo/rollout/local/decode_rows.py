@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,7 +119,7 @@ class SeenPrompt(tuple[int, ...]):
 
     @property
     def _digests(self) -> tuple[str, ...]:
-        return tuple(part.digest for part in self.images.parts)
+        return digests_of(self)
 
     def axes(self) -> torch.Tensor:
         """Return [P, 3] int64: positions in time, height and width, also of text that follows the images' prompt."""
@@ -135,6 +136,24 @@ def tokens_of(prompt: Prompt) -> tuple[int, ...]:
     seen = SeenPrompt(prompt.token_ids)
     seen.images = prompt.images
     return seen
+
+
+def digests_of(prompt: Sequence[int]) -> tuple[str, ...]:
+    """Return the digests of a prompt's images, in its order."""
+    return tuple(part.digest for part in prompt.images.parts) if isinstance(prompt, SeenPrompt) else ()
+
+
+def images_after(prompt: Sequence[int], held: int) -> list[PromptImages]:
+    """Return the images of a prompt after the first `held` ones: of one prompt, or none."""
+    parts = prompt.images.parts[held:] if isinstance(prompt, SeenPrompt) else ()
+    return [replace(parts[-1], earlier=parts[:-1])] if parts else []
+
+
+def shift_of(prompt: Sequence[int]) -> int:
+    """Return by how much the position after a prompt is more than its tokens: images take fewer positions."""
+    if not isinstance(prompt, SeenPrompt) or prompt.images.axes is None:
+        return 0
+    return int(prompt.axes().max()) + 1 - len(prompt)
 
 
 class LeftPadded:
@@ -199,7 +218,7 @@ class ModelRows:
         self._first, self._held = self._held, self._held + len(prompts)
         options: dict[str, Any] = {}
         if self._images is not None:
-            options = self._images.inputs(self._ids, [each.images for each in prompts if isinstance(each, SeenPrompt)])
+            options = self._images.inputs(self._ids, [each for prompt in prompts for each in images_after(prompt, 0)])
             if self._images.uses_axes:
                 self._position = _positions(padded, prompts).to(self._device)
         # The last hidden states are contiguous if an index selects them, not a slice. Otherwise a CPU would copy the LM
@@ -207,14 +226,18 @@ class ModelRows:
         logits = self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device), **options)
         return list(range(self._first, self._held)), logits
 
-    def prefill_after(self, cache: Any, firsts: Sequence[int], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+    def prefill_after(
+        self, cache: Any, firsts: Sequence[int], sequences: Sequence[Sequence[int]], images: Sequence[PromptImages] = ()
+    ) -> torch.Tensor:
         """Run the tokens of G sequences through the model, after those in a cache; return the logits [G, V] after them.
 
         Args:
-            cache: of the tokens before them, padded on the left.
+            cache: of their first tokens, padded on the left.
             firsts: tokens of each sequence in the cache, at least one as many as it has room for.
-            tokens: the others; as many of all sequences that have some in the cache.
+            sequences: all tokens of each; as many after the first ones of all sequences that have some in the cache.
+            images: those that stand after the first ones, in the order of the sequences.
         """
+        tokens = [sequence[first:] for sequence, first in zip(sequences, firsts, strict=True)]
         padded, width = LeftPadded(tokens, self._device), max(firsts)
         first = torch.tensor(firsts, device=self._device)[:, None]
         self.cache, self._ids, self._position, self._mask = cache, padded.ids, padded.positions + first, None
@@ -222,7 +245,12 @@ class ModelRows:
             of_tokens = torch.ones_like(padded.ids, dtype=torch.bool) if padded.mask is None else padded.mask
             in_cache = torch.arange(width, device=self._device) >= width - first
             self._mask = torch.cat([in_cache, of_tokens], dim=1)
-        return self._forward(torch.tensor([padded.width - 1], device=self._device))
+        options: dict[str, Any] = {}
+        if self._images is not None:
+            options = self._images.inputs(self._ids, images)
+            if self._images.uses_axes:
+                self._position = _positions(padded, sequences, firsts).to(self._device)
+        return self._forward(torch.tensor([padded.width - 1], device=self._device), **options)
 
     def park(self, source: int, length: int) -> ParkedRow:
         raise NotImplementedError
@@ -280,13 +308,22 @@ class ModelRows:
         return ban(output.logits[:, -1], self._banned)
 
 
-def _positions(padded: LeftPadded, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return [4, G, W] int64: positions in the sequence, and in time, height and width."""
-    axes = torch.zeros(3, *padded.ids.shape, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
+def _positions(
+    padded: LeftPadded, prompts: Sequence[Sequence[int]], firsts: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Return [4, G, W] int64: positions in the sequence, and in time, height and width.
+
+    Args:
+        padded: the prompts' tokens, without the first ones.
+        prompts: all tokens of each.
+        firsts: how many of each are left out; None: none.
+    """
+    positions = torch.zeros(4, *padded.ids.shape, dtype=torch.int64)
+    for row, (prompt, first) in enumerate(zip(prompts, firsts or [0] * len(prompts), strict=True)):
         own = text_axes(len(prompt)) if not isinstance(prompt, SeenPrompt) else prompt.axes()
-        axes[:, row, padded.width - len(prompt) :] = own.T
-    return torch.cat([padded.positions.cpu()[None], axes])
+        positions[0, row, padded.width - len(prompt) + first :] = torch.arange(first, len(prompt))
+        positions[1:, row, padded.width - len(prompt) + first :] = own[first:].T
+    return positions
 
 
 def check_cache(model: PreTrainedModel, device: torch.device, longest: int | None = None) -> bool:

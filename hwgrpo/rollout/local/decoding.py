@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.counter_rng import uniforms
-from hwgrpo.rollout.local.decode_rows import Rows
+from hwgrpo.rollout.local.decode_rows import Rows, digests_of
 from hwgrpo.rollout.local.kept_responses import Kept, KeptResponses
 from hwgrpo.rollout.local.slot_scheduler import Request, SlotScheduler
 from hwgrpo.rollout.local.token_sampling import Drawn, draw
@@ -482,6 +482,7 @@ class Decoder:
         known = len(self._prompt_of[slot].tokens) + len(response) - 1 - overwritten
         tokens = np.concatenate([self._prompt_of[slot].tokens, response])[:known]
         row = self._rows.park(int(self._source[slot]), known)
+        row = replace(row, images=digests_of(self._prompt_of[slot].tokens))
         self._kept.add(int(self._scheduler.slots["number"][slot]), tokens, row)
 
     def _stopped(self, slots: np.ndarray, token: np.ndarray) -> np.ndarray:

@@ -64,7 +64,7 @@ class LocalEngine:
             computed with older weights.
         longest: longest sequence that will be requested, in tokens, prompt and response; None: unknown.
         merge_adapters: sample with a copy of the adapted weights in which the adapters are merged.
-        image_sample: a prompt with an image, for a startup check; None: there is none.
+        image_sample: a prompt with an image, for startup checks; None: there is none.
 
     Raises:
         ConfigError: with its cache the model's logits differ from those without, or no adapter can be merged.
@@ -108,6 +108,8 @@ class LocalEngine:
             self._supports_padding = check_cache(sampler, device, longest)
             if image_sample is not None:
                 check_images(sampler, device, image_sample, supports_padding=self._supports_padding)
+                if (encoder := image_encoder(sampler)) is not None:
+                    encoder.sample = image_sample
             self._unsupported = check_lean_step(sampler, device)
             self._kernels = DecodeKernels(partial(check_lean_step, kernels=True))
             self._graphs = DecodeGraphs(recorder, graphs_required)

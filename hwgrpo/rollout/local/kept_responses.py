@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hwgrpo.rollout.local.decode_rows import digests_of
 from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow
 from hwgrpo.rollout.local.slot_scheduler import Request, most_kept_tokens
 
@@ -74,7 +75,8 @@ class KeptResponses:
         kept = None if request.continues is None else self._kept.get(request.continues)
         if kept is None or len(request.prompt) <= len(kept.tokens):
             return None
-        return kept if np.array_equal(request.prompt[: len(kept.tokens)], kept.tokens) else None
+        seen = kept.row.images == digests_of(request.prompt)[: len(kept.row.images)]
+        return kept if seen and np.array_equal(request.prompt[: len(kept.tokens)], kept.tokens) else None
 
     def _drop(self, number: int) -> None:
         row = self._kept.pop(number).row

@@ -37,11 +37,12 @@ def step_kernels(model: PreTrainedModel, device: torch.device) -> StepKernels | 
     """
     base = causal_lm(model)
     dtype = base.get_output_embeddings().weight.dtype
-    attention = resolve("decode_attention", device.type, dtype, base.model.layers[0].self_attn.head_dim)
+    layer, text = base.get_decoder().layers[0], base.config.get_text_config()
+    attention = resolve("decode_attention", device.type, dtype, layer.self_attn.head_dim)
     if attention.name == "torch":
         return None
-    activation = type(base.model.layers[0].mlp.act_fn).__name__
-    gate = resolve("swiglu", device.type, dtype, base.config.intermediate_size) if activation in SILU else None
+    activation = type(layer.mlp.act_fn).__name__
+    gate = resolve("swiglu", device.type, dtype, text.intermediate_size) if activation in SILU else None
     return StepKernels(attention.function, None if gate is None or gate.name == "torch" else gate.function)
 
 

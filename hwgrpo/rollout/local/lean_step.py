@@ -1,7 +1,7 @@
 """The lean decode step: a token per row with as few operations as the architecture allows.
 
-The model's own forward computes the prompts. After that only parameters are read, from its modules at every `generate`,
-so that in-place updates of an optimizer take effect.
+The model's own forward computes the prompts, and their images. After that only parameters are read, from the modules of
+its text model at every `generate`, so that in-place updates of an optimizer take effect.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.models.placeholders import BANNED, placeholder_ids
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
 from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm, read_norms
 from hwgrpo.rollout.local.continued_prefill import prefill_after
-from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows
+from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows, shift_of
 from hwgrpo.rollout.local.kernel_fallback import step_kernels
 from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow, SharedPromptCache, StepPlaces
 
@@ -45,16 +46,18 @@ class LeanRows:
         self._architecture = architecture
         self._model = model
         base = causal_lm(model)
-        self._base = base
         self._device = device
         self._kernels = step_kernels(model, device) if kernels else None
         self._cache = SharedPromptCache(fixed, None if self._kernels is None else self._kernels.attention, room)
         self._cos = self._sin = torch.empty(0)
-        self._blocks: list[Block] = [read_block(layer, architecture) for layer in base.model.layers]
-        self._norm: Norm = read_norm(base.model.norm, architecture)
+        self._decoder: Any = base.get_decoder()
+        self._blocks: list[Block] = [read_block(layer, architecture) for layer in self._decoder.layers]
+        self._norm: Norm = read_norm(self._decoder.norm, architecture)
         self._embed: nn.Module = base.get_input_embeddings()
         self._head: Projection = read_projection(base.get_output_embeddings())
-        config = base.config
+        banned = placeholder_ids(base.config)
+        self._banned = torch.tensor(banned, device=device) if banned else None
+        config = base.config.get_text_config()
         self._embedding_multiplier: float = getattr(config, "embedding_multiplier", 1.0)
         self._residual_multiplier: float = getattr(config, "residual_multiplier", 1.0)
         self._logits_scaling: float = getattr(config, "logits_scaling", 1.0)
@@ -63,9 +66,9 @@ class LeanRows:
         rows = ModelRows(self._model, self._device)
         _, logits = rows.prefill(prompts)
         layers: list[Any] = rows.cache.layers
-        lengths = np.array([len(prompt) for prompt in prompts])
+        lengths, shifts = np.array([len(prompt) for prompt in prompts]), self._shifts(prompts)
         keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
-        return self._cache.add_prompts(keys, values, lengths).tolist(), logits
+        return self._cache.add_prompts(keys, values, lengths, shifts).tolist(), logits
 
     def free(self, numbers: list[int]) -> None:
         self._cache.free(numbers)
@@ -75,7 +78,10 @@ class LeanRows:
 
     def extend(self, rows: Sequence[ParkedRow], sequences: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
         longer, logits = prefill_after(self._model, self._device, rows, sequences)
-        return self._cache.add_parked(longer).tolist(), logits
+        return self._cache.add_parked(longer, self._shifts(sequences)).tolist(), logits
+
+    def _shifts(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+        return np.array([shift_of(sequence) for sequence in sequences])
 
     def arrange(self, source: np.ndarray, left: np.ndarray) -> None:
         self._cache.arrange(source, left)
@@ -85,8 +91,8 @@ class LeanRows:
         return self.compute(token_B)
 
     def weights_changed(self) -> None:
-        pairs = [(self._norm, read_norm(self._base.model.norm, self._architecture))]
-        for layer, block in zip(self._base.model.layers, self._blocks, strict=True):
+        pairs = [(self._norm, read_norm(self._decoder.norm, self._architecture))]
+        for layer, block in zip(self._decoder.layers, self._blocks, strict=True):
             norms = read_norms(layer, self._architecture)
             pairs += [(getattr(block, name), norm) for name, norm in norms.items() if norm is not None]
         for held, current in pairs:
@@ -117,6 +123,8 @@ class LeanRows:
                 block.output.add_to(hidden, heads, self._residual_multiplier)
                 block.down.add_to(hidden, self._gated(block.mlp_norm(hidden), block), self._residual_multiplier)
         logits = self._head(self._norm(hidden))
+        if self._banned is not None:
+            logits.index_fill_(1, self._banned, BANNED)
         return logits / self._logits_scaling if self._logits_scaling != 1.0 else logits
 
     def _rotated_places(self) -> _RotatedPlaces:
@@ -155,7 +163,7 @@ class LeanRows:
         For torch's operations they are [positions, 1, D], and the first half of the sines is negative.
         """
         positions = torch.arange(self._cache.longest, device=self._device)
-        cos, sin = self._base.model.rotary_emb(self._head.weight[:1], positions[None])
+        cos, sin = self._decoder.rotary_emb(self._head.weight[:1], positions[None])
         if self._kernels is not None:
             self._cos, self._sin = cos[0].contiguous(), sin[0].contiguous()
             return

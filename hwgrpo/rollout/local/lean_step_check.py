@@ -11,7 +11,10 @@ from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel
 
 from hwgrpo.errors import RunError
+from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.models.placeholders import ban, placeholder_ids
 from hwgrpo.models.rounding import check_ids, find_excess, measure_rounding
+from hwgrpo.models.vision import image_encoder
 from hwgrpo.rollout.local.architectures import unsupported_reason
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import (
@@ -23,6 +26,7 @@ from hwgrpo.rollout.local.decode_rows import (
     ModelRows,
     Rows,
     check_prompts,
+    tokens_of,
 )
 from hwgrpo.rollout.local.lean_step import LeanRows
 
@@ -32,7 +36,8 @@ def check_lean_step(
 ) -> str | None:
     """Decode a few tokens both ways; return why the lean step cannot be used, or None.
 
-    Prompts have unequal lengths, and a row is dropped on the way.
+    Prompts have unequal lengths, and a row is dropped on the way. Where the model's encoder has a sample with an image
+    (`ImageEncoder.sample`), a response to it is among them.
 
     Args:
         model: in evaluation mode, on `device`.
@@ -48,18 +53,24 @@ def check_lean_step(
         return reason
     embeddings: Any = model.get_input_embeddings()
     dtype = next(model.parameters()).dtype
-    ids = check_ids(embeddings.weight.shape[0], CHECK_IDS)
-    prompts = check_prompts(ids, CHECK_PROMPTS)
+    banned = placeholder_ids(causal_lm(model).config)
+    ids = check_ids(embeddings.weight.shape[0], CHECK_IDS, banned)
+    prompts: list[Sequence[int]] = [*check_prompts(ids, CHECK_PROMPTS)]
+    if (encoder := image_encoder(model)) is not None and encoder.sample is not None:
+        prompts.append(tokens_of(encoder.sample))
 
     def decode_by_model() -> torch.Tensor:
-        return _decode_check_tokens(ModelRows(model, device), prompts, ids.to(device))
+        return decode(ModelRows(model, device))
+
+    def decode(rows: Rows) -> torch.Tensor:
+        return ban(_decode_check_tokens(rows, prompts, ids.to(device)), banned, 0.0)
 
     try:
         expected = decode_by_model()
         rows: Rows = LeanRows(model, device, fixed=recorder is not None, kernels=kernels)
         if recorder is not None:
             rows = RecordedRows(rows, recorder, worth_recording=1)
-        decoded = _decode_check_tokens(rows, prompts, ids.to(device))
+        decoded = decode(rows)
     except RunError:
         raise
     except Exception as error:
@@ -77,8 +88,9 @@ def check_lean_step(
 
 
 def _decode_check_tokens(rows: Rows, prompts: Sequence[Sequence[int]], ids: torch.Tensor) -> torch.Tensor:
-    first, second = rows.prefill(prompts)[0]
-    rows.arrange(~np.array([first, first, second]), np.full(3, CHECK_STEPS))
+    first, second, *further = rows.prefill(prompts)[0]
+    begun = [first, second, *further] if further else [first, first, second]
+    rows.arrange(~np.array(begun), np.full(3, CHECK_STEPS))
     logits = []
     for step in range(CHECK_STEPS):
         if step == CHECK_STEPS - 1:

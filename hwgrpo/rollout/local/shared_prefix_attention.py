@@ -5,6 +5,7 @@ full. Heads are the first dimension, rows the second: the n rows of a prompt are
 its keys, which is one matrix product, and a view of the same tensor by row multiplies each row's own keys.
 
 Rows have lengths of their own: a row that takes another response begins anew in its place, while the others go on.
+They have positions of their own, too: after images, which take fewer positions than tokens, they are shifted.
 
 A kernel (`decode_attention`) reads these lengths on the device. torch's operations attend to columns that all rows
 share, in a grid of prompts, with masks.
@@ -35,7 +36,7 @@ class StepPlaces:
     """Where the rows' newest tokens stand, the same in all layers."""
 
     positions: torch.Tensor
-    """[B] int64: position of each row's newest token, prompt included."""
+    """[B] int64: position of each row's newest token, prompt and shift included."""
     columns: int
     """Columns of the buffers that are read."""
     newest: torch.Tensor | None
@@ -66,6 +67,8 @@ class ParkedRow:
     prompt: ParkedPrompt
     layers: list[torch.Tensor]
     """Per layer [2, H, T, D]."""
+    images: tuple[str, ...] = ()
+    """Digests of the images that stand in prompt and response."""
 
     @property
     def length(self) -> int:
@@ -116,6 +119,8 @@ class SharedPromptCache:
         """[P] number of the prompt at each place."""
         self._holders: Counter[int] = Counter()
         """Number of a prompt -> how many hold it: itself, and each held parked response to it."""
+        self._shift_of: dict[int, int] = {}
+        """Number of each prompt and parked response that is held -> positions less tokens of it."""
         self._parked: dict[int, ParkedRow] = {}
         """Number of each parked response that is held."""
         self._parked_prompts: WeakValueDictionary[int, ParkedPrompt] = WeakValueDictionary()
@@ -126,14 +131,16 @@ class SharedPromptCache:
         """[B] place of each row's prompt."""
         self._length = np.empty(0, dtype=np.int64)
         """[B] tokens of each row's response: `_filled` on the host."""
+        self._shift = np.empty(0, dtype=np.int64)
+        """[B] positions less tokens of what each row began with."""
         self._most = np.empty(0, dtype=np.int64)
         """[B] tokens beyond which a row does not grow: it overwrites its last one."""
         self._per_prompt = 1
         self._slot: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
-        self._filled = self._limit = self._last_of_prompt = self._before_first = torch.empty(0)
-        """[B] int64 each, on the device: length, `_most`, position of the prompt's last token, and the place before the
-        row's first token among the B * C of the buffers."""
+        self._filled = self._limit = self._offset = self._before_first = torch.empty(0)
+        """[B] int64 each, on the device: length, `_most`, the position before the row's first token, and the place
+        before it among the B * C of the buffers."""
         self._place = self._prompt_tokens = torch.empty(0)
         """[B] int64 each, on the device, with a kernel: `_prompt_of`, and the prompt's length."""
         self._columns = torch.empty(0)
@@ -149,20 +156,29 @@ class SharedPromptCache:
     @property
     def longest(self) -> int:
         """Most positions that a row can have before the buffers or the prompts are reallocated."""
-        return self._prompt[0].shape[3] + self.capacity
+        return self._prompt[0].shape[3] + self.capacity + max(0, int(self._shift.max(initial=0)))
 
-    def add_prompts(self, keys: list[torch.Tensor], values: list[torch.Tensor], lengths: np.ndarray) -> np.ndarray:
+    def add_prompts(
+        self, keys: list[torch.Tensor], values: list[torch.Tensor], lengths: np.ndarray, shifts: np.ndarray
+    ) -> np.ndarray:
         """Hold G prompts until `free`; return their numbers [G] int64.
 
         Args:
             keys: per layer [G, H, W, D], rotated, padded on the left.
             values: per layer [G, H, W, D].
             lengths: [G] int64, tokens of each prompt.
+            shifts: [G] int64, by how much the position after each prompt is more than its tokens.
         """
         added = [torch.stack([k, v]).transpose(1, 2).contiguous() for k, v in zip(keys, values, strict=True)]
-        numbers = np.arange(self._added, self._added + len(lengths))
-        self._added += len(lengths)
+        numbers = self._numbers(shifts)
         self._place_prompts(added, lengths, numbers)
+        return numbers
+
+    def _numbers(self, shifts: np.ndarray) -> np.ndarray:
+        """Return the next numbers [G], with these shifts [G]."""
+        numbers = np.arange(self._added, self._added + len(shifts))
+        self._added += len(shifts)
+        self._shift_of |= zip(numbers.tolist(), shifts.tolist(), strict=True)
         return numbers
 
     def _place_prompts(self, added: list[torch.Tensor], lengths: np.ndarray, numbers: np.ndarray) -> None:
@@ -182,8 +198,13 @@ class SharedPromptCache:
         self._update_prompt_bias()
         self._regrid = True
 
-    def add_parked(self, rows: list[ParkedRow]) -> np.ndarray:
-        """Hold parked responses until `free`, for rows to begin with; return their numbers [G] int64."""
+    def add_parked(self, rows: list[ParkedRow], shifts: np.ndarray) -> np.ndarray:
+        """Hold parked responses until `free`, for rows to begin with; return their numbers [G] int64.
+
+        Args:
+            rows: G responses.
+            shifts: [G] int64, by how much the position after each of them is more than its tokens, prompt included.
+        """
         missing: dict[int, ParkedPrompt] = {}
         of_rows = {int(self._number_at[place]): place for place in np.unique(self._prompt_of).tolist()}
         for number, prompt in ((row.prompt.number, row.prompt) for row in rows):
@@ -199,8 +220,7 @@ class SharedPromptCache:
             layers = zip(*(prompt.layers for prompt in missing.values()), strict=True)
             padded = [torch.stack([*map(pad, layer, padding)], dim=2) for layer in layers]
             self._place_prompts(padded, lengths, np.array([*missing]))
-        numbers = np.arange(self._added, self._added + len(rows))
-        self._added += len(rows)
+        numbers = self._numbers(shifts)
         self._parked |= zip(numbers.tolist(), rows, strict=True)
         return numbers
 
@@ -254,6 +274,7 @@ class SharedPromptCache:
         """
         for number in numbers:
             parked = self._parked.pop(number, None)
+            del self._shift_of[number]
             prompt = number if parked is None else parked.prompt.number
             self._holders[prompt] -= 1
             if not self._holders[prompt]:
@@ -269,18 +290,20 @@ class SharedPromptCache:
         old_of = source.clip(0)
         rows = len(self._prompt_of)
         in_place = len(source) == rows and np.array_equal(source[kept], np.flatnonzero(kept))
-        length, prompt_of = np.zeros(len(source), dtype=np.int64), np.empty(len(source), dtype=np.int64)
+        length, shift = np.zeros((2, len(source)), dtype=np.int64)
+        prompt_of = np.empty(len(source), dtype=np.int64)
         if rows:
             prompt_of[kept] = self._prompt_of[source[kept]]
-            length[kept] = self._length[source[kept]]
+            length[kept], shift[kept] = self._length[source[kept]], self._shift[source[kept]]
         begun: dict[int, ParkedRow] = {}
         for row in np.flatnonzero(~kept).tolist():
             number = ~int(source[row])
+            shift[row] = self._shift_of[number]
             if number in self._parked:
                 begun[row] = parked = self._parked[number]
                 number, length[row] = parked.prompt.number, parked.layers[0].shape[2]
             prompt_of[row] = self._place_of[number]
-        self._length, self._most = length, length + left
+        self._length, self._shift, self._most = length, shift, length + left
         if not in_place:
             self._moved = True
             self._move_buffers(old_of, rows)
@@ -349,11 +372,13 @@ class SharedPromptCache:
             keep_shape: leave the grid's shape as it is, where the rows fit.
         """
         device, prompts, prompt_of = self._prompt[0].device, len(self._prompt_lengths), self._prompt_of
+        offset = self._prompt_lengths[prompt_of] - 1 + self._shift
         self._regrid = False
         if self._kernel is not None:
             self._set_rows(
                 _filled=self._length,
                 _limit=self._most,
+                _offset=offset,
                 _place=prompt_of,
                 _prompt_tokens=self._prompt_lengths[prompt_of],
             )
@@ -372,8 +397,7 @@ class SharedPromptCache:
         self._set("_slot", None if in_order else torch.from_numpy(slot).to(device))
         if self._bias_of_prompt is not None:
             self._set("_bias", self._bias_of_prompt[torch.from_numpy(prompt_of).to(device)][:, None])
-        last = self._prompt_lengths[prompt_of] - 1
-        self._set_rows(_filled=self._length, _limit=self._most, _last_of_prompt=last)
+        self._set_rows(_filled=self._length, _limit=self._most, _offset=offset)
         self._set_places()
 
     def _set_rows(self, **values: np.ndarray) -> None:
@@ -435,7 +459,7 @@ class SharedPromptCache:
 
     def places(self) -> StepPlaces:
         """Return where the newest tokens stand, after `advance`; the same for every layer."""
-        positions = self._last_of_prompt + self._filled
+        positions = self._offset + self._filled
         columns = self.capacity if self._fixed else int(self._length.max())
         if not self._fixed and (self._length == columns).all():
             return StepPlaces(positions, columns, None, None)
@@ -533,9 +557,8 @@ class SharedPromptCache:
         """
         assert self._kernel is not None
         prompts, responses = self._prompt[layer], self._response[layer]
-        return self._kernel(
-            query, key, value, cos, sin, prompts, self._place, self._prompt_tokens, responses, self._filled, scaling
-        )
+        rows = (self._place, self._prompt_tokens)
+        return self._kernel(query, key, value, cos, sin, self._offset, prompts, *rows, responses, self._filled, scaling)
 
     def _to_grid(self, of_rows: torch.Tensor) -> torch.Tensor:
         """Scatter [H, B, G, X] to [H, P * rows per prompt, G, X], zero in empty slots."""

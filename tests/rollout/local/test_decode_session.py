@@ -381,9 +381,9 @@ def test_what_many_observed_tokens_cost_is_not_paid_by_others(model, monkeypatch
     forwards: list[tuple[int, ...]] = []
     plain = ModelRows.prefill_after
 
-    def counted(self, cache, firsts, tokens):
-        forwards.append(tuple(len(each) for each in tokens))
-        return plain(self, cache, firsts, tokens)
+    def counted(self, cache, firsts, sequences, images):
+        forwards.append(tuple(len(each) - first for each, first in zip(sequences, firsts, strict=True)))
+        return plain(self, cache, firsts, sequences, images)
 
     monkeypatch.setattr(ModelRows, "prefill_after", counted)
     rows = LeanRows(model, CPU)
