@@ -89,6 +89,7 @@ def _page(measured: dict[str, Measured], conditions: dict[str, Any]) -> str:
         *layouts,
         "auto's layout",
         "rollout",
+        "decoded by",
     ]
     lines = [
         "# Vision-language families compared with plain transformers",
@@ -125,6 +126,7 @@ def _page(measured: dict[str, Measured], conditions: dict[str, Any]) -> str:
             *of_layouts,
             run.layout,
             f"{run.rollout:.0e}",
+            {"lean": "lean step"}.get(run.decode, "own forward"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [

@@ -19,6 +19,7 @@ from hwgrpo.data.images import BOMB_PIXELS, FORMATS, LONGEST_RATIO, PAYLOADS
 from hwgrpo.data.thumbnails import LONGEST_SIDE
 from hwgrpo.models.vision import UNSUPPORTED
 from hwgrpo.report.inlined_images import MOST_BYTES
+from hwgrpo.rollout.local.architectures import predict_fallback
 from hwgrpo.support.framed_messages import MAX_MESSAGE_BYTES
 from tests.docs.pages import blocks, code, page, section, table
 from tests.support.models.tiny_image_prompts import picture
@@ -116,7 +117,13 @@ def test_figures_and_names_are_those_of_the_code():
 
 
 def test_families_and_refused_types_are_those_of_the_code():
-    rows = {row["family"]: (row["`model_type`"].strip("`"), row["layout"]) for row in table(PAGE, "family", "layout")}
-    families = {name: (each.config().model_type, each.layouts[0]) for name, each in VISION_FAMILIES.items()}
-    assert rows == families
+    rows = [
+        (row["family"], row["`model_type`"].strip("`"), row["layout"], row["decoding"])
+        for row in table(PAGE, "family", "layout")
+    ]
+    decoding = {True: "lean step", False: "own forward"}
+    assert rows == [
+        (name, each.config().model_type, each.layouts[0], decoding[predict_fallback(each.config(), 100) is None])
+        for name, each in VISION_FAMILIES.items()
+    ]
     assert {row["`model_type`"].strip("`"): row["why not"] for row in table(PAGE, "why not")} == UNSUPPORTED

@@ -224,6 +224,8 @@ class ModelRows:
         # The last hidden states are contiguous if an index selects them, not a slice. Otherwise a CPU would copy the LM
         # head's weight for each prompt (bmm in bfloat16).
         logits = self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device), **options)
+        if self._position.dim() == 3:  # a response to a prompt that ends with an image begins behind all of it
+            self._position[1:, :, -1:] = self._position[1:].amax((0, 2), keepdim=True)
         return list(range(self._first, self._held)), logits
 
     def prefill_after(

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from hwgrpo.models.placeholders import BANNED, placeholder_ids
+from hwgrpo.models.placeholders import BANNED, ban, placeholder_ids
 from hwgrpo.models.vision import image_encoder
 from hwgrpo.rollout.local import lean_step, shared_prefix_attention
 from hwgrpo.rollout.local.architectures import TEXT_MODELS, VISION_MODELS, predict_fallback, unsupported_reason
@@ -26,7 +26,7 @@ from hwgrpo.rollout.workflow_engine import WorkflowEngine
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.rollout.decoders import CPU, TOKENIZER, both_ways, engine_of
 from tests.support.devices.recorder import Recorder
-from tests.support.models.vision_families import TEXT, VISION_FAMILIES, frozen, model_of, text
+from tests.support.models.vision_families import TEXT, VISION_FAMILIES, frozen, model_of, reference_logits, text
 from tests.support.numbers.decode_kernels_on_cpu import selected
 from tests.support.numbers.rounding import assert_values_close
 
@@ -139,6 +139,13 @@ def test_the_engine_samples_the_tokens_of_the_models_own_forward(name, monkeypat
         assert_same(engine.generate(batch, sampling), by_the_model(model, batch, sampling, monkeypatch))
 
 
+def unbanned(model: Any, logits: torch.Tensor) -> torch.Tensor:
+    """Return logits for a comparison in shares of the largest, after a look at those of placeholders."""
+    banned = placeholder_ids(model.config)
+    assert (logits[:, banned] == BANNED).all()
+    return ban(logits, banned, 0.0)
+
+
 def refilled(rows: Any, prompts: Sequence[Sequence[int]]) -> Iterator[torch.Tensor]:
     """Yield the logits of rows that begin anew in the places of others, are moved and dropped."""
     tokens = torch.tensor([7, 8, 9, 10])
@@ -162,19 +169,18 @@ def test_rows_that_begin_anew_have_their_own_positions(name):
     """Compared with the model's own forward, which refills nothing, for each response that begins."""
     model, prompts = lean_model(name), [tokens_of(prompt) for prompt in prompts_of(name).prompts]
 
-    def alone(prompt: int, first: int, steps: int, rises: int = 1) -> torch.Tensor:
+    def alone(prompt: int, first: int, steps: int) -> torch.Tensor:
         rows = ModelRows(model, CPU)
         rows.arrange(~np.array(rows.prefill([prompts[prompt]])[0]), np.array([steps]))
-        return torch.cat([rows.step(torch.tensor([first + rises * step])) for step in range(steps)])
+        return unbanned(model, torch.cat([rows.step(torch.tensor([first + step])) for step in range(steps)]))
 
-    logits = [each.clone() for each in refilled(LeanRows(model, CPU), prompts)]
+    logits = [unbanned(model, each) for each in refilled(LeanRows(model, CPU), prompts)]
     assert_values_close(torch.stack([each[1] for each in logits[:5]]), alone(0, 8, 5))
     assert_values_close(torch.stack([each[3] for each in logits[:5]]), alone(3, 10, 5))
     assert_values_close(torch.stack([each[0] for each in logits[5:8]]), alone(2, 17, 3))
     assert_values_close(torch.stack([each[3] for each in logits[5:11]]), alone(1, 20, 6))
     assert_values_close(torch.stack([each[1] for each in logits[11:]]), alone(4, 28, 6))
     assert_values_close(torch.stack([each[3] for each in logits[11:]]), alone(3, 30, 6))
-    assert all((each[:, placeholder_ids(model.config)] == BANNED).all() for each in logits)
 
 
 @pytest.mark.parametrize("kernels", [False, True])
@@ -183,12 +189,12 @@ def test_rows_that_begin_anew_have_their_own_positions(name):
 @torch.no_grad()
 def test_recordings_and_kernels_change_no_logits(name, fixed, kernels):
     model, prompts, recorder = lean_model(name), [tokens_of(each) for each in prompts_of(name).prompts], Recorder()
-    expected = [each.clone() for each in refilled(LeanRows(model, CPU), prompts)]
+    expected = [unbanned(model, each) for each in refilled(LeanRows(model, CPU), prompts)]
 
     def found() -> list[torch.Tensor]:
         rows = LeanRows(model, CPU, fixed=fixed)
         return [
-            each.clone()
+            unbanned(model, each)
             for each in refilled(RecordedRows(rows, recorder, worth_recording=1) if fixed else rows, prompts)
         ]
 
@@ -211,16 +217,33 @@ def test_decoded_graphs_sample_the_same(name, monkeypatch):
     assert_same(engine.generate(batch, SAMPLED), by_the_model(model, batch, SAMPLED, monkeypatch))
 
 
+@pytest.mark.parametrize("name", THREE_AXES)
+@torch.no_grad()
+def test_a_prompt_may_end_with_an_image(name):
+    model, prompt, images = model_of(name), sample_of(name), sample_of(name).images
+    assert images is not None
+    assert images.axes is not None
+    end = len(prompt.token_ids) - prompt.token_ids[::-1].index(images.token_id)
+    cut = replace(prompt, token_ids=prompt.token_ids[:end], images=replace(images, axes=images.axes[:end]))
+    both = both_ways(model, [tokens_of(cut)], ([0], (4, None)), 20)
+    response = [step % len(TOKENIZER) for step in range(4)]
+    own = reference_logits(model, VISION_FAMILIES[name], cut.token_ids, response, cut.images)[end - 1 :]
+    for one, other, expected in zip(*zip(*both, strict=True), own, strict=True):
+        expected = ban(expected[None], placeholder_ids(model.config), 0.0)
+        assert_values_close(unbanned(model, one), expected)
+        assert_values_close(unbanned(model, other), expected)
+
+
 @torch.no_grad()
 def test_positions_may_be_more_than_tokens():
     """No image is so, but the table of angles has them."""
-    prompt = sample_of("Qwen2-VL")
+    model, prompt = model_of("Qwen2-VL"), sample_of("Qwen2-VL")
     assert prompt.images is not None
     assert prompt.images.axes is not None
     far = replace(prompt, images=replace(prompt.images, axes=prompt.images.axes + 40))
     assert shift_of(tokens_of(far)) > 0
-    for one, other in both_ways(model_of("Qwen2-VL"), [tokens_of(far)], ([0, 0], (9, None)), 20):
-        assert_values_close(one, other)
+    for one, other in both_ways(model, [tokens_of(far)], ([0, 0], (9, None)), 20):
+        assert_values_close(unbanned(model, one), unbanned(model, other))
 
 
 class Looks:
@@ -232,11 +255,11 @@ class Looks:
     async def __call__(self, prompt: Prompt, sampler: Sampler) -> list[Trajectory]:
         async def one(own: Sampler, sample: int) -> Trajectory:
             trajectory, draw = own.trajectory(), torch.Generator().manual_seed(sample)
-            for turn in range(4):
+            for turn in range(5):
                 await own.sample(trajectory, max_tokens=3 + (sample + turn) % 3)
-                if turn == 1:
+                if turn in (0, 2):
                     trajectory.observe(text(draw, 2, 9), "")
-                elif turn < 3:
+                elif turn < 4:
                     ids, images = self.of.prompt(30 + 10 * turn + sample, images=1 + sample % 2)
                     trajectory.observe(ids, "", images)
             return trajectory
@@ -306,7 +329,8 @@ def test_turns_of_unequal_length_are_continued_around_held_images(name):
     longer, logits = prefill_after(model, CPU, beginnings, sequences)
     for sequence, row, found in zip(sequences, longer, logits, strict=True):
         whole = ModelRows(model, CPU)
-        assert_values_close(found, whole.prefill([sequence])[1][0])
+        own = whole.prefill([sequence])[1]
+        assert_values_close(unbanned(model, found[None]), unbanned(model, own))
         for (one, _), layer in zip(((each, 0) for each in row.layers), whole.cache.layers, strict=True):
             kept = torch.stack([layer.keys[0], layer.values[0]])[:, :, row.prompt.length :]
             assert_values_close(one, kept)
@@ -383,6 +407,8 @@ def test_positions_that_are_not_the_models_are_found_out_before_it_samples(wrong
     assert check_lean_step(model, CPU, recorder) is None
     monkeypatch.setattr(lean_step, "shift_of", wrong)
     assert (check_lean_step(model, CPU, recorder) or "").startswith("its logits would differ by")
+    encoder.sample = None
+    assert engine_of(model, image_sample=sample_of("Qwen2-VL"), recorder=recorder).decode_path == "model"
 
 
 def test_a_hook_on_the_tower_leaves_the_step_lean_and_one_on_the_text_model_does_not():
