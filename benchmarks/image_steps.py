@@ -2,21 +2,27 @@
 
     python benchmarks/image_steps.py
     python benchmarks/image_steps.py --tower all
+    python benchmarks/image_steps.py --decoding
 
 A Qwen2-VL of random weights with the proportions of the published 2B (width of the tower to that of the text model, and
 their depths), groups of 8 responses to a prompt with one image. The other step has the same model, responses and length
 of prompt, with tokens of text in place of the image's. Both ways alternate, and the first round is a warm-up; a round
 has images of its own, so that none is known from the round before. Times are the processor's.
+
+`--decoding` compares sampling alone, after images: by the lean step, and by the model's own forward as in earlier
+versions. Both must draw the same tokens, or the benchmark ends. They alternate, and the first round is a warm-up.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from local_engine import SAMPLES  # first: it sets variables that torch reads
 
@@ -26,6 +32,7 @@ import transformers  # isort: skip
 from hwgrpo.data.image_prompts import image_axes
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.models.vision import freeze_vision
+from hwgrpo.rollout.local import engine as engine_module
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.layouts import GROUPED
 from hwgrpo.training.policy.micro_batch import build_micro_batch, split_micro_batches
@@ -61,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--response-tokens", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=4, help="per step, with 8 responses each")
     parser.add_argument("--tower", choices=("none", "projector", "all"), default="none", help="what is trained of it")
+    parser.add_argument("--decoding", action="store_true", help="compare two ways to sample, without updates")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--smoke", action="store_true", help="one round of a tiny model")
@@ -71,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     transformers.utils.logging.set_verbosity_error()
     steps = Steps(args)
+    if args.decoding:
+        print(compare_decoding(steps, args))
+        return 0
     ways = [Step("tokens of text", False, []), Step("an image", True, [])]
     for round_number in range(args.repeat + 1):
         for way in ways:
@@ -94,31 +105,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def compare_decoding(steps: Steps, args: argparse.Namespace) -> str:
+    """Return a table of the tokens per second of the processor by both ways to decode."""
+    with patch.object(engine_module, "check_lean_step", lambda model, device: "it is the other side"):
+        own = steps.new_engine(copied=True)
+    sides = {"its own forward": own, "the lean step": steps.new_engine()}
+    paths = [engine.decode_path for engine in sides.values()]
+    if paths != ["model", "lean"]:
+        raise SystemExit(f"the sides decode by {paths}")
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for round_number in range(args.repeat + 1):
+        prompts = steps.prompts(round_number, with_images=True)
+        sampled = []
+        for name, engine in sides.items():
+            began = time.process_time()
+            sampled.append(engine.generate(prompts, Sampling(SAMPLES, args.response_tokens, seed=round_number)))
+            seconds[name].append(time.process_time() - began)
+        theirs, ours = sampled
+        if not torch.equal(theirs.tokens, ours.tokens):
+            raise SystemExit("both sides must draw the same tokens")
+        if float((theirs.logprobs - ours.logprobs).abs().max()) > 1e-4:
+            raise SystemExit("log-probs differ by more than 1e-4")
+    rates = {name: len(ours.tokens) / median(each[1:]) for name, each in seconds.items()}
+    base = rates["its own forward"]
+    lines = [f"| {name} | {rate:,.0f} | {rate / base:.2f} |" for name, rate in rates.items()]
+    heading = (
+        f"{args.prompts} prompts with an image, encoded by each side; {SAMPLES} responses of {args.response_tokens} "
+        f"tokens each; text model of {args.layers} layers, {args.hidden} wide; {args.threads} thread(s)\n"
+    )
+    columns = ["| decoded by | tokens/s (CPU) | of its own forward |", "|---|---|---|"]
+    return "\n".join([heading, *columns, *lines])
+
+
 class Steps:
     """The model, and a step with it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._grid = args, args.side // PATCH
-        model = _model(args.hidden, args.layers)
+        self._model = model = _model(args.hidden, args.layers)
         freeze_vision(model, args.tower)
         self._policy = PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
-        self._engine = LocalEngine(
-            model,
+        self._engine = self.new_engine()
+        self._optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-6)
+        self.pixel_bytes = self._prompt(0, 0, with_images=True).images.nbytes  # type: ignore[union-attr]
+
+    def new_engine(self, *, copied: bool = False) -> LocalEngine:
+        """Return an engine that samples with the model, or with a copy that has images encoded for itself."""
+        return LocalEngine(
+            copy.deepcopy(self._model) if copied else self._model,
             character_tokenizer(""),
             device=torch.device("cpu"),
             compute_dtype=torch.float32,
-            max_sequences=args.prompts * SAMPLES,
+            max_sequences=self._args.prompts * SAMPLES,
         )
-        self._optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-6)
-        self.pixel_bytes = self._prompt(0, 0, with_images=True).images.nbytes  # type: ignore[union-attr]
+
+    def prompts(self, round_number: int, *, with_images: bool) -> PromptBatch:
+        """Return the prompts of a round."""
+        return PromptBatch(
+            tuple(self._prompt(round_number, i, with_images=with_images) for i in range(self._args.prompts))
+        )
 
     def run(self, way: Step, round_number: int) -> None:
         """Make one step, and add its time."""
         args, images = self._args, self._policy.images
         assert images is not None
-        prompts = PromptBatch(
-            tuple(self._prompt(round_number, i, with_images=way.with_images) for i in range(args.prompts))
-        )
+        prompts = self.prompts(round_number, with_images=way.with_images)
         before, began = (images.encoded, images.moved_bytes), time.process_time()
         sampling = Sampling(SAMPLES, args.response_tokens, seed=round_number)
         completions = self._engine.generate(prompts, sampling)
