@@ -33,6 +33,8 @@ graders real_model.md python benchmarks/graders.py --model SMOLLM2 --source GSM8
 grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --output benchmarks/results/grouped_update_cpu.json
 image_steps vision.md python benchmarks/image_steps.py
 image_steps_tower vision.md python benchmarks/image_steps.py --tower all
+image_decoding vision.md python benchmarks/image_steps.py --decoding
+image_decoding_long vision.md python benchmarks/image_steps.py --decoding --side 448 --response-tokens 256 --repeat 3
 layout_times layout_times.md python benchmarks/layout_times.py --output benchmarks/results/layout_times.json
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
 local_engine local_engine.md python benchmarks/local_engine.py
