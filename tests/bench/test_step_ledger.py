@@ -300,8 +300,8 @@ def test_attention_of_a_decode_step_reads_what_is_filled_and_a_prompt_once(steps
     heads, kv_heads, size, itemsize = 4, 2, 16, 2
     filled = capacity // 2
     cached = 2 * kv_heads * size * itemsize * (prompts * width + rows * (filled - 1))
-    # queries and outputs; keys and values, read and stored; angles; three numbers per row
-    beside = rows * size * itemsize * (2 * heads + 4 * kv_heads + 2) + 3 * rows * 8
+    # queries and outputs; keys and values, read and stored; angles; four numbers per row
+    beside = rows * size * itemsize * (2 * heads + 4 * kv_heads + 2) + 4 * rows * 8
     work = [step[ledger_step.GRAPH].classes["decode_attention_kernel"] for step in steps]
     assert work[1].kernels - work[0].kernels == two[ledger_step.GRAPH].runs == one[ledger_step.GRAPH].runs
     assert (work[1].bytes - work[0].bytes) // two[ledger_step.GRAPH].runs == cached + beside
