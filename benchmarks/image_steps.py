@@ -114,6 +114,7 @@ def compare_decoding(steps: Steps, args: argparse.Namespace) -> str:
     if paths != ["model", "lean"]:
         raise SystemExit(f"the sides decode by {paths}")
     seconds: dict[str, list[float]] = {name: [] for name in sides}
+    tokens = 0
     for round_number in range(args.repeat + 1):
         prompts = steps.prompts(round_number, with_images=True)
         sampled = []
@@ -122,11 +123,12 @@ def compare_decoding(steps: Steps, args: argparse.Namespace) -> str:
             sampled.append(engine.generate(prompts, Sampling(SAMPLES, args.response_tokens, seed=round_number)))
             seconds[name].append(time.process_time() - began)
         theirs, ours = sampled
+        tokens = len(ours.tokens)
         if not torch.equal(theirs.tokens, ours.tokens):
             raise SystemExit("both sides must draw the same tokens")
         if float((theirs.logprobs - ours.logprobs).abs().max()) > 1e-4:
             raise SystemExit("log-probs differ by more than 1e-4")
-    rates = {name: len(ours.tokens) / median(each[1:]) for name, each in seconds.items()}
+    rates = {name: tokens / median(each[1:]) for name, each in seconds.items()}
     base = rates["its own forward"]
     lines = [f"| {name} | {rate:,.0f} | {rate / base:.2f} |" for name, rate in rates.items()]
     heading = (
