@@ -62,6 +62,8 @@ PROJECTORS = (
 )
 """Modules, below the backbone, that map a tower's states to the text model's."""
 TOWERS = ("visual", "vision_tower", "vision_model")
+OTHER = "other"
+"""The part of a model that is neither its text model nor sees images: what Gemma 4 reads sound with."""
 TYPES = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a backbone that are 1 at the tokens of images: some models attend both ways among them."""
 
@@ -98,18 +100,25 @@ def vision_modules(model: Any, parts: str) -> set[torch.nn.Module]:
 
 
 def freeze_vision(model: Any, trained: str) -> None:
-    """Freeze the tower and projector of a vision-language model but for the parts that are trained."""
+    """Freeze the tower and projector of a vision-language model but for the parts that are trained.
+
+    Parts that no image passes, as a tower of sound, never train: they would get no gradient.
+    """
     for part, _, parameter in vision_parameters(model):
-        parameter.requires_grad_(trained == "all" or trained == part)
+        parameter.requires_grad_(part != OTHER and trained in ("all", part))
 
 
 def vision_parameters(model: Any) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
-    """Yield the part ("tower" or "projector"), the name and the parameter of what a text model does not have."""
-    for name, parameter in backbone(causal_lm(model)).named_parameters():
+    """Yield the part ("tower", "projector" or OTHER), the name and the parameter of what a text model does not have."""
+    base = causal_lm(model)
+    of_text = {id(each) for each in base.get_decoder().parameters()} if reads_images(base.config) else None
+    for name, parameter in backbone(base).named_parameters():
         if name.startswith(PROJECTORS):
             yield "projector", name, parameter
         elif name.startswith(TOWERS):
             yield "tower", name, parameter
+        elif of_text is not None and id(parameter) not in of_text:
+            yield OTHER, name, parameter
 
 
 @dataclass(frozen=True)

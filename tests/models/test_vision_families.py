@@ -13,9 +13,11 @@ from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.placeholders import placeholder_ids, reads_images
 from hwgrpo.models.vision import (
     ONE_AXIS,
+    OTHER,
     THREE_AXES,
     ImageEncoder,
     attends_both_ways,
+    freeze_vision,
     unsupported_reason,
     uses_axes,
     vision_parameters,
@@ -37,6 +39,7 @@ from tests.support.models.vision_families import (
     left_padded,
     model_of,
     reference_logits,
+    with_sound,
 )
 from tests.support.numbers.rounding import STEP, assert_values_close
 
@@ -101,6 +104,23 @@ def test_changed_weights_encode_images_again(name):
     assert encoder.encoded == 2
     assert (after - before).abs().max() > DIFFERENT
     assert_values_close(after, reference(name, row, model))
+
+
+@pytest.mark.parametrize("trained", ["none", "projector", "all"])
+def test_a_tower_of_sound_never_trains_and_all_that_trains_gets_a_gradient(trained):
+    model = transformers.AutoModelForImageTextToText.from_config(with_sound(), dtype=torch.float32)
+    freeze_vision(model, trained)
+    [logits] = encoded_logits(model, ImageEncoder(model), [row_of("Gemma 4", 1, 1)])
+    logits.square().sum().backward()
+    parameters = dict(model.named_parameters())
+    assert {name for name, each in parameters.items() if each.grad is not None} == {
+        name for name, each in parameters.items() if each.requires_grad
+    }
+    sound = {name for name in parameters if "audio" in name}
+    assert sound == {f"model.{name}" for part, name, _ in vision_parameters(model) if part == OTHER}
+    assert sound
+    wanted = {"none": set(), "projector": {"projector"}, "all": {"projector", "tower"}}[trained]
+    assert {part for part, _, each in vision_parameters(model) if each.requires_grad} == wanted
 
 
 def test_trained_weights_are_never_remembered():
