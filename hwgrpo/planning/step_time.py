@@ -23,10 +23,11 @@ from hwgrpo.config.schema import ModelConfig, RolloutConfig
 from hwgrpo.models.loading import auto_class
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import CODE_BITS
+from hwgrpo.models.tower_work import BACKWARD, FORWARD, WEIGHT
 from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.training.strategies.sharding import Sharding
-from hwgrpo.training.update.flops import BACKWARD, FORWARD, WEIGHT, TrainingWork, model_work
+from hwgrpo.training.update.flops import TrainingWork, model_work
 
 DENSE_MFU = 0.4
 """Share of the matrix rate that dense models reach."""
