@@ -45,8 +45,10 @@ class Patches:
     """Positions of the tower for each token, those of classes included."""
     of_a_tile: int | None
     """Positions of an image that the tower reads by itself; None: it reads images of any size."""
+    pixels: int
+    """Pixels of an image in a patch."""
     values: int
-    """Numbers of pixels in a patch."""
+    """Numbers of a patch: pixels in colors and frames."""
 
 
 def patches_of(config: Any) -> Patches:
@@ -70,7 +72,7 @@ def patches_of(config: Any) -> Patches:
         per_token = 1.0
     if tile is not None and tower.model_type in WITH_CLASS:
         per_token, tile = per_token * (tile + 1) / tile, tile + 1
-    return Patches(per_token, tile, values)
+    return Patches(per_token, tile, side, values)
 
 
 def _pair(size: Any) -> tuple[int, int]:

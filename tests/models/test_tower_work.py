@@ -30,6 +30,12 @@ def eager(name):
     return model
 
 
+def work_of(model, *, backward):
+    work = tower_work(model, backward=backward)
+    assert work is not None
+    return work
+
+
 def counted(model, images):
     """Return the FLOPs that torch counts of encoding images, and of their gradients where something is trained."""
     encoder = ImageEncoder(model)
@@ -62,7 +68,7 @@ def differs(name, model, trained, tokens):
         of_pixels = sum(p.numel() for _, n, p in vision_parameters(model) if "patch_embed" in n and p.ndim > 1)
         return -4 * of_pixels * math.ceil(tokens / 4), 0
     if name == "LLaVA-OneVision":  # the tokens that end rows, 4 of 52, have no patch
-        return -4 / 52 * tower_work(model, backward=trained != "none").of([tokens]), 0
+        return -4 / 52 * work_of(model, backward=trained != "none").of([tokens]), 0
     return 0, 0
 
 
@@ -72,7 +78,7 @@ def test_encoding_an_image_needs_what_torch_counts(name, trained):
     model = eager(name)
     freeze_vision(model, trained)
     tokens, images = prompt_of(name)
-    more = counted(model, images) - tower_work(model, backward=trained != "none").of([tokens])
+    more = counted(model, images) - work_of(model, backward=trained != "none").of([tokens])
     least, most = differs(name, model, trained, tokens)
     assert least <= more <= most
 
@@ -86,7 +92,7 @@ def test_patches_attend_to_their_own_image_or_window(name):
         {"pixel_values": pixels, "image_grid_thw": torch.tensor([(1, *size) for size in sizes])}, "", 0
     )
     model = eager(name).requires_grad_(False)
-    work = tower_work(model, backward=False)
+    work = work_of(model, backward=False)
     assert counted(model, images) == work.of([8, 16])
     per_pair = 4 * 16  # two products, of queries that are 16 wide
     windowed = {"Qwen2-VL": ((None, 2 * per_pair),), "Qwen2.5-VL": ((16, per_pair), (None, per_pair))}[name]
@@ -99,14 +105,14 @@ def test_adapters_of_the_tower_need_what_torch_counts(part):
     model = eager("Qwen2-VL")
     adapted = apply_lora(model, LoraConfig(rank=2, vision=part))
     tokens, images = prompt_of("Qwen2-VL")
-    assert counted(adapted, images) == tower_work(adapted, backward=True).of([tokens])
+    assert counted(adapted, images) == work_of(adapted, backward=True).of([tokens])
 
 
 def test_a_tower_of_sound_encodes_no_image_and_a_text_model_has_none():
     config = with_sound()
     with torch.device("meta"):
         model = transformers.AutoModelForImageTextToText.from_config(config)
-    assert tower_work(model, backward=True) == tower_work(model_of("Gemma 4"), backward=True)
+    assert work_of(model, backward=True) == tower_work(model_of("Gemma 4"), backward=True)
     assert tower_work(tiny_qwen3(), backward=False) is None
 
 
@@ -115,6 +121,6 @@ def test_published_towers_divide_images_as_their_papers_say():
         kind: patches_of(getattr(transformers, f"{kind}Config")())
         for kind in ("Gemma3", "InternVL", "Llava", "Qwen2_5_VL")
     }
-    assert sizes["Qwen2_5_VL"] == Patches(4.0, None, 3 * 2 * 14**2)
-    assert sizes["Llava"] == Patches(577 / 576, 577, 3 * 14**2)  # 336 pixels, and the class
-    assert sizes["InternVL"] == Patches(1025 / 256, 1025, 3 * 14**2)  # 448 pixels, and the class
+    assert sizes["Qwen2_5_VL"] == Patches(4.0, None, 14**2, 3 * 2 * 14**2)
+    assert sizes["Llava"] == Patches(577 / 576, 577, 14**2, 3 * 14**2)  # 336 pixels, and the class
+    assert sizes["InternVL"] == Patches(1025 / 256, 1025, 14**2, 3 * 14**2)  # 448 pixels, and the class

@@ -8,6 +8,7 @@ import transformers
 
 from hwgrpo.data.image_prompts import MARKED
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.models import vision as subject
 from hwgrpo.models.lm_head import backbone
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.placeholders import placeholder_ids, reads_images
@@ -121,6 +122,39 @@ def test_a_tower_of_sound_never_trains_and_all_that_trains_gets_a_gradient(train
     assert sound
     wanted = {"none": set(), "projector": {"projector"}, "all": {"projector", "tower"}}[trained]
     assert {part for part, _, each in vision_parameters(model) if each.requires_grad} == wanted
+
+
+def test_encoders_share_a_limit_of_what_they_remember_and_forget_it_when_they_end(monkeypatch):
+    first, second = (ImageEncoder(frozen("SmolVLM")) for _ in range(2))
+    rows = [row_of("SmolVLM", seed, 1) for seed in (1, 2)]  # images of one size
+    [features] = first._features([rows[0].images], torch.device("cpu"))
+    monkeypatch.setattr(subject, "REMEMBERED", subject.RememberedFeatures(2 * features.nbytes))
+
+    def encoded(encoder, *numbers):
+        before = encoder.encoded
+        for number in numbers:
+            [found] = encoder._features([rows[number].images], torch.device("cpu"))
+            assert found.nbytes == features.nbytes
+        return encoder.encoded - before
+
+    assert encoded(first, 0, 1, 0, 1) == 2
+    assert encoded(second, 0) == 1  # in place of what was used longest ago
+    assert encoded(first, 1) == 0
+    assert encoded(first, 0) == 1
+    assert encoded(second, 0) == 1
+    number = second._number
+    assert [key[0] for key in subject.REMEMBERED._known] == [first._number, number]
+    subject.REMEMBERED.forget(number)
+    assert [key[0] for key in subject.REMEMBERED._known] == [first._number]
+
+
+def test_the_features_of_a_model_that_is_gone_are_forgotten():
+    encoder = ImageEncoder(frozen("Qwen2-VL"))
+    encoder._features([row_of("Qwen2-VL", 1, 1).images], torch.device("cpu"))
+    number = encoder._number
+    assert number in {key[0] for key in subject.REMEMBERED._known}
+    del encoder
+    assert number not in {key[0] for key in subject.REMEMBERED._known}
 
 
 def test_trained_weights_are_never_remembered():
