@@ -266,6 +266,24 @@ def test_several_images_are_shown_and_the_conversation_goes_on(run, command):
         assert setting in errors
 
 
+def test_a_line_adds_an_image_to_the_next_message(run, command):
+    [one, other] = sorted((run / "images").iterdir())[:2]
+    first = command("chat", run, "--image", one, "--greedy", typed="what?\n")[1]
+    code, shown, errors = command("chat", run, "--greedy", typed=f"/image {one}\nwhat?\n/image {other}\nwhat?\n")
+    assert code == 0, errors
+    assert "type your message; /image FILE shows an image with it;" in shown
+    assert _policy(shown)[0] == _policy(first)[0]
+    assert len(_policy(shown)) == 2
+    assert [line for line in shown.splitlines() if line.startswith("image ")] == [f"image {one}", f"image {other}"]
+    limit = "data.max_prompt_tokens=40"  # both images have 18 tokens with those around them
+    assert command("chat", run, limit, "--greedy", typed=f"/image {one}\nwhat?\nwhat?\n")[0] == 0
+    code, _, errors = command("chat", run, limit, "--greedy", typed=f"/image {one}\nwhat?\n/image {other}\nwhat?\n")
+    assert (code, limit in errors) == (1, True), "the second message has its image, too"
+    code, shown, _ = command("chat", run, "--greedy", typed="/image missing.png\nwhat?\n")
+    assert (code, len(_policy(shown))) == (0, 1), "a mistake in a path ends no conversation"
+    assert "/image missing.png: there is no such file" in shown
+
+
 def test_a_model_that_reads_images_is_talked_to_without_one(run, command):
     code, shown, _ = command("chat", run, typed="what?\n")
     assert code == 0
