@@ -170,8 +170,9 @@ def test_turns_with_images_are_shown_by_labels():
 
 
 def test_thumbnails_are_stored_with_observed_images():
-    seen = ((images_of("red", inputs={"pixels": torch.ones(2)}),), ())
+    images = replace(images_of("red", inputs={"pixels": torch.ones(2)}), tokens=(4,))
+    seen = ((images,), ())
     tensors, known = write_images(seen, "seen")
     [[read], nothing] = read_images(tensors, "seen", json.loads(json.dumps(known)))
     assert nothing == ()
-    assert (read.thumbnails, read.mark) == (seen[0][0].thumbnails, MARK)
+    assert (read.thumbnails, read.mark, read.tokens) == (images.thumbnails, MARK, (4,))

@@ -7,13 +7,14 @@ import pytest
 import torch
 import transformers
 from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.peaks import NVIDIA
 
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.models.vision import MOST_REMEMBERED, ImageEncoder, freeze_vision
-from hwgrpo.planning.memory import Work, encodings, estimate, prompts_at_once
+from hwgrpo.planning.memory import UNSHARDED, Work, encodings, estimate, prompts_at_once
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.planning.planner import Planner
-from hwgrpo.planning.step_time import forward_work, image_flops
+from hwgrpo.planning.step_time import Rates, forward_work, image_flops, step_seconds
 from hwgrpo.planning.tower_shape import TowerShape, tower_shape
 from hwgrpo.support.jsonlines import read_lines
 from tests.support.models.tiny import settings
@@ -244,6 +245,13 @@ def test_a_tower_of_sound_is_held_and_neither_trained_nor_read():
     assert sound.vision_parameters == plain.vision_parameters
     assert sound.trainable == plain.trainable == plain.parameters
     assert forward_work(config, with_sound()) == forward_work(config, VISION_FAMILIES["Gemma 4"].config())
+    run, work = settings(), replace(WORK, dtype=torch.bfloat16)
+    devices = {"devices": 1, "samplers": 0}
+    seconds = [
+        step_seconds(run, shape, forward_work(config, with_sound()), work, UNSHARDED, NVIDIA[0], Rates(), **devices)
+        for shape in (plain, sound)
+    ]
+    assert seconds[0]["decode"] == seconds[1]["decode"]
     adapted = replace(config, train_vision="none", lora=LoraConfig(rank=2, vision="all"))
     images = VISION_FAMILIES["Gemma 4"].config()
     assert model_shape(adapted, with_sound()).trainable == model_shape(adapted, images).trainable
