@@ -23,6 +23,7 @@ from tests.support.runs import runs
 
 WIDE = {"hidden_size": 64, "embed_dim": 64, "intermediate_size": 96}
 WORK = Work(torch.float32, "cpu", prompts=4, prompt_tokens=16, micro_batch_tokens=64, images=(4, 2))
+H100 = next(chip for chip in NVIDIA if chip.title == "H100 SXM")
 FEATURES = "features of images, at most"
 
 
@@ -248,10 +249,10 @@ def test_a_tower_of_sound_is_held_and_neither_trained_nor_read():
     run, work = settings(), replace(WORK, dtype=torch.bfloat16)
     devices = {"devices": 1, "samplers": 0}
     seconds = [
-        step_seconds(run, shape, forward_work(config, with_sound()), work, UNSHARDED, NVIDIA[0], Rates(), **devices)
+        step_seconds(run, shape, forward_work(config, with_sound()), work, UNSHARDED, H100, Rates(), **devices)
         for shape in (plain, sound)
     ]
-    assert seconds[0]["decode"] == seconds[1]["decode"]
+    assert seconds[0]["decode"] == seconds[1]["decode"] > 0
     adapted = replace(config, train_vision="none", lora=LoraConfig(rank=2, vision="all"))
     images = VISION_FAMILIES["Gemma 4"].config()
     assert model_shape(adapted, with_sound()).trainable == model_shape(adapted, images).trainable
