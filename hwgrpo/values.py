@@ -84,6 +84,16 @@ class Thumbnail:
     """Of the image itself, in pixels."""
     height: int
 
+    def to_json(self) -> list[Any]:
+        """Return it as JSON has it."""
+        return [base64.b64encode(self.content).decode(), self.width, self.height]
+
+    @classmethod
+    def from_json(cls, stored: Sequence[Any]) -> Thumbnail:
+        """Invert `to_json`."""
+        content, width, height = stored
+        return cls(base64.b64decode(content), width, height)
+
 
 @dataclass(frozen=True, eq=False)
 class PromptImages:
@@ -103,6 +113,8 @@ class PromptImages:
     """Of each image; not part of the digest. (): none were made."""
     mark: str = ""
     """Text of `token_id`; "": not known."""
+    tokens: tuple[int, ...] = ()
+    """Tokens that stand for each image; a model without a grid (`Grids`) counts them as if all images were alike."""
 
     @property
     def parts(self) -> tuple[PromptImages, ...]:
@@ -166,10 +178,8 @@ def write_images(seen: Sequence[Sequence[PromptImages]], prefix: str) -> tuple[d
                     "token_id": each.token_id,
                     "names": [*each.inputs],
                     "mark": each.mark,
-                    "thumbnails": [
-                        [base64.b64encode(thumbnail.content).decode(), thumbnail.width, thumbnail.height]
-                        for thumbnail in each.thumbnails
-                    ],
+                    "tokens": [*each.tokens],
+                    "thumbnails": [thumbnail.to_json() for thumbnail in each.thumbnails],
                 }
                 for each in images
             ]
@@ -187,10 +197,9 @@ def read_images(tensors: Mapping[str, torch.Tensor], prefix: str, known: Any) ->
                 {name: tensors[f"{prefix}.{number}.{place}.{name}"] for name in each["names"]},
                 each["digest"],
                 each["token_id"],
-                thumbnails=tuple(
-                    Thumbnail(base64.b64decode(content), width, height) for content, width, height in each["thumbnails"]
-                ),
+                thumbnails=tuple(map(Thumbnail.from_json, each["thumbnails"])),
                 mark=each["mark"],
+                tokens=tuple(each.get("tokens", ())),
             )
             for place, each in enumerate(images)
         )

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 HELP = "play one episode in an environment turn by turn, with a model or by hand, or talk to a model"
 ROWS = "object://chat"
 """The row of a command without data."""
+ADD_IMAGE = "/image "
+"""Begins a line that adds an image to the next message, for a model that reads images."""
 CUT = " (cut at the limit of tokens)"
 WEEK = 7 * 24 * 3600.0
 """Seconds that a person may think."""
@@ -107,11 +109,11 @@ def _run(args: argparse.Namespace, stack: ExitStack) -> int:
     if talks:
         if args.row is None:
             display.images(images := _images(config, args.image))
-            display.say("type your message; end the input (Ctrl-D) to leave")
-            first = display.ask("user")
-            if first is None:
+            adding = f"; {ADD_IMAGE}FILE shows an image with it" if with_images else ""
+            display.say(f"type your message{adding}; end the input (Ctrl-D) to leave")
+            content = _ask_message(config, display, images) if with_images else display.ask("user")
+            if content is None:
                 return 0
-            content = [*images, {"type": "text", "text": first}] if images else first
             rows[0] = {config.data.prompt_key: [{"role": "user", "content": content}]}
             config.data.images.key = None  # of the run's own rows
             config.reward.functions = [RewardFunctionConfig("length")]  # others may need an answer
@@ -206,8 +208,13 @@ def _reads_images(config: Config, images: Sequence[str]) -> bool:
     return False
 
 
-def _images(config: Config, files: Sequence[str]) -> list[dict[str, str]]:
+def _images(config: Config, files: Sequence[str], option: str = "--image ") -> list[dict[str, str]]:
     """Return images as parts of a message.
+
+    Args:
+        config: the settings.
+        files: their paths.
+        option: what named them, for messages.
 
     Raises:
         ConfigError: a file is missing or broken.
@@ -216,12 +223,32 @@ def _images(config: Config, files: Sequence[str]) -> list[dict[str, str]]:
 
     for file in files:
         if not Path(file).is_file():
-            raise ConfigError(f"--image {file}: there is no such file")
+            raise ConfigError(f"{option}{file}: there is no such file")
         try:
-            ImageReader(config.data.images).read_all([str(Path(file).absolute())], Path(), f"--image {file}")
+            ImageReader(config.data.images).read_all([str(Path(file).absolute())], Path(), f"{option}{file}")
         except DataError as error:
             raise ConfigError(str(error)) from error
     return [{"type": "image", "path": str(Path(file).absolute())} for file in files]
+
+
+def _ask_message(config: Config, display: Transcript, images: Sequence[Mapping[str, str]] = ()) -> Any:
+    """Return the content of the person's next message, text or parts; None at the end of the input.
+
+    Args:
+        config: the settings of images.
+        display: asks.
+        images: parts that the message begins with; lines with `ADD_IMAGE` add more.
+    """
+    parts = [*images]
+    while (said := display.ask("user")) is not None and said.startswith(ADD_IMAGE):
+        try:
+            added = _images(config, [said.removeprefix(ADD_IMAGE).strip()], ADD_IMAGE)
+        except ConfigError as error:
+            display.say(terminal_line(str(error)))
+            continue
+        display.images(added)
+        parts += added
+    return [*parts, {"type": "text", "text": said}] if parts and said is not None else said
 
 
 def _talk(
@@ -246,7 +273,7 @@ def _talk(
     tokenizer, dataset = load_tokenizer(config.model), evaluation.dataset
     while True:
         text = _respond(evaluation, dataset.prompt(0, -1), args, display)
-        said = display.ask("user")
+        said = _ask_message(config, display)
         if said is None:
             return
         for mark in dataset.marks:  # a poor policy may write one, and no message may have it

@@ -19,7 +19,7 @@ HELP = "estimate memory and step time of a recipe on chips, with none of them pr
 COLUMN = 10
 LABEL, WIDTH = 11, 123
 NO_ROLLOUT = "none: sft trains on given responses"
-PHASES = ("prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync")
+PHASES = ("images", "prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-link", type=float, metavar="GB/S", help="bandwidth between a device and its host (default 25)"
     )
+    parser.add_argument(
+        "--image-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of the image in each prompt, for a model that reads images; 0: there is none (default: as many as "
+        "data.max_prompt_tokens and data.images.max_pixels allow)",
+    )
     parser.add_argument("--usable", type=float, metavar="SHARE", help="usable share of a chip's memory (default 0.9)")
     parser.add_argument("--json", action="store_true", help="print JSON (schema hwgrpo.plan/1), bytes and seconds")
 
@@ -87,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"--{option.replace('_', '-')} {value}: use a number above 0{' and at most 1' if most == 1 else ''}"
             )
+    if args.image_tokens is not None and args.image_tokens < 0:
+        raise ConfigError(f"--image-tokens {args.image_tokens}: use 0 or more")
     supervised = args.planned == "sft"
     if supervised and (args.rollout or args.rollout_devices):
         raise ConfigError("--rollout and --rollout-devices have no effect with --for sft, which samples nothing")
@@ -126,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
         separate=separate,
         samplers=args.rollout_devices or 0,
         supervised=supervised,
+        image_tokens=args.image_tokens,
         usable=USABLE if args.usable is None else args.usable,
         rates=Rates(**rates),
     )
@@ -214,7 +224,8 @@ def _components(memory: Memory) -> list[str]:
 
 def _table(chips: Sequence[ChipPlan]) -> list[str]:
     width = max(len("chip"), *(len(chip.name) for chip in chips))
-    heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
+    phases = [phase for phase in PHASES if any(phase in chip.seconds for chip in chips)]
+    heads = "".join(f"{phase:>{COLUMN}}" for phase in phases)
     separate = any(chip.samplers for chip in chips)
     samplers = f"{'samplers':>{COLUMN}}" if separate else ""
     differ = len({chip.strategy for chip in chips}) > 1
@@ -223,7 +234,7 @@ def _table(chips: Sequence[ChipPlan]) -> list[str]:
     for chip in chips:
         fits = "?" if chip.fits is None else "yes" if chip.fits else "no"
         limit = "?" if chip.limit is None else _size(chip.limit, 0)
-        times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
+        times = "".join(f"{_time(chip.seconds.get(phase, 0.0)):>{COLUMN}}" for phase in phases)
         needed = _size(chip.memory.peak)
         count = f"{chip.samplers:>{COLUMN},}" if separate else ""
         name = f"{chip.name:<{width}}" + (f"  {chip.strategy:<8}" if differ else "")
@@ -236,12 +247,13 @@ def _table(chips: Sequence[ChipPlan]) -> list[str]:
 
 def _assumptions(plan: ScalePlan) -> list[str]:
     rates, cluster = plan.cluster.rates, plan.cluster
-    encoding = "the encoding of images, " if plan.shape.vision_parameters else ""
+    images = next((chip.work.images for chip in plan.chips if chip.work.images), ())
+    shown = f"an image of {sum(images):,} tokens in each prompt (--image-tokens), " if images else ""
     assumed = (
         f"Assumed: matrix products at {rates.mfu:.0%} of the peak (--mfu), decoding at {rates.mbu:.0%} of the memory "
         f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s between devices (--link) and {rates.host_link / 1e9:g} GB/s to "
-        f"their host (--host-link), {cluster.usable:.0%} of memory usable (--usable), responses of the maximum length. "
-        f"Not included: {encoding}the time of rewards and other host work, overlap of communication and computation, "
+        f"their host (--host-link), {cluster.usable:.0%} of memory usable (--usable), {shown}responses of the maximum "
+        "length. Not included: the time of rewards and other host work, overlap of communication and computation, "
         "allocator fragmentation, buffers of collectives, library workspaces. No figure was measured on such a chip."
     )
     lines = textwrap.wrap(assumed, 112)

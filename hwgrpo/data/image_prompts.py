@@ -142,15 +142,20 @@ class ImagePrompts:
                 f"{place}: the model's image processor refuses the prompt {quoted(text, 80)} with {len(images)} images "
                 f"({error_text(error, 200)}); change the image, or leave out the row"
             ) from error
-        axes = None
+        axes, placed = None, ids.count(self.token_id)
+        tokens = [placed // len(images) + (number < placed % len(images)) for number in range(len(images))]
         if self.grids is not None:
             sizes = self.grids.sizes(inputs)
-            placed, wanted = ids.count(self.token_id), sum(height * width for height, width in sizes)
+            tokens = [height * width for height, width in sizes]
+            wanted = sum(tokens)
             if placed != wanted:
                 raise DataError(f"{place}: {len(images)} images have {wanted} tokens, and the prompt has {placed}")
             axes = image_axes(ids, self.token_id, sizes)
         small = tuple(map(make_thumbnail, images)) if thumbnails else ()
-        return ids, PromptImages(inputs, _digest(inputs), self.token_id, axes, thumbnails=small, mark=self.mark)
+        made = PromptImages(
+            inputs, _digest(inputs), self.token_id, axes, thumbnails=small, mark=self.mark, tokens=tuple(tokens)
+        )
+        return ids, made
 
     def sample(self) -> tuple[list[int], PromptImages]:
         """Return a prompt with an image of noise, for startup checks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from hwgrpo.data.row_schema import (
 from hwgrpo.data.sources import Rows, open_all, sources_of, validation_source
 from hwgrpo.data.tasks import PREFIX
 from hwgrpo.errors import ConfigError, DataError, choice_error, escaped, quoted
+from hwgrpo.support.waits import Wait
 from hwgrpo.values import Prompt, PromptImages
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class PromptDataset:
     """Reads the images of rows; None: a text model."""
     image_digests: Mapping[int, str] = field(default_factory=dict)
     """Index of a row with images -> a hash of them."""
+    image_tokens: tuple[int, ...] = ()
+    """Tokens of each image of the prompt whose images have the most; () where no prompt has images."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -281,15 +285,20 @@ def build_dataset(
     by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
     digest, text_digest = hashlib.sha256(), hashlib.sha256()
     image_digests: dict[int, str] = {}
+    wait = Wait(
+        lambda: f"the images of data.{which} ({len(kept) + filtered:,} of {count:,} rows are read)", math.inf
+    )  # many images take minutes
+    image_tokens: tuple[int, ...] = ()
     for index, row, ids in _tokenize(rows, count, config, tokenizer, images):
-        text = row.text
+        text, encoded = row.text, None
         digest.update(row_bytes(row.columns, rows.place(index)))
         text_digest.update(text.encode() + b"\0")
         if row.sources:
             assert images is not None
             assert reader is not None
+            wait.report()
             read = reader.read_all(row.sources, rows.folder(index), rows.place(index))
-            ids, _ = images.encode(text, [each.image for each in read], rows.place(index), thumbnails=False)
+            ids, encoded = images.encode(text, [each.image for each in read], rows.place(index), thumbnails=False)
             image_digests[index] = digest_of(read)
             digest.update(image_digests[index].encode())
             text_digest.update(image_digests[index].encode())
@@ -319,6 +328,7 @@ def build_dataset(
         if not row.answered and unanswered is None:
             unanswered = index
         without_answer += not row.answered
+        image_tokens = max(image_tokens, encoded.tokens if encoded else (), key=sum)
         kept.append(index)
         texts.append(text)
         token_ids.append(np.asarray(ids, dtype=np.int32))
@@ -347,6 +357,7 @@ def build_dataset(
         images=images,
         reader=reader,
         image_digests=image_digests,
+        image_tokens=image_tokens,
     )
 
 

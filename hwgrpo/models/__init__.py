@@ -7,6 +7,7 @@ to_device.py                   moving a model to a device, tied parameters kept 
 attention_implementations.py   which attention implementations can run here, and why the others cannot
 rounding.py                    startup checks on a few tokens: their ids; whether rounding explains a difference
 vision.py                      towers, projectors and images that are encoded once
+tower_work.py                  FLOPs of encoding images
 placeholders.py                tokens that stand for images, which no response has
 lm_head.py                     from hidden states to logits: factor, soft-cap, padded vocabulary
 shared_prefix_masks.py         attention over rows with one prompt and several responses to it

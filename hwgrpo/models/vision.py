@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -62,6 +63,8 @@ PROJECTORS = (
 )
 """Modules, below the backbone, that map a tower's states to the text model's."""
 TOWERS = ("visual", "vision_tower", "vision_model")
+OTHER = "other"
+"""The part of a model that is neither its text model nor sees images: what Gemma 4 reads sound with."""
 TYPES = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a backbone that are 1 at the tokens of images: some models attend both ways among them."""
 
@@ -98,18 +101,25 @@ def vision_modules(model: Any, parts: str) -> set[torch.nn.Module]:
 
 
 def freeze_vision(model: Any, trained: str) -> None:
-    """Freeze the tower and projector of a vision-language model but for the parts that are trained."""
+    """Freeze the tower and projector of a vision-language model but for the parts that are trained.
+
+    Parts that no image passes, as a tower of sound, never train: they would get no gradient.
+    """
     for part, _, parameter in vision_parameters(model):
-        parameter.requires_grad_(trained == "all" or trained == part)
+        parameter.requires_grad_(part != OTHER and trained in ("all", part))
 
 
 def vision_parameters(model: Any) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
-    """Yield the part ("tower" or "projector"), the name and the parameter of what a text model does not have."""
-    for name, parameter in backbone(causal_lm(model)).named_parameters():
+    """Yield the part ("tower", "projector" or OTHER), the name and the parameter of what a text model does not have."""
+    base = causal_lm(model)
+    of_text = {id(each) for each in base.get_decoder().parameters()} if reads_images(base.config) else None
+    for name, parameter in backbone(base).named_parameters():
         if name.startswith(PROJECTORS):
             yield "projector", name, parameter
         elif name.startswith(TOWERS):
             yield "tower", name, parameter
+        elif of_text is not None and id(parameter) not in of_text:
+            yield OTHER, name, parameter
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,45 @@ class Features:
 
 
 MOST_REMEMBERED = 2**30
-"""Bytes of features that are remembered."""
+"""Bytes of features that a process remembers, of all its encoders."""
+
+
+class RememberedFeatures:
+    """The features that were used last, of all encoders of a process, whose threads may use them at the same time.
+
+    Args:
+        most: bytes; the features that were used last of all are kept also beyond them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: OrderedDict[tuple[Any, ...], Features] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[Any, ...]) -> Features | None:
+        """Return the features of a key; None: they are not known."""
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def put(self, key: tuple[Any, ...], features: Features) -> None:
+        """Remember features, and forget those that were not used for longest where there are too many."""
+        with self._lock:
+            self._known[key] = features
+            while len(self._known) > 1 and sum(each.nbytes for each in self._known.values()) > self._most:
+                self._known.popitem(last=False)
+
+    def forget(self, first: Any) -> None:
+        """Forget the features of all keys that begin with a value."""
+        with self._lock:
+            for key in [key for key in self._known if key[0] == first]:
+                del self._known[key]
+
+
+REMEMBERED = RememberedFeatures(MOST_REMEMBERED)
+_NUMBERS = count()
+"""Numbers of encoders."""
 
 
 class ImageEncoder:
@@ -157,7 +205,8 @@ class ImageEncoder:
             )
         self._accepted = inspect.signature(module.get_image_features).parameters
         self._types = next((name for name in TYPES if name in forward and not self.uses_axes), None)
-        self._known: OrderedDict[tuple[Any, ...], Features] = OrderedDict()
+        self._number = next(_NUMBERS)
+        weakref.finalize(self, REMEMBERED.forget, self._number).atexit = False
         self.sample: Prompt | None = None
         """A prompt with an image, for startup checks."""
         self.encoded = self.moved_bytes = 0
@@ -210,14 +259,13 @@ class ImageEncoder:
     def _remembered(self, images: PromptImages, device: torch.device) -> Features:
         """Return features that were encoded before, where the same weights and dtype would encode them again."""
         versions = sum(parameter._version for _, _, parameter in vision_parameters(self._model))
-        key = (images.digest, device, torch.is_autocast_enabled(device.type), versions)
-        if key not in self._known:
+        key = (self._number, images.digest, device, torch.is_autocast_enabled(device.type), versions)
+        features = REMEMBERED.get(key)
+        if features is None:
             with torch.no_grad():
-                self._known[key] = self._encode(images, device)
-            while len(self._known) > 1 and sum(each.nbytes for each in self._known.values()) > MOST_REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key]
+                features = self._encode(images, device)
+            REMEMBERED.put(key, features)
+        return features
 
     def _encode(self, images: PromptImages, device: torch.device) -> Features:
         moved = _moved(self._model, images, device)

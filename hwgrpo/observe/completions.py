@@ -13,12 +13,12 @@ from hwgrpo.observe.image_text import content_text, count_images, with_labels
 from hwgrpo.observe.logged_images import FOLDER, LoggedImages, image_record
 from hwgrpo.observe.trajectory_text import compact_turns
 from hwgrpo.support.jsonlines import StepLines, read_lines
-from hwgrpo.values import NO_ROW
+from hwgrpo.values import NO_ROW, Thumbnail
 
 if TYPE_CHECKING:
     import torch
 
-    from hwgrpo.values import Completions, Prompt, PromptBatch, PromptImages, Rewards, Thumbnail
+    from hwgrpo.values import Completions, Prompt, PromptBatch, PromptImages, Rewards
 
     MakeRecords = Callable[[Sequence[Thumbnail]], list[dict[str, Any]]]
 
@@ -197,6 +197,8 @@ def _runs(mask: Sequence[bool]) -> list[list[int]]:
 def dropped_records(batch: PromptBatch, completions: Completions) -> Iterator[dict[str, Any]]:
     """Yield a record of each group that was dropped for being late, like `sample_record`; `dropped` is the reason.
 
+    Its `images` are thumbnails (`Thumbnail.to_json`), which `step_records` writes on the rank that logs.
+
     Args:
         batch: the G prompts.
         completions: their S responses.
@@ -215,6 +217,7 @@ def dropped_records(batch: PromptBatch, completions: Completions) -> Iterator[di
             "ground_truth": prompt.ground_truth,
             "source": prompt.source,
             "dropped": reason,
+            **({} if prompt.images is None else {"images": [each.to_json() for each in prompt.images.all_thumbnails]}),
         }
 
 
@@ -245,7 +248,8 @@ def step_records(
         record = sample_record(i, batch, completions, rewards, images)
         yield {"step": step, **record, "advantage": float(advantages_S[i])}
     for record in dropped:  # of all ranks
-        yield {"step": step, **record, "advantage": None}
+        shown = {"images": images([*map(Thumbnail.from_json, record["images"])])} if "images" in record else {}
+        yield {"step": step, **record, **shown, "advantage": None}
 
 
 class CompletionsLog:

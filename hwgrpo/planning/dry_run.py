@@ -126,6 +126,8 @@ def make_plan(
         dtype,
         layout,
         prompt_tokens=training.longest if training else config.data.max_prompt_tokens,
+        images=_images(config, shape, training, validation),
+        known_prompts=sum(each.prompts_with_images for each in (training, validation) if each) if training else None,
     )
     budget = work.micro_batch_tokens
     sharding = sharding_of(config.trainer, world_size)
@@ -152,7 +154,7 @@ def make_plan(
             "memory",
             [
                 *_memory_lines(memory),
-                *(["not counted: the tower's work on images"] if shape.vision_parameters else []),
+                *([] if training else image_notes(config, work)),
                 *uncounted_reward_models(config.reward, config.model),
                 *filter(None, (padding,)),
                 *rollout_notes,
@@ -168,7 +170,37 @@ def _vision_line(config: Config, shape: ModelShape) -> str:
     lora, model = uses_lora(config.model.lora), config.model
     key, part = ("model.lora.vision", model.lora.vision) if lora else ("model.train_vision", model.train_vision)
     trains = {"none": "neither is", "projector": "the projector is", "all": "both are"}[part]
-    return f"{shape.vision_parameters:,} parameters are of its tower and projector of images; {trains} trained ({key})"
+    other = f"; {shape.other_parameters:,} are of neither images nor text and never trained"
+    return (
+        f"{shape.vision_parameters:,} parameters are of its tower and projector of images; {trains} trained ({key})"
+        f"{other if shape.other_parameters else ''}"
+    )
+
+
+def _images(
+    config: Config, shape: ModelShape, training: PromptDataset | None, validation: PromptDataset | None
+) -> tuple[int, ...]:
+    """Return the tokens of each image of the prompt whose images have the most; assumed where there are no data."""
+    if training is None:
+        return assumed_images(config, shape)
+    return max(training.image_tokens, validation.image_tokens if validation else (), key=sum)
+
+
+def assumed_images(config: Config, shape: ModelShape) -> tuple[int, ...]:
+    """Return the tokens of the image that each prompt is assumed to have: as many as the settings allow."""
+    if shape.tower is None or not engine_kind(config.rollout).reads_images:
+        return ()
+    most, area = config.data.max_prompt_tokens, shape.tower.area
+    return (most if area is None else max(1, min(most, int(config.data.images.max_pixels / area))),)
+
+
+def image_notes(config: Config, work: Work) -> list[str]:
+    """Return what is assumed of the images of prompts, as a line."""
+    if not work.images:
+        return []
+    most = config.data.max_prompt_tokens
+    key = "data.max_prompt_tokens" if sum(work.images) == most else "data.images.max_pixels"
+    return [f"assumed: an image of {sum(work.images):,} tokens in each prompt, as many as {key} allows"]
 
 
 def _open_data(
@@ -273,6 +305,8 @@ def planned_work(
     *,
     prompt_tokens: int,
     supervised: bool = False,
+    images: tuple[int, ...] = (),
+    known_prompts: int | None = None,
 ) -> Work:
     """Return the work of one of `world_size` devices in a step.
 
@@ -284,6 +318,8 @@ def planned_work(
         layout: layout of micro-batches.
         prompt_tokens: length of the longest prompt.
         supervised: responses are given.
+        images: tokens of each image of a prompt.
+        known_prompts: prompts of the data with images.
     """
     rollout = config.rollout
     return Work(
@@ -300,6 +336,8 @@ def planned_work(
         sleeps=not supervised and sleeps(rollout, on_host=backend.is_host),
         sent_copies=0 if supervised else count_host_copies(rollout.engine, rollout.server, config.model.lora),
         supervised=supervised,
+        images=images,
+        known_prompts=known_prompts,
     )
 
 
@@ -320,7 +358,10 @@ def _data_lines(data: DataConfig, training: PromptDataset | None, validation: Pr
 
 def _with_images(dataset: PromptDataset) -> str:
     count = dataset.prompts_with_images
-    return "" if not count else " with images" if count == len(dataset) else f" ({count:,} with images)"
+    if not count:
+        return ""
+    tokens = f"images of at most {sum(dataset.image_tokens):,} tokens"
+    return f" with {tokens}" if count == len(dataset) else f" ({count:,} with {tokens})"
 
 
 def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) -> list[str]:

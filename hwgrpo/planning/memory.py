@@ -23,8 +23,10 @@ from hwgrpo.config.derived import has_exact_kl, prompts_per_update, ranks_per_se
 from hwgrpo.config.schema import KernelsConfig, KlConfig, LoraConfig, RolloutConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
+from hwgrpo.models.vision import MOST_REMEMBERED
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.planning.reward_model_memory import add_reward_models
+from hwgrpo.planning.tower_shape import FULL, TowerShape
 from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, most_kept_tokens, most_prompts
 from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
@@ -81,6 +83,10 @@ class Work:
 
     supervised: bool = False
     """Responses are given, one to each prompt: nothing samples."""
+    images: tuple[int, ...] = ()
+    """Tokens of each image of a prompt; (): prompts are text."""
+    known_prompts: int | None = None
+    """Prompts of the data, each of which is encoded once where nothing of the tower is trained; None: not known."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -168,7 +174,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     codes = {f"frozen matrices ({config.model.quantize})": quantized.bytes} if quantized.count else {}
     always.update(codes)  # on every device
     (host if sharding.offloads_optimizer else always).update(optimizer_states)
-    if config.algorithm.kl.coef and not adapters:
+    has_reference = bool(config.algorithm.kl.coef) and not adapters
+    if has_reference:
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
         if sharding.keeps_full_parameters and not config.algorithm.kl.sync_every:
             saved = 4 - frozen_dtype(config.model.lora, shape, work.dtype).itemsize
@@ -185,6 +192,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and config.rollout.merge_adapters and not copies_all:
         in_layers = count_elements([unit for unit in castable if unit.is_layer])
         always["copy with merged adapters"] = rollout_dtype.itemsize * in_layers
+    images = _image_bytes(config, shape.tower, work, encoders=1 + (COPY in always) + has_reference)
+    always.update(images.always)
+    host.update(images.host)
+    update |= images.update
     held = host if sharding.offloads_gradients else always if sharding.keeps_gradients else update
     held.update(gradients)
     largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
@@ -280,7 +291,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         unit = 4 * max(unit.count for unit in shape.sharded_units)
         loading = {name: size for name, size in always.items() if name in (*parameters, *codes, COPY)}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
-    rollout = _rollout(config.rollout, shape, work, rollout_dtype) | quantized.work if work.samples else {}
+    rollout = {}
+    if work.samples:
+        rollout = _rollout(config.rollout, shape, work, rollout_dtype) | quantized.work | images.rollout
     frees = work.beside and work.sleeps and host is not always
     if work.beside:
         (rollout if frees else always).update(_beside(config.rollout, shape, work, rollout_dtype))
@@ -436,6 +449,27 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int, int]:
 
     Devices that share sequences compute the micro-batches of all of them, each some of the tokens.
     """
+    row, rows, at_once, _ = _rows(config, work)
+    left = min(at_once, rows - at_once)
+    shared_by = ranks_per_sequence(config)
+    return -(-row * at_once // shared_by), -(-rows // at_once), -(-row * left // shared_by)
+
+
+def prompts_at_once(config: Config, work: Work) -> int:
+    """Return the prompts in a micro-batch."""
+    _, _, at_once, of_prompt = _rows(config, work)
+    return -(-at_once // of_prompt)
+
+
+def encodings(config: Config, work: Work) -> int:
+    """Return the prompts in all micro-batches of an update: one whose rows are in several counts in each of them."""
+    _, rows, at_once, of_prompt = _rows(config, work)
+    ends = -(-rows // at_once) + rows // of_prompt - (rows - 1) // math.lcm(at_once, of_prompt)
+    return ends - 1
+
+
+def _rows(config: Config, work: Work) -> tuple[int, int, int, int]:
+    """Return the tokens of a row, the rows of an update, those in a micro-batch, and those of a prompt."""
     n, prompt = work.responses(config.rollout), work.prompt_tokens
     response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
     shared_by = ranks_per_sequence(config)
@@ -444,12 +478,11 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int, int]:
     if work.shares_prompt:
         # a row is a prompt and as many of its responses as fit into the budget
         responses = min(n, max(1, (budget - prompt) // max(1, response)))
-        row, rows = prompt + responses * response, prompts * -(-n // responses)
+        row, of_prompt = prompt + responses * response, -(-n // responses)
     else:
-        row, rows = prompt + response, prompts * n
-    at_once = min(rows, max(1, budget // row))
-    left = min(at_once, rows - at_once)
-    return -(-row * at_once // shared_by), -(-rows // at_once), -(-row * left // shared_by)
+        row, of_prompt = prompt + response, n
+    rows = prompts * of_prompt
+    return row, rows, min(rows, max(1, budget // row)), of_prompt
 
 
 def cache_bytes(
@@ -470,6 +503,46 @@ def cache_bytes(
     tokens = prompts * prompt_tokens + sequences * response_tokens
     width = shape.latent if compressed and shape.latent else shape.kv_heads * (shape.head_dim + shape.value_dim)
     return itemsize * shape.layers * width * tokens
+
+
+@dataclass(frozen=True)
+class _ImageBytes:
+    """Bytes that encoding images needs, by component."""
+
+    always: dict[str, int] = field(default_factory=dict)
+    rollout: dict[str, int] = field(default_factory=dict)
+    update: dict[str, int] = field(default_factory=dict)
+    host: dict[str, int] = field(default_factory=dict)
+
+
+def _image_bytes(config: Config, tower: TowerShape | None, work: Work, *, encoders: int) -> _ImageBytes:
+    """Return the memory of encoding images.
+
+    Args:
+        config: the run's settings.
+        tower: of the model; None: it reads text alone.
+        work: the device's work.
+        encoders: models that encode images: the policy, and copies of it that sample or are a reference.
+    """
+    if tower is None or not work.images:
+        return _ImageBytes()
+    images, dtype = work.images, rollout_dtype_of(config.rollout, work.dtype)
+    host = {"pixels of a step's prompts": work.prompts * tower.pixel_bytes(images, FULL)}
+    remembering = encoders - (tower.trained != "none")  # copies are frozen
+    features = tower.feature_bytes(images, max(dtype.itemsize, work.dtype.itemsize))
+    most = MOST_REMEMBERED + features  # the last is there before the first is forgotten
+    if work.known_prompts is not None:
+        most = min(most, remembering * work.known_prompts * features)
+    always = {"features of images, at most": most} if remembering else {}
+    layer = "a layer of the tower on a prompt's images"
+    rollout, update = {layer: tower.layer_bytes(images, dtype)}, dict[str, int]()
+    if tower.trained == "projector" or (tower.trained == "none" and encoders > 1):  # one encoder remembers
+        update = {layer: tower.layer_bytes(images, work.dtype)}
+    if tower.trained != "none":
+        at_once = prompts_at_once(config, work)
+        size = at_once * tower.activation_bytes(images, work.dtype, recomputed=config.model.gradient_checkpointing)
+        update[f"activations of {at_once * tower.patches_in(images):,} patches of images, about"] = size
+    return _ImageBytes(always, rollout, update, host)
 
 
 def _keys_per_token(rollout: RolloutConfig, work: Work) -> float:

@@ -24,7 +24,8 @@ from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
 from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.quantization import quantizable_weights
 from hwgrpo.models.tensor_parallel import shard_dims
-from hwgrpo.models.vision import freeze_vision, vision_modules, vision_parameters
+from hwgrpo.models.vision import OTHER, freeze_vision, unsupported_reason, vision_modules, vision_parameters
+from hwgrpo.planning.tower_shape import TowerShape, tower_shape
 from hwgrpo.support.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
 from hwgrpo.training.update.flops import ACTIVATED_EXPERTS, EXPERTS, first_of
@@ -69,6 +70,10 @@ class ModelShape:
     """Dtype of the weights, as its configuration says."""
     vision_parameters: int = 0
     """Parameters of the tower and the projector of a vision-language model, which decode steps do not read."""
+    other_parameters: int = 0
+    """Parameters that neither images nor text pass, as of a tower of sound, which decode steps do not read, either."""
+    tower: TowerShape | None = None
+    """Of a vision-language model."""
 
     @cached_property
     def trained_units(self) -> tuple[ParameterUnit, ...]:
@@ -152,7 +157,9 @@ def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     text = settings.get_text_config()
     heads = largest_value(text, "num_attention_heads") or 1
     width = largest_value(text, "intermediate_size") or 4 * text.hidden_size
-    of_vision = sum(parameter.numel() for _, _, parameter in vision_parameters(model))
+    of_parts = Counter[str]()
+    for part, _, parameter in vision_parameters(model):
+        of_parts[part] += parameter.numel()
     experts, met = first_of(text, EXPERTS), first_of(text, ACTIVATED_EXPERTS)
     if met:
         width = (met + (largest_value(text, "n_shared_experts") or 0)) * (
@@ -161,9 +168,10 @@ def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     norms, head_norms = _norms(model)
     in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     size = max(head_sizes(text)) or text.hidden_size
+    units = parameter_units(model, config)
     return ModelShape(
         architecture=type(model).__name__,
-        units=parameter_units(model, config),
+        units=units,
         hidden=text.hidden_size,
         layers=text.num_hidden_layers,
         vocab=text.vocab_size,
@@ -178,7 +186,9 @@ def _determine(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         expert_parameters=in_experts,
         expert_share=met / experts if met and experts else 1.0,
         published=getattr(settings, "dtype", None) or torch.float32,
-        vision_parameters=of_vision,
+        vision_parameters=of_parts["tower"] + of_parts["projector"],
+        other_parameters=of_parts[OTHER],
+        tower=tower_shape(model) if reads_images(settings) and not unsupported_reason(settings) else None,
     )
 
 

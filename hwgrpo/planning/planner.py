@@ -14,7 +14,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import MOST_SEQUENCES, sequences_at_once
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.planning.alternatives import Alternative, first_alternative
-from hwgrpo.planning.dry_run import planned_work
+from hwgrpo.planning.dry_run import assumed_images, planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, sharding_of
@@ -36,11 +36,13 @@ class Planner:
     Args:
         config: the run's settings.
         supervised: the run is one of `hwgrpo sft`, and the settings are `supervised_settings`.
+        image_tokens: tokens of the image of each prompt, 0: there is none; None: as many as the settings allow.
     """
 
-    def __init__(self, config: Config, *, supervised: bool = False) -> None:
+    def __init__(self, config: Config, *, supervised: bool = False, image_tokens: int | None = None) -> None:
         self.config = config
         self.supervised = supervised
+        self._image_tokens = image_tokens
         self.settings, _ = planned_settings(config.model)
         self.shape = model_shape(config.model, self.settings)
         self._by_quantize: dict[str, Planner] = {config.model.quantize: self}
@@ -67,11 +69,20 @@ class Planner:
         longest = self.config.data.max_prompt_tokens
         layout, supervised = self.layout(backend), self.supervised
         work = planned_work(self.config, backend, devices, dtype, layout, prompt_tokens=longest, supervised=supervised)
+        if work.samples:
+            work = replace(work, images=self._images)
         if not separate or work.is_elsewhere or supervised:
             return work
         # rollout by a server with default settings
         copies = count_host_copies("vllm_server", self.config.rollout.server, self.config.model.lora)
-        return replace(work, samples=False, beside=False, sent_copies=copies)
+        return replace(work, samples=False, beside=False, sent_copies=copies, images=())
+
+    @property
+    def _images(self) -> tuple[int, ...]:
+        """Tokens of each image of a prompt."""
+        if self._image_tokens is None:
+            return assumed_images(self.config, self.shape)
+        return (self._image_tokens,) if self._image_tokens and self.shape.tower else ()
 
     def resolve(
         self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool
@@ -206,7 +217,7 @@ class Planner:
         """Return a planner of the same model with other settings."""
         quantize = config.model.quantize
         if quantize not in self._by_quantize:
-            self._by_quantize[quantize] = Planner(config, supervised=self.supervised)
+            self._by_quantize[quantize] = Planner(config, supervised=self.supervised, image_tokens=self._image_tokens)
         planner = copy(self._by_quantize[quantize])
         planner.config = config
         return planner

@@ -54,6 +54,8 @@ class Cluster:
     """Number of rollout devices; 0: as few as fit weights and cache."""
     supervised: bool = False
     """The run is one of `hwgrpo sft`, which samples nothing."""
+    image_tokens: int | None = None
+    """Tokens of the image of each prompt, 0: there is none; None: as many as the settings allow."""
     usable: float = USABLE
     rates: Rates = field(default_factory=Rates)
 
@@ -142,6 +144,7 @@ class ScalePlan:
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "not_counted": list(self.uncounted),
+            "image_tokens": sum(self.work.images),
             "layout": self.layout,
             "sequence_parallel_size": 1 if self.shards_layers else self.shared_by,
             "tensor_parallel_size": self.shared_by if self.shards_layers else 1,
@@ -196,7 +199,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
             check_strategy(config)
         except ConfigError as error:
             raise ConfigError(f"--strategy {cluster.strategy}: {error}") from None
-    planner = Planner(config, supervised=cluster.supervised)
+    planner = Planner(config, supervised=cluster.supervised, image_tokens=cluster.image_tokens)
     rates = replace(cluster.rates, mfu=cluster.rates.matrix_share(planner.shape))
     cluster = replace(cluster, rates=rates)
     for _, backend in chips:

@@ -1,7 +1,7 @@
 """Seconds of a step on a chip that need not be here, from its peak rates and assumed shares of them.
 
-An estimate: every response has the maximum length, work is evenly distributed, nothing overlaps, and work on the host
-(rewards, decoding text) is not included, nor is the encoding of images. Matrix products run at a share of the chip's
+An estimate: every response has the maximum length, every prompt the same images, work is evenly distributed, nothing
+overlaps, and work on the host (rewards, decoding text) is not included. Matrix products run at a share of the chip's
 peak. A decode step reads every weight, key and value once, and takes the longer of that and its products. State moves
 between devices at the link's rate; a ring moves (devices - 1) / devices of a gathered or reduced tensor (Thakur et al.
 2005, "Optimization of Collective Communication Operations in MPICH").
@@ -23,10 +23,12 @@ from hwgrpo.config.schema import ModelConfig, RolloutConfig
 from hwgrpo.models.loading import auto_class
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import CODE_BITS
-from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
+from hwgrpo.models.tower_work import BACKWARD, FORWARD, WEIGHT
+from hwgrpo.planning.memory import Work, cache_bytes, encodings, micro_batches, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.planning.tower_shape import TowerShape
 from hwgrpo.training.strategies.sharding import Sharding
-from hwgrpo.training.update.flops import BACKWARD, FORWARD, WEIGHT, TrainingWork, model_work
+from hwgrpo.training.update.flops import TrainingWork, model_work
 
 DENSE_MFU = 0.4
 """Share of the matrix rate that dense models reach."""
@@ -202,11 +204,13 @@ def step_seconds(
     generations = [] if work.supervised else [config.rollout]
     if takes(config.algorithm.advantage, "greedy_S"):  # one greedy response to each prompt, after the others
         generations.append(replace(config.rollout, n=1))
+    encoded = image_flops(config, shape.tower, work, rescored=rescored, copied=bool(copied))
     decode: float | None = 0.0
     for each in generations:
         given = each, quantize, shape, of, work, matrix, memory, size
         decode = _sum(decode, _decode(*given, shared=shared, together=together))
     return {
+        **({} if encoded is None else {"images": _quotient(encoded, matrix)}),
         "prefill": _quotient(of and of.prefill * shared * len(generations), matrix),
         "decode": decode,
         "scoring": _sum(_quotient(of and of.scoring, matrix), dequantized and scoring * dequantized),
@@ -219,6 +223,34 @@ def step_seconds(
         / rates.link,
         "sync": sync,
     }
+
+
+def image_flops(config: Config, tower: TowerShape | None, work: Work, *, rescored: bool, copied: bool) -> float | None:
+    """Return the FLOPs of encoding images of one device in a step; None: prompts are text.
+
+    What is frozen encodes the images of a prompt once, and remembers them; what is trained encodes them in sampling and
+    in each micro-batch of each pass.
+
+    Args:
+        config: the run's settings.
+        tower: of the model; None: it reads text alone.
+        work: the device's work.
+        rescored: old log-probs need a separate pass.
+        copied: a copy of the policy samples, which encodes for itself.
+    """
+    if tower is None or not work.images:
+        return None
+    once, trains = tower.forward.of(work.images), tower.trained != "none"
+    adapters, kl = uses_lora(config.model.lora), bool(config.algorithm.kl.coef)
+    total = work.prompts * once * (1 + (copied and not trains) + (kl and not adapters))
+    if trains:
+        updates = config.trainer.prompts_per_step // prompts_per_update(config)
+        passed = updates * encodings(config, work)
+        epochs = config.trainer.epochs_per_batch
+        recomputed = once if config.model.gradient_checkpointing and tower.trained == "all" else 0.0
+        forwards = rescored + (kl and adapters) * (epochs if has_exact_kl(config) else 1)
+        total += passed * (epochs * (tower.both.of(work.images) + recomputed) + forwards * once)
+    return total
 
 
 def _quotient(amount: float | None, rate: float | None) -> float | None:
@@ -265,7 +297,9 @@ def _decode(
     )
     # a layer reads the experts that any of the tokens activates
     met = 1 - (1 - shape.expert_share) ** at_once
-    weights = size * (shape.parameters - shape.vision_parameters - shape.expert_parameters * (1 - met))
+    weights = size * (
+        shape.parameters - shape.vision_parameters - shape.other_parameters - shape.expert_parameters * (1 - met)
+    )
     weights += _dequantized_bytes(quantize, shape, size)
     read = (weights + cache) / together / memory
     computed = at_once * of.decode_token / together / matrix

@@ -18,7 +18,7 @@ from hwgrpo.models.loading import check_keeps_all_parts
 from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.saving import ORIGINAL_NAME, copy_processor, write_pretrained
-from hwgrpo.models.vision import vision_parameters
+from hwgrpo.models.vision import OTHER, vision_parameters
 from hwgrpo.support.permissions import follow_umask
 from hwgrpo.support.terminal_width import format_bytes
 from hwgrpo.support.waits import Wait
@@ -62,7 +62,9 @@ def check_model(model: Any, *, trains_all: bool = True, train_vision: str = "non
             "AutoModelForCausalLM"
         )
     check_keeps_all_parts(f"model={kind}", model.config)
-    untrained = {id(each) for part, _, each in vision_parameters(model) if train_vision not in (part, "all")}
+    untrained = {
+        id(each) for part, _, each in vision_parameters(model) if part == OTHER or train_vision not in (part, "all")
+    }
     parameters = ((name, each) for name, each in model.named_parameters() if id(each) not in untrained)
     frozen = next((name for name, each in parameters if not each.requires_grad), None)
     if trains_all and frozen is not None:

@@ -90,7 +90,7 @@ def vision_settings(model: Any, *, adapted: bool) -> dict[str, Any]:
     from hwgrpo.models.vision import vision_parameters
 
     trained = {part for part, _, parameter in vision_parameters(model) if parameter.requires_grad}
-    return {"model.train_vision": "all" if "tower" in trained else "projector" if trained else "none"}
+    return {"model.train_vision": "all" if "tower" in trained else "projector" if "projector" in trained else "none"}
 
 
 def longest_with_images(datasets: Iterable[Any], tokenizer: Any, template: Mapping[str, Any], images: Any) -> int:

@@ -166,7 +166,8 @@ def test_a_dry_run_counts_what_is_trained_and_says_what_sees_images(run):
     [parameters, seeing] = re.findall(r"([\d,]+) parameters(?: are|, [\d,]+ trainable)", plan)
     assert int(parameters.replace(",", "")) == sum(int(each.replace(",", "")) for each in (trained, seeing))
     assert "neither is trained (model.train_vision)" in plan
-    assert "task://squares: 1,000 prompts with images, longest" in plan
+    assert "task://squares: 1,000 prompts with images of at most 16 tokens, longest" in plan
+    assert "features of images, at most" in plan
     fallback = "rollout decodes with the model's own forward: Qwen2VLForConditionalGeneration is not one"
     assert fallback in plan
     assert fallback in printed
@@ -194,10 +195,23 @@ def test_notes_name_no_token_that_shows_images(run):
         assert "<|vision" not in text
 
 
-def test_a_plan_says_that_encoding_is_not_included(command):
-    code, shown, _ = command("plan", "tiny_squares", f"model.path={MODEL}", "--chip", "H100 SXM")
-    assert code == 0
-    assert "Not included: the encoding of images, the time of rewards" in " ".join(shown.split())
+def test_a_plan_without_data_says_which_images_it_assumes(command, tmp_path):
+    def plan(*more: str) -> str:
+        code, shown, _ = command("plan", "tiny_squares", f"model.path={MODEL}", "--chip", "H100 SXM", *more)
+        assert code == 0
+        return " ".join(shown.split())
+
+    shown = plan()
+    assert "an image of 64 tokens in each prompt (--image-tokens), responses" in shown
+    assert "fits images prefill" in shown
+    assert "an image of 16 tokens in each prompt" in plan("--image-tokens", "16")
+    shown = plan("--image-tokens", "0")
+    assert "image" not in shown
+    code, _, problem = command("plan", "tiny_squares", "--image-tokens", "-1")
+    assert (code, "--image-tokens -1: use 0 or more" in problem) == (2, True)
+    words = ("data.train=absent.jsonl", f"trainer.output_dir={tmp_path}/run", "trainer.max_steps=2")
+    _, shown, _ = command("train", "tiny_squares", f"model.path={MODEL}", *words, "--dry-run")
+    assert "assumed: an image of 64 tokens in each prompt, as many as data.max_prompt_tokens allows" in shown
 
 
 def test_an_evaluation_writes_the_images_beside_its_completions(run, command, tmp_path):
@@ -250,6 +264,24 @@ def test_several_images_are_shown_and_the_conversation_goes_on(run, command):
         code, shown, errors = command("chat", run, *images, setting, "--greedy", typed="what?\nwhat?\n")
         assert (code, len(_policy(shown))) == (1, answered)
         assert setting in errors
+
+
+def test_a_line_adds_an_image_to_the_next_message(run, command):
+    [one, other] = sorted((run / "images").iterdir())[:2]
+    first = command("chat", run, "--image", one, "--greedy", typed="what?\n")[1]
+    code, shown, errors = command("chat", run, "--greedy", typed=f"/image {one}\nwhat?\n/image {other}\nwhat?\n")
+    assert code == 0, errors
+    assert "type your message; /image FILE shows an image with it;" in shown
+    assert _policy(shown)[0] == _policy(first)[0]
+    assert len(_policy(shown)) == 2
+    assert [line for line in shown.splitlines() if line.startswith("image ")] == [f"image {one}", f"image {other}"]
+    limit = "data.max_prompt_tokens=40"  # both images have 18 tokens with those around them
+    assert command("chat", run, limit, "--greedy", typed=f"/image {one}\nwhat?\nwhat?\n")[0] == 0
+    code, _, errors = command("chat", run, limit, "--greedy", typed=f"/image {one}\nwhat?\n/image {other}\nwhat?\n")
+    assert (code, limit in errors) == (1, True), "the second message has its image, too"
+    code, shown, _ = command("chat", run, "--greedy", typed="/image missing.png\nwhat?\n")
+    assert (code, len(_policy(shown))) == (0, 1), "a mistake in a path ends no conversation"
+    assert "/image missing.png: there is no such file" in shown
 
 
 def test_a_model_that_reads_images_is_talked_to_without_one(run, command):

@@ -76,6 +76,7 @@ def test_a_prompt_has_one_token_per_part_of_its_images_and_their_pixels(parquet,
     assert prompt.images.axes.shape == (len(prompt.token_ids), 3)
     assert [(each.width, each.height) for each in prompt.images.all_thumbnails] == [(16, 8), (8, 24)]
     assert prompt.images.mark == "<|image_pad|>"
+    assert prompt.images.tokens == (2, 3) == data.image_tokens
     assert data.prompts_with_images == 1
     assert prompt.messages == (
         {"role": "user", "content": [
@@ -316,3 +317,16 @@ def test_rows_with_the_same_text_and_other_images_are_no_repeats(parquet):
     (report,) = inspect_files([str(path)], settings_of()).files
     assert report.repeats == [Repeat(f"{path}, row 2", f"{path}, row 0")]
     assert json.loads(json.dumps(report.images.per_row)) == {"1": 3}
+
+
+def test_reading_many_images_prints_how_far_it_is(parquet, build, monkeypatch, capsys):
+    path = parquet([question("<image>", picture(8, 8)), question("plain"), question("<image>", picture(8, 8))])
+    build(path)
+    assert capsys.readouterr().err == "", "no wait that is short"
+    monkeypatch.setattr("hwgrpo.support.waits.FIRST_REPORT", 0.0)
+    monkeypatch.setattr("hwgrpo.support.waits.REPORT_EVERY", 0.0)
+    build(path)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"hwgrpo: waiting for the images of data.train ({done} of 3 rows are read): 0 s" for done in (0, 2)
+    ]

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 import shlex
 
@@ -14,10 +15,11 @@ from hwgrpo.agents.tool_results import pack_result, unpack_result
 from hwgrpo.agents.tool_schema import make_schema
 from hwgrpo.cli.main import main
 from hwgrpo.config.document import entries
+from hwgrpo.config.schema import VISION_PARTS
 from hwgrpo.data.image_urls import SECONDS
 from hwgrpo.data.images import BOMB_PIXELS, FORMATS, LONGEST_RATIO, PAYLOADS
 from hwgrpo.data.thumbnails import LONGEST_SIDE
-from hwgrpo.models.vision import UNSUPPORTED
+from hwgrpo.models.vision import MOST_REMEMBERED, UNSUPPORTED
 from hwgrpo.report.inlined_images import MOST_BYTES
 from hwgrpo.rollout.local.architectures import predict_fallback
 from hwgrpo.support.framed_messages import MAX_MESSAGE_BYTES
@@ -99,6 +101,23 @@ def test_geometry_is_converted_and_inspected(here, capsys):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), folder / "train-00000-of-00001.parquet")
     assert "data/geo3k/train.parquet: 1 rows, none bad" in run(blocks(section(PAGE, "Geometry3K"), "bash")[0], capsys)
     run(blocks(section(PAGE, "Geometry3K"), "bash")[1], capsys)
+
+
+def test_what_a_plan_counts_is_what_the_command_prints(capsys):
+    rows = table(PAGE, "seconds of encoding in a step")
+    assert [code(row["`model.train_vision`"]) for row in rows] == [[part] for part in VISION_PARTS]
+    [command] = re.findall(r"^hwgrpo (plan .*)$", section(PAGE, "Geometry3K"), re.MULTILINE)
+    for row, part in zip(rows, VISION_PARTS, strict=True):
+        capsys.readouterr()
+        assert main([*shlex.split(command), f"model.train_vision={part}", "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        [chip] = plan["chips"]
+        update = chip["components"]["update"]
+        [activations] = [size for name, size in update.items() if "patches" in name] or [0]
+        assert float(row["seconds of encoding in a step"]) == round(chip["seconds"]["images"], 1)
+        assert float(row["GiB of activations of patches"]) == round(activations / 2**30, 2)
+        assert f"each image has {plan['image_tokens']:,} tokens" in PAGE
+    assert MOST_REMEMBERED == 2**30, "the page says 1 GiB"
 
 
 def test_figures_and_names_are_those_of_the_code():

@@ -8,14 +8,17 @@ import transformers
 
 from hwgrpo.data.image_prompts import MARKED
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.models import vision as subject
 from hwgrpo.models.lm_head import backbone
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.placeholders import placeholder_ids, reads_images
 from hwgrpo.models.vision import (
     ONE_AXIS,
+    OTHER,
     THREE_AXES,
     ImageEncoder,
     attends_both_ways,
+    freeze_vision,
     unsupported_reason,
     uses_axes,
     vision_parameters,
@@ -38,6 +41,7 @@ from tests.support.models.vision_families import (
     left_padded,
     model_of,
     reference_logits,
+    with_sound,
 )
 from tests.support.numbers.rounding import STEP, assert_values_close
 
@@ -102,6 +106,56 @@ def test_changed_weights_encode_images_again(name):
     assert encoder.encoded == 2
     assert (after - before).abs().max() > DIFFERENT
     assert_values_close(after, reference(name, row, model))
+
+
+@pytest.mark.parametrize("trained", ["none", "projector", "all"])
+def test_a_tower_of_sound_never_trains_and_all_that_trains_gets_a_gradient(trained):
+    model = transformers.AutoModelForImageTextToText.from_config(with_sound(), dtype=torch.float32)
+    freeze_vision(model, trained)
+    [logits] = encoded_logits(model, ImageEncoder(model), [row_of("Gemma 4", 1, 1)])
+    logits.square().sum().backward()
+    parameters = dict(model.named_parameters())
+    assert {name for name, each in parameters.items() if each.grad is not None} == {
+        name for name, each in parameters.items() if each.requires_grad
+    }
+    sound = {name for name in parameters if "audio" in name}
+    assert sound == {f"model.{name}" for part, name, _ in vision_parameters(model) if part == OTHER}
+    assert sound
+    wanted = {"none": set(), "projector": {"projector"}, "all": {"projector", "tower"}}[trained]
+    assert {part for part, _, each in vision_parameters(model) if each.requires_grad} == wanted
+
+
+def test_encoders_share_a_limit_of_what_they_remember_and_forget_it_when_they_end(monkeypatch):
+    first, second = (ImageEncoder(frozen("SmolVLM")) for _ in range(2))
+    rows = [row_of("SmolVLM", seed, 1) for seed in (1, 2)]  # images of one size
+    [features] = first._features([rows[0].images], torch.device("cpu"))
+    monkeypatch.setattr(subject, "REMEMBERED", subject.RememberedFeatures(2 * features.nbytes))
+
+    def encoded(encoder, *numbers):
+        before = encoder.encoded
+        for number in numbers:
+            [found] = encoder._features([rows[number].images], torch.device("cpu"))
+            assert found.nbytes == features.nbytes
+        return encoder.encoded - before
+
+    assert encoded(first, 0, 1, 0, 1) == 2
+    assert encoded(second, 0) == 1  # in place of what was used longest ago
+    assert encoded(first, 1) == 0
+    assert encoded(first, 0) == 1
+    assert encoded(second, 0) == 1
+    number = second._number
+    assert [key[0] for key in subject.REMEMBERED._known] == [first._number, number]
+    subject.REMEMBERED.forget(number)
+    assert [key[0] for key in subject.REMEMBERED._known] == [first._number]
+
+
+def test_the_features_of_a_model_that_is_gone_are_forgotten():
+    encoder = ImageEncoder(frozen("Qwen2-VL"))
+    encoder._features([row_of("Qwen2-VL", 1, 1).images], torch.device("cpu"))
+    number = encoder._number
+    assert number in {key[0] for key in subject.REMEMBERED._known}
+    del encoder
+    assert number not in {key[0] for key in subject.REMEMBERED._known}
 
 
 def test_trained_weights_are_never_remembered():

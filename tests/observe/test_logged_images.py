@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from hwgrpo.data.thumbnails import LONGEST_SIDE, make_thumbnail
-from hwgrpo.observe.completions import CompletionsLog, pick_sample, sample_record
+from hwgrpo.observe.completions import CompletionsLog, dropped_records, pick_sample, sample_record
 from hwgrpo.observe.trajectory_text import compact_turns
 from hwgrpo.values import PromptBatch, PromptImages, read_images, write_images
 from tests.observe.values import batch_of
@@ -109,6 +109,22 @@ def test_a_prompt_of_text_has_no_images_in_its_record(tmp_path):
     assert "images" not in logged(tmp_path)[0]
 
 
+def test_a_group_that_was_dropped_shows_its_images_from_any_rank_and_checkpoint(tmp_path):
+    batch, completions, rewards, advantages = with_images(["red"], ["blue", "red"])
+    late = replace(completions, dropped={1: "no responses in time"})
+    dropped = json.loads(json.dumps([*dropped_records(batch, late)]))  # as a checkpoint stores them
+    log = CompletionsLog(tmp_path, 1, 10)
+    log.log(1, batch, completions, rewards, advantages, dropped)
+    kept, lost = logged(tmp_path)
+    assert lost["dropped"] == "no responses in time"
+    assert [(each["width"], each["height"]) for each in lost["images"]] == [(32, 24)] * 2
+    assert lost["images"][1] == kept["images"][0]
+    assert files(tmp_path) == sorted(each["file"] for each in lost["images"])
+    text, answers, *_ = batch_of([1])
+    [record] = dropped_records(text, replace(answers, dropped={0: "late"}))
+    assert "images" not in record
+
+
 def test_images_of_earlier_turns_come_first():
     batch, completions, rewards, _ = with_images(["red"])
     images = replace(batch.prompts[0].images, earlier=(images_of("blue", size=(8, 8)),))
@@ -154,8 +170,9 @@ def test_turns_with_images_are_shown_by_labels():
 
 
 def test_thumbnails_are_stored_with_observed_images():
-    seen = ((images_of("red", inputs={"pixels": torch.ones(2)}),), ())
+    images = replace(images_of("red", inputs={"pixels": torch.ones(2)}), tokens=(4,))
+    seen = ((images,), ())
     tensors, known = write_images(seen, "seen")
     [[read], nothing] = read_images(tensors, "seen", json.loads(json.dumps(known)))
     assert nothing == ()
-    assert (read.thumbnails, read.mark) == (seen[0][0].thumbnails, MARK)
+    assert (read.thumbnails, read.mark, read.tokens) == (images.thumbnails, MARK, (4,))

@@ -8,15 +8,16 @@ matrix weight in the forward, 2 more for the gradient of the activations and 2 m
 parameter, or 4 for one that is frozen under adapters. A pair of a query and a visible key costs 4 x heads x head size
 per layer in the forward (score and weighted value) and twice that in the backward; a causal token at position p sees
 p + 1 keys, at most a window. The LM head counts for response tokens only. Norms, activations, embeddings and the
-recurrences of state-space layers are ignored, as is usual. So is the tower of a vision-language model, whose tokens are
-patches of images: it encodes the images of a prompt once, and not for each token of its responses.
+recurrences of state-space layers are ignored, as is usual. The tower of a vision-language model counts where a part of
+it is trained: each pass encodes the images of its prompts then, once each (`hwgrpo.models.tower_work`). A frozen one
+counts nothing: its features are remembered, in most settings since sampling.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,12 +28,10 @@ from hwgrpo.models.lora import has_adapters
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.quantization import quantized_weights
 from hwgrpo.models.router import EXPERTS
+from hwgrpo.models.tower_work import BACKWARD, FORWARD, WEIGHT, TowerWork, tower_work
 from hwgrpo.models.vision import vision_parameters
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
-
-FORWARD, BACKWARD, WEIGHT = 2, 2, 2
-"""FLOPs per weight and token: its product, the gradient of its input, and its own gradient."""
 
 ACTIVATED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 """Names in model configurations for the number of experts, and of activated experts per token."""
@@ -49,13 +48,18 @@ class TrainingWork:
     per_pair: tuple[tuple[int | None, float], ...]
     """(window, FLOPs per pair of a query and a visible key, over the layers with that window); None: no window."""
 
+    tower: TowerWork | None = None
+    """Of a tower or projector that is trained; None: each pass encodes no images."""
+
     def of(self, batch: MicroBatch) -> float:
         """Return the FLOPs of a micro-batch in host memory."""
         seen = batch.positions[batch.is_token] + 1
         pairs = sum(
             flops * int((seen if window is None else seen.clamp_max(window)).sum()) for window, flops in self.per_pair
         )
-        return self.per_token * len(seen) + self.per_response_token * len(batch.targets) + pairs
+        encoded = {part.digest: part.tokens for images in batch.images for part in images.parts}
+        of_images = sum(map(self.tower.of, encoded.values())) if self.tower else 0.0
+        return self.per_token * len(seen) + self.per_response_token * len(batch.targets) + pairs + of_images
 
 
 def training_work(policy: PolicyModel, *, with_reference: bool = False) -> TrainingWork | None:
@@ -66,6 +70,8 @@ def training_work(policy: PolicyModel, *, with_reference: bool = False) -> Train
         with_reference: each pass is also one forward of the reference, which is as large, without adapters in training.
     """
     work = model_work(policy.base, policy, policy.head.vocab)
+    if work is not None and policy.images is not None and policy.images.trains:
+        work = replace(work, tower=tower_work(policy.model, backward=True))
     if work is None or not with_reference:
         return work
     adapted = has_adapters(policy.model)
@@ -75,10 +81,11 @@ def training_work(policy: PolicyModel, *, with_reference: bool = False) -> Train
 
     forward = model_work(policy.base, policy, policy.head.vocab, per_weight)
     assert forward is not None, "counted before"
-    return TrainingWork(
-        work.per_token + forward.per_token,
-        work.per_response_token + forward.per_response_token,
-        tuple((window, flops * 4 / 3) for window, flops in work.per_pair),
+    return replace(
+        work,
+        per_token=work.per_token + forward.per_token,
+        per_response_token=work.per_response_token + forward.per_response_token,
+        per_pair=tuple((window, flops * 4 / 3) for window, flops in work.per_pair),
     )
 
 

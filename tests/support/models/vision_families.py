@@ -214,7 +214,8 @@ class VisionFamily:
                 ids += [IMAGE] * run + [END]
         ids += text(draw, 2, 5)
         axes = None if made.grids is None else image_axes(ids, IMAGE, made.grids)
-        return ids, PromptImages(made.inputs, f"{seed}/{images}", IMAGE, axes)
+        tokens = tuple(sum(runs) for runs in made.rows)
+        return ids, PromptImages(made.inputs, f"{seed}/{images}", IMAGE, axes, tokens=tokens)
 
 
 def text(draw: torch.Generator, least: int, most: int) -> list[int]:
@@ -274,6 +275,17 @@ def _gemma4(attention: str | None) -> Callable[[], Any]:
         audio_token_id=VOCAB + 1,
         **MARKS,
     )  # fmt: skip
+
+
+def with_sound() -> Any:
+    """Return the configuration of a tiny Gemma 4 that also has a tower of sound, as the published small ones do."""
+    sound = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "subsampling_conv_channels": [4, 2],
+        "output_proj_dims": 8,
+    }  # fmt: skip
+    config = _gemma4(None)()
+    config.audio_config = transformers.Gemma4AudioConfig(**sound)
+    return config
 
 
 def _idefics(name: str) -> Callable[[], Any]:

@@ -1,5 +1,7 @@
 """Model FLOPs by formula against what torch counts while it computes, and the share of the peak in a run's metrics."""
 
+import copy
+
 import pytest
 import torch
 from hwgrpo_backends.device import Device
@@ -11,6 +13,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.quantization import quantize
 from hwgrpo.models.router import EXPERTS
+from hwgrpo.models.tower_work import tower_work
+from hwgrpo.models.vision import freeze_vision
 from hwgrpo.support.jsonlines import read_lines
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
 from hwgrpo.training.stages import observe
@@ -18,8 +22,10 @@ from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.flops import training_work
 from hwgrpo.training.update.step_metrics import utilisation
 from tests.support.models.exact_kl import LORA, exact_update
+from tests.support.models.image_sequences import Sequences
 from tests.support.models.steps import CPU, gradients, updater
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
+from tests.support.models.vision_families import model_of
 from tests.support.runs.runs import run
 
 
@@ -156,6 +162,27 @@ def test_a_sliding_window_bounds_what_a_token_sees():
     model.config.sliding_window = 3
     per_layer = 12 * 4 * 8
     assert training_work(policy).per_pair == ((None, per_layer), (3, per_layer))
+
+
+@pytest.mark.parametrize("trained", ["projector", "all"])
+@pytest.mark.parametrize("layout", [None, PADDED, GROUPED], ids=["one by one", "padded", "grouped"])
+def test_a_trained_tower_counts_in_each_pass_once_per_prompt_and_a_frozen_one_does_not(layout, trained):
+    batch = Sequences("Qwen2-VL", observes=True).batch()
+    flops, counted = {}, {}
+    for part in ("none", trained):
+        model = copy.deepcopy(model_of("Qwen2-VL"))
+        model.set_attn_implementation("eager")
+        freeze_vision(model, part)
+        update = one_by_one(updater(model)) if layout is None else updater(model, layout=layout)
+        encoder = update.policy.images
+        with FlopCounterMode(display=False) as counter:
+            gradients(update, batch)
+        flops[part], counted[part] = update.flops, counter.get_total_flops()
+    # three and two responses to prompts with images, and two that observe one
+    assert encoder.encoded == (7 if layout is None else 4)
+    every = {each.digest: each.tokens for each in (*batch.images, *sum(batch.seen, ())) if each is not None}
+    frozen = sum(map(tower_work(model, backward=False).of, every.values()))
+    assert flops[trained] - flops["none"] == counted[trained] - (counted["none"] - frozen)
 
 
 def test_the_share_is_of_all_ranks_peaks():
