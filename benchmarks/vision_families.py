@@ -163,7 +163,6 @@ def _page(measured: dict[str, Measured], on_ranks: OnRanks, resumed: Runs, condi
         for layout, error in sorted(run.refused.items()):
             reasons.setdefault(_reason(error), []).append(layout)
         lines += [f"| {name} | {', '.join(layouts)} | {reason} |" for reason, layouts in reasons.items()]
-    lines += [*_ranks_section(on_ranks), *_runs_section(resumed)]
     lines += [
         "",
         f"Other model types than these {len(THREE_AXES | ONE_AXIS)} that read images are refused when they are loaded,"
@@ -172,6 +171,8 @@ def _page(measured: dict[str, Measured], on_ranks: OnRanks, resumed: Runs, condi
         "| model type | reason |",
         "|---|---|",
         *(f"| `{kind}` | {reason} |" for kind, reason in UNSUPPORTED.items()),
+        *_ranks_section(on_ranks),
+        *_runs_section(resumed),
     ]
     return "\n".join(lines) + "\n"
 
