@@ -1,7 +1,7 @@
-"""Vision-language families compared with plain transformers: images encoded once, layouts and a rollout of each.
+"""Vision-language families compared with plain transformers, two ranks with one, and resumed runs with others.
 
 The reference is a tiny random model's own forward, which reads pixels and makes positions itself, one sequence at a
-time. The tests compare the same values and have bounds for the differences.
+time; then updates and runs on one rank. The tests compare the same values and have bounds for the differences.
 
     python benchmarks/vision_families.py --output benchmarks/results/vision_families
 
@@ -38,24 +38,43 @@ from tests.support.models.vision_differences import (  # noqa: E402
     run_differences,
 )
 from tests.support.models.vision_families import VISION_FAMILIES  # noqa: E402
+from tests.support.models.vision_ranks import (  # noqa: E402
+    CASES,
+    REFUSED,
+    Case,
+    RankDifference,
+    rank_differences,
+    refusals,
+)
+from tests.support.models.vision_resume import SAVED, STEPS, ResumeDifference, resume_differences  # noqa: E402
 from tests.support.processes.ancestry import short_head  # noqa: E402
 
+LIMIT_S = 3600
+"""Seconds for two ranks with all families."""
 Measured = tuple[ForwardDifferences, RunDifferences]
+OnRanks = dict[str, dict[Case, RankDifference]]
+Runs = dict[str, ResumeDifference]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all families and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", help="write the tables to this path with .md, all figures with .json")
-    parser.add_argument("--smoke", action="store_true", help="only the first family")
+    parser.add_argument("--smoke", action="store_true", help="only the first family, and little of it on ranks")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    names = list(VISION_FAMILIES)[:1] if args.smoke else list(VISION_FAMILIES)
     measured: dict[str, Measured] = {}
-    for name in list(VISION_FAMILIES)[:1] if args.smoke else VISION_FAMILIES:
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
             measured[name] = forward_differences(name), run_differences(name, Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        cases = dict.fromkeys(names, CASES[:1] if args.smoke else CASES)
+        on_ranks = rank_differences(cases, Path(folder), limit_s=LIMIT_S)
+    with tempfile.TemporaryDirectory() as folder:
+        resumed = resume_differences([] if args.smoke else names, Path(folder), limit_s=LIMIT_S)
     conditions = {
         "commit": short_head(),
         "date": datetime.date.today().isoformat(),
@@ -65,19 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
-    text = _page(measured, conditions)
+    text = _page(measured, on_ranks, resumed, conditions)
     print(text)
     if args.output:
         Path(args.output).with_suffix(".md").write_text(text)
         results = {
             "conditions": conditions,
             "families": {name: asdict(forward) | asdict(run) for name, (forward, run) in measured.items()},
+            "two_ranks": {
+                name: [case._asdict() | asdict(each) for case, each in cases.items()]
+                for name, cases in on_ranks.items()
+            },
+            "runs": {name: asdict(each) for name, each in resumed.items()},
         }
         Path(args.output).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
-def _page(measured: dict[str, Measured], conditions: dict[str, Any]) -> str:
+def _page(measured: dict[str, Measured], on_ranks: OnRanks, resumed: Runs, conditions: dict[str, Any]) -> str:
     layouts = sorted(LAYOUTS.names())
     columns = [
         "family",
@@ -149,8 +173,59 @@ def _page(measured: dict[str, Measured], conditions: dict[str, Any]) -> str:
         "| model type | reason |",
         "|---|---|",
         *(f"| `{kind}` | {reason} |" for kind, reason in UNSUPPORTED.items()),
+        *_ranks_section(on_ranks),
+        *_runs_section(resumed),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _ranks_section(on_ranks: OnRanks) -> list[str]:
+    columns = list(dict.fromkeys((case.way, case.trained) for cases in on_ranks.values() for case in cases))
+    names = [f"{way}: {trained}" for way, trained in columns]
+    lines = [
+        "",
+        "## Two ranks and one",
+        "",
+        "One update on prompts with one image, with two images and of text, and another on text alone, by two",
+        "processes (gloo) and by one. A column is a strategy, and what of the tower is trained; `adapters` are LoRA's,",
+        "of the text model and the tower. The larger difference of two ways to share the prompts: images on both",
+        "ranks, and text alone on one. Gradients of the first update / all weights after each, as above.",
+        "",
+        f"| family | {' | '.join(names)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for name, cases in on_ranks.items():
+        cells = []
+        for column in columns:
+            found = [each for case, each in cases.items() if case[:2] == column]
+            gradient = max(each.gradient for each in found)
+            weights = max(max(each.weight, each.after_text) for each in found)
+            cells.append(f"{gradient:.0e} / {weights:.0e}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "Refused when a run starts, for every family:", "", "| setting | reason |", "|---|---|"]
+    for setting in REFUSED:
+        reasons = {refusals(name)[setting].partition("), and ")[2] for name in on_ranks}
+        lines.append(f"| `{setting}` | {'; '.join(sorted(reasons))} |")
+    return lines
+
+
+def _runs_section(resumed: Runs) -> list[str]:
+    lines = [
+        "",
+        "## Runs that are resumed",
+        "",
+        f"GRPO for {STEPS} steps on prompts of text, with one and with two images, all of the tower trained: in one",
+        f"go, and broken off after the checkpoint of step {SAVED} and resumed. Compared are metrics, completions,",
+        "final weights, and parameters, optimizer states, random states and counters of the last checkpoint. Two ranks",
+        "train under fsdp2; the last columns are how far their metrics and final weights are from one rank's.",
+        "",
+        "| family | one rank, resumed | two ranks, resumed | metrics | weights |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in resumed.items():
+        outcomes = [", ".join(each) or "bit for bit" for each in (found.one_rank, found.two_ranks)]
+        lines.append(f"| {name} | {' | '.join(outcomes)} | {found.metrics:.0e} | {found.weights:.0e} |")
+    return lines
 
 
 def _reason(error: str) -> str:

@@ -144,8 +144,13 @@ def joined_shards(strategy: Strategy) -> dict[str, torch.Tensor]:
     return whole
 
 
-def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
-    """Return the full gradients of an update, averaged over ranks, for any strategy."""
+def gradients(strategy: Strategy, *, all_used: bool = True) -> dict[str, torch.Tensor]:
+    """Return the full gradients of an update, averaged over ranks, for any strategy.
+
+    Args:
+        strategy: after the update's passes.
+        all_used: whether each parameter must have one; else those that no rank uses are left out.
+    """
     found = {}
     for name, parameter in strategy.policy.model.named_parameters():
         if not parameter.requires_grad:
@@ -157,7 +162,9 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
         else:
             assert isinstance(strategy, Stepping)
             gradient = strategy.gradient(parameter)
-        assert gradient is not None, name
+        assert gradient is not None or not all_used, name
+        if gradient is None:
+            continue
         if isinstance(strategy, Fsdp2):
             sharded = torch.empty_like(parameter.detach())
             assert isinstance(sharded, DTensor)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from hwgrpo_kernels import ReferenceHead, TokenLogprob, TokenLoss, linear_logprob, linear_token_loss, weight_operand
 from torch import Tensor, nn
 
@@ -218,11 +217,12 @@ class PolicyModel(nn.Module):
     def _tower_used(self, batch: MicroBatch) -> Iterator[None]:
         """Add 0 as a function of the tower to the embeddings of a micro-batch of text, where it is trained.
 
-        Other ranks have features there, and FSDP2 sums gradients in the order in which backward reaches the layers: if
-        embeddings are frozen, as with adapters, it passes the first layer only where a tower is before it.
+        Other ranks may have features there. Without it an update of text alone would leave the tower as it is on one
+        rank, and move it by AdamW's momentum on several. FSDP2 sums gradients in the order in which backward reaches
+        the layers: if embeddings are frozen, as with adapters, it passes the first layer only where a tower is before
+        it.
         """
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        if alone or self.images is None or batch.images or not (torch.is_grad_enabled() and self.images.trains):
+        if self.images is None or batch.images or not (torch.is_grad_enabled() and self.images.trains):
             yield
             return
         unused = self.images.unused(batch.input_ids.device)
