@@ -46,8 +46,8 @@ class EngineKind:
     """Whether it reports which tokens top_k, top_p and min_p dropped (`Completions.floors`)."""
     has_sessions: bool = False
     """Whether it has `open_session`: turns may come while others are sampled."""
-    reads_images: bool = False
-    """Whether prompts may have images."""
+    image_models: frozenset[str] | None = frozenset()
+    """Model types whose prompts may have images; None: all that are supported."""
     runs_vllm: bool = False
     """Whether vLLM computes the attention."""
     receives_in_group: bool = False

@@ -17,7 +17,7 @@ from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.models.router import has_experts
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.policy_weights import AdapterWeights, PolicyWeights, WithoutVision
 from hwgrpo.rollout.shared_devices import memory_share, sleeps
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
 from hwgrpo.support.permissions import follow_umask
@@ -61,8 +61,8 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "trust_remote_code": model.trust_remote_code,
         "dtype": str(parts.compute_dtype).removeprefix("torch."),
         # The policy's weights follow, and with dummies before them none that is missing stays unnoticed. Below adapters
-        # they never change, so that those of the model's folder are the policy's.
-        "load_format": "dummy" if adapter is None else "auto",
+        # they never change, so that those of the model's folder are the policy's; nor do those of a frozen tower.
+        "load_format": "dummy" if adapter is None and not keeps_tower(parts) else "auto",
         "generation_config": "vllm",
         "seed": config.trainer.seed,
         "max_model_len": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
@@ -73,6 +73,12 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
     }
+    if parts.image_sample is not None:
+        arguments |= {
+            "limit_mm_per_prompt": {"image": config.data.images.max_per_prompt, "video": 0},
+            "mm_processor_cache_gb": 0,  # images come processed
+            "mm_device_do_normalize": False,
+        }
     if different := parts.different_settings(adapted=adapter is not None):
         arguments["hf_overrides"] = different
     if not on_host and sleeps(rollout, on_host=False):
@@ -86,6 +92,19 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(HOST_BATCH_TOKENS, arguments["max_model_len"])
     return arguments | dict(rollout.engine_kwargs)
+
+
+def keeps_tower(parts: EngineParts) -> bool:
+    """Return whether vLLM keeps the weights of a tower from the model's folder: it is frozen, and no sleep drops it."""
+    rollout, on_host = parts.config.rollout, parts.device.torch_device.type == "cpu"
+    frozen = parts.config.model.train_vision == "none"
+    dropped = sleeps(rollout, on_host=on_host) and not on_host and sleep_level(rollout, adapter=False) == 2
+    return parts.image_sample is not None and frozen and not dropped
+
+
+def sent_weights(parts: EngineParts) -> PolicyWeights:
+    """Return the policy's weights that vLLM needs: not those of a tower that it keeps."""
+    return WithoutVision(parts.weights) if keeps_tower(parts) else parts.weights
 
 
 def check_head_size(rollout: RolloutConfig, path: str, settings: Any, *, on_host: bool) -> None:

@@ -1,0 +1,138 @@
+"""What an engine on vLLM does with images, beside the local engine; run where vLLM is, by vllm_environment.py.
+
+python vision_worker.py ENGINE RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from hwgrpo.catalog import ENGINES
+from hwgrpo.data.image_prompts import ImagePrompts, load_image_prompts
+from hwgrpo.models.loading import resolve_model_path
+from hwgrpo.models.vision import image_encoder, own_logits
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.local.engine import local_engine
+from hwgrpo.values import Prompt, PromptBatch, PromptImages, Sampling
+from tests.vllm.vllm_worker import GREEDY, apart, change, parts_of, probed
+
+MODEL = "builtin://tiny?task=squares&head=32&hidden=64&layers=2&steps=60&batch=32"
+UPDATES = 2
+DRAWS = 400
+SIZES = ((32, 32), (24, 56), (64, 40))
+
+
+def shown(made: ImagePrompts, *images: Any, question: str = "?") -> Prompt:
+    """Return a prompt that shows images before a question."""
+    one = made.render()
+    start = one[: one.index(question)]
+    mark = start[len(start.split("<|vision_start|>")[0]) :]
+    text = one.replace(mark, mark * len(images)) if images else one.replace(mark, "")
+    if not images:
+        ids = made.encode(one, [noise(0)], "test")[0]
+        return prompt_of(f"text {text}", [token for token in ids if token != made.token_id], None)
+    ids, of_prompt = made.encode(text, images, "test")
+    return prompt_of(of_prompt.digest, ids, of_prompt)
+
+
+def prompt_of(uid: str, ids: Sequence[int], images: PromptImages | None) -> Prompt:
+    """Return a prompt of tokens and images."""
+    return Prompt(uid=uid, text="", token_ids=tuple(ids), ground_truth=None, columns={}, images=images)
+
+
+def noise(seed: int) -> Image.Image:
+    """Return an image of noise."""
+    width, height = SIZES[seed % len(SIZES)]
+    pixels = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(seed))
+    return Image.fromarray(pixels.to(torch.uint8).numpy())
+
+
+def vision_parts(kind: str, output: str, *overrides: str) -> tuple[EngineParts, ImagePrompts]:
+    """Return what an engine is made from, and what makes prompts."""
+    parts = parts_of(kind, output, f"model.path={MODEL}", "data.train=task://squares", *overrides)
+    made = load_image_prompts(resolve_model_path(MODEL), None, parts.model.config, parts.tokenizer)
+    assert made is not None
+    sample = prompt_of("sample", *made.sample())
+    encoder = image_encoder(parts.model)
+    assert encoder is not None
+    encoder.sample = sample
+    return replace(parts, image_sample=sample), made
+
+
+def prompts(made: ImagePrompts) -> PromptBatch:
+    """Return prompts of text, of one image and of several."""
+    images = [noise(seed) for seed in range(4)]
+    rows = ((), images[:1], images[1:2], images[:2], images[1::-1], images)
+    return PromptBatch(tuple(shown(made, *row) for row in rows))
+
+
+def compared(parts: EngineParts, engine: Any, batch: PromptBatch) -> dict[str, Any]:
+    """Compare greedy responses with the local engine's."""
+    theirs, ours = engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY)
+    alike = [texts[0] == texts[2] for texts in zip(*[iter(ours.texts)] * GREEDY.n, strict=True)] if False else []
+    return apart(theirs, ours) | {"version": theirs.weight_version, "texts of it": list(ours.texts), "alike": alike}
+
+
+def updates(parts: EngineParts, engine: Any, batch: PromptBatch) -> list[dict[str, Any]]:
+    """Change the policy again and again; compare with the local engine at the start and after every update."""
+    found = [compared(parts, engine, batch)]
+    for version in range(1, UPDATES + 1):
+        change(parts.model, version)
+        engine.update_weights(version)
+        found.append(compared(parts, engine, batch))
+    return found
+
+
+@torch.no_grad()
+def first_tokens(parts: EngineParts, engine: Any, made: ImagePrompts) -> dict[str, Any]:
+    """Draw many first tokens of a policy that prefers the token of images."""
+    prompt = shown(made, noise(1))
+    assert prompt.images is not None
+    drawn = engine.generate(PromptBatch((prompt,)), Sampling(n=DRAWS, max_response_tokens=1, seed=5))
+    logits = own_logits(parts.model, prompt.token_ids, prompt.images)[-1].float()
+    logits[[parts.model.config.image_token_id, parts.model.config.video_token_id]] = -torch.inf
+    expected = logits.log_softmax(-1)
+    return {
+        "images": int((drawn.tokens == made.token_id).sum()),
+        "distinct": len(drawn.tokens.unique()),
+        "logprobs": float((drawn.logprobs - expected[drawn.tokens]).abs().max()),
+    }
+
+
+def collected(kind: str, output: str, *overrides: str) -> dict[str, Any]:
+    """Return what an engine does with these settings."""
+    parts, made = vision_parts(kind, output, *overrides)
+    engine = ENGINES.load(kind).make(parts)
+    try:
+        batch = prompts(made)
+        found: dict[str, Any] = {"rows": updates(parts, engine, batch), "drawn": first_tokens(parts, engine, made)}
+        if not overrides:
+            forget = lambda forgets: setattr(parts.weights, "forgets", forgets)  # noqa: E731
+            found["probes"] = probed(parts, engine, UPDATES + 1, forget)
+        return found
+    finally:
+        engine.close()
+
+
+def main(kind: str, result: str) -> None:
+    """Collect everything and write it down."""
+    with tempfile.TemporaryDirectory() as output:
+        found = {
+            "frozen": collected(kind, output),
+            "trained": collected(kind, output, "model.train_vision=all"),
+            "adapter": collected(kind, output, "model.lora.rank=4"),
+        }
+    Path(result).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
