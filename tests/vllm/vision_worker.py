@@ -1,10 +1,11 @@
 """What an engine on vLLM does with images, beside the local engine; run where vLLM is, by vllm_environment.py.
 
-python vision_worker.py ENGINE RESULT.json
+python vision_worker.py ENGINE RESULT.json CASE ...
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from PIL import Image
 from hwgrpo.catalog import ENGINES
 from hwgrpo.data.image_prompts import ImagePrompts, load_image_prompts
 from hwgrpo.models.loading import resolve_model_path
+from hwgrpo.models.placeholders import placeholder_ids
 from hwgrpo.models.vision import image_encoder, own_logits
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.engine import local_engine
@@ -27,20 +29,14 @@ from tests.vllm.vllm_worker import GREEDY, apart, change, parts_of, probed
 
 MODEL = "builtin://tiny?task=squares&head=32&hidden=64&layers=2&steps=60&batch=32"
 UPDATES = 2
-DRAWS = 400
+DRAWS, TEMPERATURE = 4000, 2.0
 SIZES = ((32, 32), (24, 56), (64, 40))
 
 
-def shown(made: ImagePrompts, *images: Any, question: str = "?") -> Prompt:
+def shown(made: ImagePrompts, *images: Any) -> Prompt:
     """Return a prompt that shows images before a question."""
-    one = made.render()
-    start = one[: one.index(question)]
-    mark = start[len(start.split("<|vision_start|>")[0]) :]
-    text = one.replace(mark, mark * len(images)) if images else one.replace(mark, "")
-    if not images:
-        ids = made.encode(one, [noise(0)], "test")[0]
-        return prompt_of(f"text {text}", [token for token in ids if token != made.token_id], None)
-    ids, of_prompt = made.encode(text, images, "test")
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    ids, of_prompt = made.encode(made.render().replace(mark, mark * len(images)), images, "test")
     return prompt_of(of_prompt.digest, ids, of_prompt)
 
 
@@ -69,17 +65,19 @@ def vision_parts(kind: str, output: str, *overrides: str) -> tuple[EngineParts, 
 
 
 def prompts(made: ImagePrompts) -> PromptBatch:
-    """Return prompts of text, of one image and of several."""
+    """Return prompts of text, of one image, of two in both orders, and of four."""
     images = [noise(seed) for seed in range(4)]
-    rows = ((), images[:1], images[1:2], images[:2], images[1::-1], images)
-    return PromptBatch(tuple(shown(made, *row) for row in rows))
+    rows = (images[:1], images[1:2], images[:2], images[1::-1], images)
+    text = [token for token in shown(made, images[0]).token_ids if token != made.token_id]
+    return PromptBatch((prompt_of("text", text, None), *(shown(made, *row) for row in rows)))
 
 
 def compared(parts: EngineParts, engine: Any, batch: PromptBatch) -> dict[str, Any]:
-    """Compare greedy responses with the local engine's."""
+    """Compare greedy responses with the local engine's; "sums" of the log-probs tell its prompts apart."""
     theirs, ours = engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY)
-    alike = [texts[0] == texts[2] for texts in zip(*[iter(ours.texts)] * GREEDY.n, strict=True)] if False else []
-    return apart(theirs, ours) | {"version": theirs.weight_version, "texts of it": list(ours.texts), "alike": alike}
+    bounds = ours.offsets.tolist()
+    sums = [round(float(ours.logprobs[first:last].sum()), 5) for first, last in itertools.pairwise(bounds)]
+    return apart(theirs, ours) | {"version": theirs.weight_version, "sums": sums[:: GREEDY.n]}
 
 
 def updates(parts: EngineParts, engine: Any, batch: PromptBatch) -> list[dict[str, Any]]:
@@ -94,28 +92,39 @@ def updates(parts: EngineParts, engine: Any, batch: PromptBatch) -> list[dict[st
 
 @torch.no_grad()
 def first_tokens(parts: EngineParts, engine: Any, made: ImagePrompts) -> dict[str, Any]:
-    """Draw many first tokens of a policy that prefers the token of images."""
+    """Draw many first tokens; "expected" is how often the model alone would draw the token of images."""
     prompt = shown(made, noise(1))
     assert prompt.images is not None
-    drawn = engine.generate(PromptBatch((prompt,)), Sampling(n=DRAWS, max_response_tokens=1, seed=5))
-    logits = own_logits(parts.model, prompt.token_ids, prompt.images)[-1].float()
-    logits[[parts.model.config.image_token_id, parts.model.config.video_token_id]] = -torch.inf
-    expected = logits.log_softmax(-1)
+    drawn = engine.generate(
+        PromptBatch((prompt,)), Sampling(n=DRAWS, max_response_tokens=1, seed=5, temperature=TEMPERATURE)
+    )
+    logits = own_logits(parts.model, prompt.token_ids, prompt.images)[-1].float() / TEMPERATURE
+    expected = DRAWS * float(logits.softmax(-1)[made.token_id])
+    logits[placeholder_ids(parts.model.config)] = -torch.inf
+    logprobs = logits.log_softmax(-1)
     return {
+        "expected": expected,
         "images": int((drawn.tokens == made.token_id).sum()),
         "distinct": len(drawn.tokens.unique()),
-        "logprobs": float((drawn.logprobs - expected[drawn.tokens]).abs().max()),
+        "logprobs": float((drawn.logprobs - logprobs[drawn.tokens]).abs().max()),
     }
 
 
-def collected(kind: str, output: str, *overrides: str) -> dict[str, Any]:
-    """Return what an engine does with these settings."""
-    parts, made = vision_parts(kind, output, *overrides)
+CASES: dict[str, tuple[str, ...]] = {
+    "frozen": (),
+    "trained": ("model.train_vision=all",),
+    "adapter": ("model.lora.rank=4",),
+}
+
+
+def collected(kind: str, output: str, case: str) -> dict[str, Any]:
+    """Return what an engine does in a case."""
+    parts, made = vision_parts(kind, output, *CASES[case])
     engine = ENGINES.load(kind).make(parts)
     try:
-        batch = prompts(made)
-        found: dict[str, Any] = {"rows": updates(parts, engine, batch), "drawn": first_tokens(parts, engine, made)}
-        if not overrides:
+        found: dict[str, Any] = {"rows": updates(parts, engine, prompts(made))}
+        found["drawn"] = first_tokens(parts, engine, made)
+        if case == "trained":
             forget = lambda forgets: setattr(parts.weights, "forgets", forgets)  # noqa: E731
             found["probes"] = probed(parts, engine, UPDATES + 1, forget)
         return found
@@ -123,14 +132,10 @@ def collected(kind: str, output: str, *overrides: str) -> dict[str, Any]:
         engine.close()
 
 
-def main(kind: str, result: str) -> None:
+def main(kind: str, result: str, *cases: str) -> None:
     """Collect everything and write it down."""
     with tempfile.TemporaryDirectory() as output:
-        found = {
-            "frozen": collected(kind, output),
-            "trained": collected(kind, output, "model.train_vision=all"),
-            "adapter": collected(kind, output, "model.lora.rank=4"),
-        }
+        found = {case: collected(kind, output, case) for case in cases}
     Path(result).write_text(json.dumps(found))
 
 

@@ -13,8 +13,8 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
 from hwgrpo.rollout.vllm.installed_vllm import DISTRIBUTIONS
 
-IMAGE_MODELS = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
-"""Model types to which vLLM has been compared with images: their processors return patches and grids, nothing else."""
+IMAGE_MODELS = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+"""Model types with which vLLM has been compared on prompts with images."""
 
 
 def refuse_adapters(config: Config) -> None:

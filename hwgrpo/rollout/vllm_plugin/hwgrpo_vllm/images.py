@@ -84,6 +84,8 @@ def engine_prompt(tokens: Sequence[int], parts: Sequence[Images], salt: str) -> 
     Raises:
         ValueError: tokens and images do not match.
     """
+    if not parts:
+        raise ValueError("the prompt has no images")
     inputs = importlib.import_module("vllm.multimodal.inputs")
     names = parts[0].inputs
     joined = {name: torch.cat([part.inputs[name] for part in parts]) for name in names}
@@ -110,8 +112,12 @@ def why_without_images(model_config: Any) -> str:
     Args:
         model_config: vLLM's.
     """
-    if not hasattr(importlib.import_module("vllm.inputs"), "mm_input"):
-        return "this vLLM is older than 0.32"
+    try:
+        known = hasattr(importlib.import_module("vllm.inputs"), "mm_input")
+    except ImportError:
+        known = False
+    if not known:
+        return "its vLLM is older than 0.32"
     multimodal = getattr(model_config, "multimodal_config", None)
     if multimodal is None:
         return "it serves a model of text"
@@ -134,15 +140,15 @@ async def generate(state: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError, TypeError, ValueError: the request is no such request.
     """
+    tokens, salt, model = [int(token) for token in request["tokens"]], str(request["salt"]), str(request["model"])
+    images, sampling = [Images.from_json(each) for each in request["images"]], dict(request["sampling"])
     vllm = importlib.import_module("vllm")
     kind = importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
-    tokens = [int(token) for token in request["tokens"]]
-    prompt = engine_prompt(tokens, [Images.from_json(each) for each in request["images"]], str(request["salt"]))
-    sampling = dict(request["sampling"])
+    prompt = engine_prompt(tokens, images, salt)
     if "logit_bias" in sampling:  # names in JSON are text
         sampling["logit_bias"] = {int(token): float(bias) for token, bias in sampling["logit_bias"].items()}
     settings = vllm.SamplingParams(**sampling, output_kind=kind)
-    adapter = state.openai_serving_models.lora_requests.get(request["model"])
+    adapter = state.openai_serving_models.lora_requests.get(model)
     outputs = state.engine_client.generate(prompt, settings, uuid.uuid4().hex, lora_request=adapter)
     (output,) = [each async for each in outputs]
     samples = [
