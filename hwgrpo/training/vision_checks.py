@@ -63,8 +63,8 @@ def check_engine_reads_images(config: Config, settings: Any) -> None:
     engines = {name: ENGINES.load(name) for name in ENGINES.names() if name != "auto"}
     able = [name for name, each in engines.items() if isinstance(each, EngineKind) and _shows_images(each, settings)]
     raise ConfigError(
-        f"model.path={config.model.path!r} reads images ({settings.model_type}), and rollout.engine="
-        f"{config.rollout.engine!r} takes prompts of text for it; use rollout.engine={' or '.join(able)}"
+        f"model.path={config.model.path!r} reads images ({settings.model_type}), which rollout.engine="
+        f"{config.rollout.engine!r} does not take; use rollout.engine={' or '.join(able)}"
     )
 
 

@@ -103,4 +103,4 @@ def test_auto_skips_engines_that_take_text_alone(able: tuple[str, ...], monkeypa
     config = load_config("qwen2_5_vl_7b_geo3k", data_may_be_missing=True)
     [chip] = plan_at_scale(config, Cluster(devices=8), chosen_chips(["H100 SXM"], config)).chips
     assert (chip.config.rollout.engine == "local") == (able == ("local",))
-    assert any("takes prompts of text" in note for note in chip.engine_notes) == (able == ("local",))
+    assert any("does not take; use" in note for note in chip.engine_notes) == (able == ("local",))

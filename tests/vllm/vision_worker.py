@@ -25,9 +25,9 @@ from hwgrpo.models.vision import image_encoder, own_logits
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.engine import local_engine
 from hwgrpo.values import Prompt, PromptBatch, PromptImages, Sampling
+from tests.vllm.vision_folder import BUILT_IN, make_folder
 from tests.vllm.vllm_worker import GREEDY, apart, change, parts_of, probed
 
-MODEL = "builtin://tiny?task=squares&head=32&hidden=64&layers=2&steps=60&batch=32"
 UPDATES = 2
 DRAWS, TEMPERATURE = 4000, 2.0
 SIZES = ((32, 32), (24, 56), (64, 40))
@@ -52,10 +52,10 @@ def noise(seed: int) -> Image.Image:
     return Image.fromarray(pixels.to(torch.uint8).numpy())
 
 
-def vision_parts(kind: str, output: str, *overrides: str) -> tuple[EngineParts, ImagePrompts]:
+def vision_parts(kind: str, output: str, model: str, *overrides: str) -> tuple[EngineParts, ImagePrompts]:
     """Return what an engine is made from, and what makes prompts."""
-    parts = parts_of(kind, output, f"model.path={MODEL}", "data.train=task://squares", *overrides)
-    made = load_image_prompts(resolve_model_path(MODEL), None, parts.model.config, parts.tokenizer)
+    parts = parts_of(kind, output, f"model.path={model}", "data.train=task://squares", *overrides)
+    made = load_image_prompts(resolve_model_path(model), None, parts.model.config, parts.tokenizer)
     assert made is not None
     sample = prompt_of("sample", *made.sample())
     encoder = image_encoder(parts.model)
@@ -110,16 +110,18 @@ def first_tokens(parts: EngineParts, engine: Any, made: ImagePrompts) -> dict[st
     }
 
 
-CASES: dict[str, tuple[str, ...]] = {
-    "frozen": (),
-    "trained": ("model.train_vision=all",),
-    "adapter": ("model.lora.rank=4",),
+CASES: dict[str, tuple[str, str]] = {
+    "frozen": ("Qwen2.5-VL", "model.train_vision=none"),
+    "trained": ("Qwen2-VL", "model.train_vision=all"),
+    "adapter": ("Qwen3-VL", "model.lora.rank=4"),
 }
 
 
 def collected(kind: str, output: str, case: str) -> dict[str, Any]:
     """Return what an engine does in a case."""
-    parts, made = vision_parts(kind, output, *CASES[case])
+    family, trained = CASES[case]
+    model = BUILT_IN if family == "Qwen2-VL" else make_folder(family, Path(output) / family)
+    parts, made = vision_parts(kind, output, model, trained)
     engine = ENGINES.load(kind).make(parts)
     try:
         found: dict[str, Any] = {"rows": updates(parts, engine, prompts(made))}

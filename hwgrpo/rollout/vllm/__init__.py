@@ -17,8 +17,12 @@ IMAGE_MODELS = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """Model types with which vLLM has been compared on prompts with images."""
 
 
-def refuse_adapters(config: Config) -> None:
-    """Raise ConfigError for adapters that vLLM does not serve."""
+HIGHEST_TEMPERATURE = 2.0
+"""What vLLM takes (0.32)."""
+
+
+def refuse_unserved(config: Config) -> None:
+    """Raise ConfigError for adapters and temperatures that vLLM does not serve."""
     engine = f"rollout.engine={config.rollout.engine!r}"
     refuse_dora(config.model.lora, engine, "vLLM serves no DoRA adapters")
     if config.model.lora.vision != "none":
@@ -26,10 +30,22 @@ def refuse_adapters(config: Config) -> None:
             f"model.lora.vision={config.model.lora.vision!r} with {engine}: vLLM serves adapters of the text model; "
             "leave it out, or use rollout.engine=local"
         )
+    rollout = config.rollout
+    temperatures = {
+        "rollout.temperature": rollout.temperature,
+        "rollout.final_temperature": rollout.final_temperature,
+        "trainer.validation_sampling.temperature": config.trainer.validation_sampling.temperature,
+    }
+    for key, value in temperatures.items():
+        if value is not None and value > HIGHEST_TEMPERATURE:
+            raise ConfigError(
+                f"{key}={value:g} with {engine}: vLLM takes temperatures up to {HIGHEST_TEMPERATURE:g}; lower it, or "
+                "use rollout.engine=local"
+            )
 
 
 def _refuse(config: Config) -> None:
-    refuse_adapters(config)
+    refuse_unserved(config)
     size, staleness = config.rollout.tensor_parallel_size, config.rollout.max_staleness
     if size > 1 and staleness:
         raise ConfigError(

@@ -74,6 +74,11 @@ class VllmEngine:
         self._parts = parts = replace(parts, weights=sent_weights(parts))
         self._device = parts.device.torch_device
         self._group = _tensor_parallel_group(parts.config.rollout.tensor_parallel_size)
+        if parts.image_sample is not None and importlib.util.find_spec("torchvision") is None:
+            raise ConfigError(
+                "rollout.engine='vllm' with a model that reads images needs torchvision, in the build that fits this "
+                "torch (`pip install torchvision --index-url` with the index of torch); or use rollout.engine=local"
+            )
         self._vllm = _load(parts.config, self._device)
         self._version = 0
         self._banned = placeholder_ids(parts.model.config)
