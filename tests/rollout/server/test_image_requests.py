@@ -22,7 +22,7 @@ from hwgrpo.rollout.server.vllm import ImageSettings, VllmServer
 from hwgrpo.rollout.vllm.vllm_requests import parts_of
 from hwgrpo.rollout.vllm.vllm_settings import engine_arguments, sent_weights
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import IMAGES_ROUTE, VERSION_HEADER, Images
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.images import engine_prompt, places, until_disconnect
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.engine_images import engine_prompt, places, until_disconnect
 from hwgrpo.training.vision_checks import check_engine_reads_images
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.rollout.served import parts_for

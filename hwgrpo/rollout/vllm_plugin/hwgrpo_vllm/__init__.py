@@ -6,6 +6,7 @@ of 0.32.
 """
 
 from .checksum import named_digests
+from .engine_images import Images, engine_prompt, logprobs_of
 from .guard import Guard
 from .http_protocol import (
     ADAPTER,
@@ -20,7 +21,6 @@ from .http_protocol import (
     VERSION_HEADER,
     WEIGHTS_ROUTE,
 )
-from .images import Images, engine_prompt, logprobs_of
 from .worker import WorkerExtension, check_files, load_weights
 
 __all__ = [

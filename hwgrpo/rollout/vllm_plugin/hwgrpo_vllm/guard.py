@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import distributed as dist
 
+from .engine_images import generate, until_disconnect, why_without_images
 from .group import communication_library
 from .http_protocol import (
     ADAPTER,
@@ -30,7 +31,6 @@ from .http_protocol import (
     VERSION_HEADER,
     WEIGHTS_ROUTE,
 )
-from .images import generate, until_disconnect, why_without_images
 
 MAX_BODY_BYTES = 1 << 16
 """Limit on a request body that the middleware reads itself."""
