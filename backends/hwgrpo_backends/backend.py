@@ -115,6 +115,8 @@ class Backend:
     """Variables left to the user: `value` is one that others use, `why` says when to set it and why it is not set."""
     no_sleep_with_experts: str = ""
     """Why vLLM's sleep mode breaks mixtures of experts on these devices; empty: it does not."""
+    no_images_in_vllm: str = ""
+    """Why vLLM takes no prompts with images on these devices; empty: it does."""
     torch_build: str
     """The build of torch and further packages to install."""
     probe: Callable[[Facts], Verdict]

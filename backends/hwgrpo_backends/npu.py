@@ -249,6 +249,7 @@ BACKEND = Backend(
     env_optional=OPTIONAL,
     # worker.py:251 (0.23.0); the weights that follow are loaded as if they were not transposed
     no_sleep_with_experts="vllm-ascend 0.23 transposes the weights of experts when it wakes up",
+    no_images_in_vllm="vllm-ascend 0.23 is of vLLM 0.23, and prompts with images need vLLM 0.32",
     torch_build=INSTALL,
     probe=probe,
     arch=arch,

@@ -122,6 +122,19 @@ def vision_parameters(model: Any) -> Iterator[tuple[str, str, torch.nn.Parameter
             yield OTHER, name, parameter
 
 
+def tower_layers(config: Any) -> int:
+    """Return the layers of a model's tower; 0 where it reads text alone."""
+    if not reads_images(config):
+        return 0
+    tower = config.vision_config
+    return int(getattr(tower, "depth", None) or tower.num_hidden_layers)
+
+
+def is_vision_name(name: str) -> bool:
+    """Return whether a weight of this name in a checkpoint is of a tower or projector."""
+    return any(f".{each}." in f".{name}." for each in (*TOWERS, *PROJECTORS))
+
+
 @dataclass(frozen=True)
 class Features:
     """The features of one prompt's images."""
@@ -293,20 +306,19 @@ def image_encoder(model: Any) -> ImageEncoder | None:
 
 
 @torch.no_grad()
-def own_logits(model: Any, prompt: Prompt, response: Sequence[int] = ()) -> torch.Tensor:
-    """Return the logits [L, V] that a vision-language model computes itself of a prompt with images and a response.
+def own_logits(model: Any, tokens: Sequence[int], images: PromptImages) -> torch.Tensor:
+    """Return the logits [L, V] that a vision-language model computes itself of a sequence with images.
 
     It reads pixels and makes positions, as with the outputs of its processor.
 
     Args:
         model: in evaluation mode, on its device.
-        prompt: has images.
-        response: token ids.
+        tokens: of the sequence.
+        images: that it shows.
     """
-    base, images = causal_lm(model), prompt.images
-    assert images is not None
+    base = causal_lm(model)
     device = next(base.parameters()).device
-    ids = torch.tensor([[*prompt.token_ids, *response]], device=device)
+    ids = torch.tensor([list(tokens)], device=device)
     module: Any = backbone(base)
     forward = inspect.signature(module.forward).parameters
     options: dict[str, Any] = {name: (ids == images.token_id).long() for name in TYPES if name in forward}

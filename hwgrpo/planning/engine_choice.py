@@ -25,7 +25,7 @@ from hwgrpo.planning.planned_device import PlannedDevice, RunDevice, ranks_of_ho
 from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
 from hwgrpo.rollout.engine_kind import ask_environment, check_engine, engine_kind
 from hwgrpo.rollout.shared_devices import shares_device, sleeps, split_arguments, visible_devices
-from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
+from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_images, check_sleep
 from hwgrpo.training.vision_checks import check_engine_reads_images
 
 
@@ -233,6 +233,7 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: RunDevic
         *(() if isinstance(device, PlannedDevice) else (lambda: check_engine(config),)),
         lambda: check_head_size(config.rollout, config.model.path, settings, on_host=on_host),
         lambda: check_sleep(config.rollout, config.model.path, settings, backend),
+        lambda: check_images(config.rollout, config.model.path, settings, backend),
     )
     for check in checks:
         try:

@@ -46,8 +46,8 @@ class EngineKind:
     """Whether it reports which tokens top_k, top_p and min_p dropped (`Completions.floors`)."""
     has_sessions: bool = False
     """Whether it has `open_session`: turns may come while others are sampled."""
-    reads_images: bool = False
-    """Whether prompts may have images."""
+    image_models: frozenset[str] | None = frozenset()
+    """Model types whose prompts may have images; None: all that are supported."""
     runs_vllm: bool = False
     """Whether vLLM computes the attention."""
     receives_in_group: bool = False
@@ -71,6 +71,11 @@ class EngineKind:
         if not any(each.kind is each.KEYWORD_ONLY for each in inspect.signature(maker).parameters.values()):
             return maker  # it reads them from the settings, if it has any
         return bind_arguments(maker, config.rollout.engine_kwargs, 1, "rollout.engine_kwargs")
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether prompts of some models may have images."""
+        return self.image_models is None or bool(self.image_models)
 
     @property
     def on_server(self) -> bool:

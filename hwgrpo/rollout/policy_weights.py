@@ -14,6 +14,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters
 from hwgrpo.models.meta_device import full_shape
+from hwgrpo.models.vision import is_vision_name
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -51,6 +52,22 @@ class PolicyWeights(Protocol):
     def adapter(self) -> AdapterWeights | None:
         """Return the full trained adapter, or None where all parameters are trained."""
         ...
+
+
+class WithoutVision:
+    """The weights of a vision-language model but those of its tower and projector; see `PolicyWeights`.
+
+    Args:
+        weights: of the whole model.
+    """
+
+    def __init__(self, weights: PolicyWeights) -> None:
+        self._weights = weights
+        self.trainable, self.adapter = weights.trainable, weights.adapter
+
+    def full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every weight of the text model and its head."""
+        yield from ((name, weight) for name, weight in self._weights.full() if not is_vision_name(name))
 
 
 class ModuleWeights:

@@ -13,7 +13,7 @@ from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.ragged import offsets_of
 from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.stopping import StopDetector
-from hwgrpo.values import Completions, PromptBatch, Sampling
+from hwgrpo.values import Completions, PromptBatch, PromptImages, Sampling
 
 LOGPROB_TOLERANCE = 1e-3
 """Largest log-prob above 0 that is accepted: sums of probabilities in half precision exceed 1 by as much."""
@@ -31,6 +31,8 @@ class Request:
     seed: int
     """Seed of the first sample; sample i has seed + i."""
     sampling: Sampling
+    images: PromptImages | None = None
+    """Of the prompt; None: it is text."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def make_requests(batch: PromptBatch, samplings: Sequence[Sampling]) -> list[Req
     keys = stream_keys(samplings[0].seed, [prompt.uid for prompt in batch.prompts], [0] * len(batch))
     seeds = (keys >> np.uint64(2)).tolist()  # int64, with room for the sample index
     return [
-        Request(prompt.token_ids, 1 if sampling.greedy else sampling.n, seed, sampling)
+        Request(prompt.token_ids, 1 if sampling.greedy else sampling.n, seed, sampling, prompt.images)
         for prompt, seed, sampling in zip(batch.prompts, seeds, samplings, strict=True)
     ]
 

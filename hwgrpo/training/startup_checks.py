@@ -43,7 +43,7 @@ from hwgrpo.models.weight_files import check_weight_files
 from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
-from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
+from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_images, check_sleep
 from hwgrpo.training.module_fusion import choose_modules
 from hwgrpo.training.policy.auto_settings import (
     AttentionSelection,
@@ -165,6 +165,7 @@ def check_start(
     check_sequence_parallel(config, settings, attention)
     check_head_size(config.rollout, config.model.path, settings, on_host=backend.is_host)
     check_sleep(config.rollout, config.model.path, settings, backend)
+    check_images(config.rollout, config.model.path, settings, backend)
     by_lengths = may_use_lengths(config, settings, dtype, backend.device_type)
     layout = choose_layout(config, settings, attention.loaded_as, by_lengths=by_lengths)
     if data is not None:

@@ -57,12 +57,16 @@ def check_vision(config: Config, settings: Any) -> None:
 
 
 def check_engine_reads_images(config: Config, settings: Any) -> None:
-    """Raise `ConfigError` where a model reads images, and the rollout engine takes prompts of text."""
-    if not reads_images(settings) or engine_kind(config.rollout).reads_images:
+    """Raise `ConfigError` where a model reads images, and the rollout engine takes no prompts with images for it."""
+    if not reads_images(settings) or _shows_images(engine_kind(config.rollout), settings):
         return
     engines = {name: ENGINES.load(name) for name in ENGINES.names() if name != "auto"}
-    able = [name for name, each in engines.items() if isinstance(each, EngineKind) and each.reads_images]
+    able = [name for name, each in engines.items() if isinstance(each, EngineKind) and _shows_images(each, settings)]
     raise ConfigError(
-        f"model.path={config.model.path!r} reads images ({settings.model_type}), and rollout.engine="
-        f"{config.rollout.engine!r} takes prompts of text; use rollout.engine={' or '.join(able)}"
+        f"model.path={config.model.path!r} reads images ({settings.model_type}), which rollout.engine="
+        f"{config.rollout.engine!r} does not take; use rollout.engine={' or '.join(able)}"
     )
+
+
+def _shows_images(kind: EngineKind, settings: Any) -> bool:
+    return kind.image_models is None or settings.model_type in kind.image_models

@@ -15,7 +15,8 @@ from hwgrpo.planning.memory import COPY, ENGINE
 from hwgrpo.planning.planned_device import USABLE
 from hwgrpo.planning.planner import Planner
 from hwgrpo.rollout.shared_devices import memory_share, shares_device, sleeps
-from hwgrpo.rollout.vllm.vllm_settings import check_sleep
+from hwgrpo.rollout.vllm.vllm_settings import check_images, check_sleep
+from tests.support.models.vision_families import VISION_FAMILIES
 
 ACCELERATOR = registry.get("cuda")  # hw: any accelerator
 GIB = 2**30
@@ -127,3 +128,22 @@ def test_mixtures_of_experts_do_not_sleep_where_they_would_wake_up_damaged():
         check_sleep(config.rollout, config.model.path, mixture, npu)
     for settings, model, backend in ((other, mixture, npu), (config, dense, npu), (config, mixture, ACCELERATOR)):
         check_sleep(settings.rollout, settings.model.path, model, backend)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm_server"])
+def test_a_vllm_that_is_too_old_for_images_is_refused_on_its_devices_alone(engine):
+    npu, path = registry.get("npu"), "folder"  # hw: the one whose vLLM is older
+    reads, text = VISION_FAMILIES["Qwen2-VL"].config(), AutoConfig.for_model("qwen3")
+    config, local = recipe(f"rollout.engine={engine}"), recipe("rollout.engine=local")
+    with pytest.raises(
+        ConfigError, match=r"folder', which reads images: vllm-ascend 0\.23 .* use rollout\.engine=local"
+    ):
+        check_images(config.rollout, path, reads, npu)
+    running = recipe("rollout.engine=vllm_server", "rollout.server.url=http://127.0.0.1:1")
+    for each, settings, backend in (
+        (config, reads, ACCELERATOR),
+        (config, text, npu),
+        (local, reads, npu),
+        (running, reads, npu),
+    ):
+        check_images(each.rollout, path, settings, backend)

@@ -95,10 +95,12 @@ def test_a_decode_step_does_not_read_the_tower():
 @pytest.mark.parametrize("able", [("local",), ("local", "vllm", "vllm_server")])
 def test_auto_skips_engines_that_take_text_alone(able: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     plain = vision_checks.engine_kind
-    monkeypatch.setattr(
-        vision_checks, "engine_kind", lambda rollout: replace(plain(rollout), reads_images=rollout.engine in able)
-    )
+
+    def kind(rollout):
+        return replace(plain(rollout), image_models=None if rollout.engine in able else frozenset())
+
+    monkeypatch.setattr(vision_checks, "engine_kind", kind)
     config = load_config("qwen2_5_vl_7b_geo3k", data_may_be_missing=True)
     [chip] = plan_at_scale(config, Cluster(devices=8), chosen_chips(["H100 SXM"], config)).chips
     assert (chip.config.rollout.engine == "local") == (able == ("local",))
-    assert any("takes prompts of text" in note for note in chip.engine_notes) == (able == ("local",))
+    assert any("does not take; use" in note for note in chip.engine_notes) == (able == ("local",))

@@ -111,6 +111,27 @@ IN_PROCESS = (
 )
 """Of vLLM 0.32 beside the trainer."""
 
+IMAGES = (
+    Use("vllm/inputs/engine.py", "MultiModalInput.mm_kwargs"),
+    Use("vllm/inputs/engine.py", "MultiModalInput.mm_hashes"),
+    Use("vllm/inputs/engine.py", "MultiModalInput.mm_placeholders"),
+    Use("vllm/multimodal/inputs.py", "MultiModalFieldConfig.flat_from_sizes", ("modality", "size_per_item")),
+    Use("vllm/multimodal/inputs.py", "MultiModalFieldConfig.batched", ("modality", "keep_on_cpu")),
+    Use("vllm/multimodal/inputs.py", "MultiModalKwargsItems.from_hf_inputs", ("hf_inputs", "config_by_key")),
+    Use("vllm/multimodal/inputs.py", "PlaceholderRange.offset"),
+    Use("vllm/multimodal/inputs.py", "PlaceholderRange.length"),
+    Use("vllm/config/multimodal.py", "MultiModalConfig.mm_device_do_normalize"),
+    Use(
+        "vllm/v1/engine/async_llm.py", "AsyncLLM.generate", ("prompt", "sampling_params", "request_id", "lora_request")
+    ),
+    Use("vllm/outputs.py", "RequestOutput.prompt_token_ids"),
+    Use("vllm/sampling_params.py", "SamplingParams.logit_bias"),
+    *_fields(
+        "vllm/engine/arg_utils.py", "EngineArgs", "limit_mm_per_prompt mm_processor_cache_gb mm_device_do_normalize"
+    ),
+)
+"""Of vLLM 0.32 for prompts with images, beside the trainer and in a server."""
+
 ASCEND = (
     Use("vllm_ascend/worker/worker.py", "NPUWorker._check_nz_disabled"),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.model_runner"),

@@ -44,11 +44,18 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_there(
-    *words: str, timeout: float = 1500, variables: Mapping[str, str] | None = None
+    *words: str, timeout: float = 1500, variables: Mapping[str, str] | None = None, python: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the environment's Python on the project's sources, with more variables, and wait for it."""
+    """Run the environment's Python on the project's sources, with more variables, and wait for it.
+
+    Args:
+        words: after the Python.
+        timeout: seconds.
+        variables: of the environment.
+        python: another one than the environment's.
+    """
     return subprocess.run(
-        [vllm_python(), *words],
+        [python or vllm_python(), *words],
         cwd=ROOT,
         env=environment(**(variables or {})),
         capture_output=True,

@@ -30,5 +30,5 @@ LOCAL = EngineKind(
     samples_with_policy=True,
     reports_floors=True,
     has_sessions=True,
-    reads_images=True,
+    image_models=None,
 )

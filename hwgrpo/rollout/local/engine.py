@@ -12,10 +12,8 @@ from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.config.derived import sequences_at_once
-from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.lora import has_adapters
-from hwgrpo.models.placeholders import ban, placeholder_ids
-from hwgrpo.models.vision import ImageEncoder, image_encoder
+from hwgrpo.models.vision import ImageEncoder, image_encoder, own_logits
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine import TurnRequest
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -36,7 +34,7 @@ from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
 from hwgrpo.rollout.stopping import StopDetector, end_token_ids
-from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+from hwgrpo.values import Completions, Prompt, PromptBatch, PromptImages, Sampling
 
 SYNC_EVERY = 8
 """Steps between reads of the tokens that an accelerator has drawn; each read waits for it."""
@@ -254,8 +252,10 @@ class LocalEngine:
             self._copy = self._make_copy()
         self._usable = True
 
-    def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
-        """Return log-probs by the engine's own weights, as `scoring.score`; None where it has the policy's.
+    def score(
+        self, sequences: Sequence[Sequence[int]], *, adapter: bool = True, images: PromptImages | None = None
+    ) -> list[list[float]] | None:
+        """Return log-probs by the engine's own weights, as `score` of this module; None where it has the policy's.
 
         None, too, without merged adapters.
         """
@@ -263,7 +263,7 @@ class LocalEngine:
             return None
         with _evaluating(self._sampler):
             own = self._copy is not None or self._weights is not None
-            return score(self._sampler, sequences, adapter=adapter) if own else None
+            return score(self._sampler, sequences, adapter=adapter, images=images) if own else None
 
     def sleep(self) -> None:
         """Free the copy of the weights, where there is one."""
@@ -330,15 +330,21 @@ def local_engine(parts: EngineParts) -> LocalEngine:
 
 
 @torch.no_grad()
-def score(model: Any, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]]:
-    """Return the log-probs of each sequence's tokens after the first, at temperature 1.
+def score(
+    model: Any, sequences: Sequence[Sequence[int]], *, adapter: bool = True, images: PromptImages | None = None
+) -> list[list[float]]:
+    """Return the log-probs of each sequence's tokens after the first among all tokens, at temperature 1.
 
     Args:
         model: a transformers causal LM in evaluation mode, or one wrapped by peft.
         sequences: token ids, all of one length.
         adapter: with the adapters, if there are any.
+        images: of each sequence; the model reads their pixels.
     """
     tokens = torch.tensor([list(tokens) for tokens in sequences], device=next(model.parameters()).device)
     with model.disable_adapter() if has_adapters(model) and not adapter else nullcontext():
-        logits = ban(model(input_ids=tokens, use_cache=False).logits[:, :-1], placeholder_ids(causal_lm(model).config))
-    return logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].tolist()
+        if images is None:
+            logits = model(input_ids=tokens, use_cache=False).logits
+        else:
+            logits = torch.stack([own_logits(model, each, images) for each in sequences])
+    return logits[:, :-1].float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].tolist()

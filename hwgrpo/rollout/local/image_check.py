@@ -34,7 +34,8 @@ def check_images(model: PreTrainedModel, device: torch.device, sample: Prompt, *
     Raises:
         ConfigError: logits differ by more than rounding.
     """
-    base = causal_lm(model)
+    base, images = causal_lm(model), sample.images
+    assert images is not None
     embeddings: Any = base.get_input_embeddings()
     dtype, without = embeddings.weight.dtype, placeholder_ids(base.config)
     ids = check_ids(embeddings.weight.shape[0], 3 + 2 * STEPS, without)
@@ -43,7 +44,7 @@ def check_images(model: PreTrainedModel, device: torch.device, sample: Prompt, *
     tokens = tokens[: len(prompts)]
 
     def full() -> torch.Tensor:
-        logits = [own_logits(model, sample, tokens[0].tolist())[-1 - STEPS :]]
+        logits = [own_logits(model, [*sample.token_ids, *tokens[0].tolist()], images)[-1 - STEPS :]]
         if supports_padding:
             of_text = torch.cat([text, tokens[1]])[None].to(device)
             logits.append(base(input_ids=of_text, use_cache=False).logits[0, -1 - STEPS :])

@@ -20,7 +20,7 @@ weights_group.py      the trainer's side of the process group
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_kind import EngineKind
-from hwgrpo.rollout.vllm import refuse_adapters
+from hwgrpo.rollout.vllm import IMAGE_MODELS, refuse_unserved
 
 
 def _refuse_sglang(config: Config) -> None:
@@ -39,11 +39,12 @@ def _refuse_sglang(config: Config) -> None:
 
 VLLM_SERVER = EngineKind(
     maker="hwgrpo.rollout.server.vllm:vllm_server",
-    refuse=refuse_adapters,
+    refuse=refuse_unserved,
     check_host="hwgrpo.rollout.server.server_connection:check_vllm_server",
     ask_environment="hwgrpo.rollout.server.server_connection:ask_vllm_server",
     check_server="hwgrpo.rollout.server.vllm:check_running",
     runs_vllm=True,
+    image_models=IMAGE_MODELS,
     receives_in_group=True,
     has_sessions=True,
     remark="part of hwgrpo; vLLM is in the server's environment",

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import TypeVar
 
 from torch import distributed as dist
@@ -25,17 +26,17 @@ from hwgrpo.rollout.server.engine_state import EngineState
 from hwgrpo.rollout.server.http_client import Cancellation, ServerInUse, TimedOut
 from hwgrpo.rollout.server.request_router import RequestRouter
 from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
-from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
+from hwgrpo.rollout.server.server_api import ScoreRequest, ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import connect_servers
 from hwgrpo.rollout.server.server_session import ServerSession
 from hwgrpo.rollout.server.weight_transfer import WeightTransfer
 from hwgrpo.rollout.server.weights_folder import DamagedWeights
 from hwgrpo.rollout.shared_devices import measured_sleep, shares_device, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.rollout.vllm.vllm_settings import sleep_level
+from hwgrpo.rollout.vllm.vllm_settings import sent_weights, sleep_level
 from hwgrpo.support.text import terminal_line
 from hwgrpo.support.waits import Wait
-from hwgrpo.values import Completions, PromptBatch, Sampling
+from hwgrpo.values import Completions, PromptBatch, PromptImages, Sampling
 
 T = TypeVar("T")
 
@@ -60,7 +61,8 @@ class ServerEngine:
     """
 
     def __init__(self, parts: EngineParts, api: ServerApi) -> None:
-        self._parts, self._api = parts, api
+        self._parts = parts = replace(parts, weights=sent_weights(parts))
+        self._api = api
         self._settings = parts.config.rollout.server
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._state = EngineState(parts.gate)
@@ -176,12 +178,15 @@ class ServerEngine:
         """Return the tokens that end a response; they are the same for all requests of a run."""
         return end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
 
-    def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
+    def score(
+        self, sequences: Sequence[Sequence[int]], *, adapter: bool = True, images: PromptImages | None = None
+    ) -> list[list[float]] | None:
         """Return the log-probs of each sequence's tokens after the first at temperature 1, on rank 0 only.
 
         Args:
             sequences: token ids.
             adapter: with the adapter, if there is one.
+            images: of each sequence.
 
         Returns:
             None on other ranks, which share the servers, and where their kind cannot score.
@@ -192,11 +197,12 @@ class ServerEngine:
         if self._transfer is None or not self._api.can_score:
             return None
         self._router.try_again()
+        requests = [ScoreRequest(tokens, images) for tokens in sequences]
         return [
             self._router.request(
-                lambda server, tokens=tokens: server.request_scores(tokens, adapter=adapter), lambda _: None, failed=[]
+                lambda server, each=each: server.request_scores(each, adapter=adapter), lambda _: None, failed=[]
             )
-            for tokens in sequences
+            for each in requests
         ]
 
     def update_weights(self, version: int) -> None:

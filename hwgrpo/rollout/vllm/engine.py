@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import distributed as dist
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.models.placeholders import placeholder_ids
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -30,17 +32,19 @@ from hwgrpo.rollout.shared_devices import measured_sleep, sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.installed_vllm import IN_PROCESS, ask, is_supported, records
 from hwgrpo.rollout.vllm.timed_generation import generate_in_time
+from hwgrpo.rollout.vllm.vllm_requests import SCORING, parts_of, sampling_parameters
 from hwgrpo.rollout.vllm.vllm_settings import (
     ADAPTER_PREFIX,
     engine_arguments,
+    sent_weights,
     shared_memory_folder,
     sleep_level,
     write_adapter,
 )
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, load_weights
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, engine_prompt, load_weights, logprobs_of
 from hwgrpo.support.launched_ranks import local_world_size
 from hwgrpo.support.scratch import ScratchFolder
-from hwgrpo.values import Completions, PromptBatch, Sampling
+from hwgrpo.values import Completions, PromptBatch, PromptImages, Sampling
 
 ENVIRONMENT = {
     # An engine in its own process could not be passed the policy's tensors.
@@ -67,11 +71,17 @@ class VllmEngine:
     """
 
     def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
+        self._parts = parts = replace(parts, weights=sent_weights(parts))
         self._device = parts.device.torch_device
         self._group = _tensor_parallel_group(parts.config.rollout.tensor_parallel_size)
+        if parts.image_sample is not None and importlib.util.find_spec("torchvision") is None:
+            raise ConfigError(
+                "rollout.engine='vllm' with a model that reads images needs torchvision, in the build that fits this "
+                "torch (`pip install torchvision --index-url` with the index of torch); or use rollout.engine=local"
+            )
         self._vllm = _load(parts.config, self._device)
         self._version = 0
+        self._banned = placeholder_ids(parts.model.config)
         self._usable, self._asleep = True, False
         self._sleeps = sleeps(parts.config.rollout, on_host=self._device.type == "cpu")
         self._scratch = ScratchFolder(ADAPTER_PREFIX, shared_memory_folder())
@@ -122,12 +132,11 @@ class VllmEngine:
         requests, own = self._of_group(make_requests(batch, samplings))
         first = samplings[0]  # stop tokens and deadline are the run's
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, first.stop_token_ids)
-        # The salt keeps the prefix cache of older weights from being used.
-        prompts = [{"prompt_token_ids": [*r.tokens], "cache_salt": f"weights {self._version}"} for r in requests]
-        settings = [self._sampling_params(request, end_ids) for request in requests]
+        prompts = [self._prompt(request.tokens, request.images) for request in requests]
+        settings = [self._sampling_params(**sampling_parameters(each, end_ids, self._banned)) for each in requests]
         deadlines = GroupDeadlines(len(requests), first.group_timeout)
         with deadlines.reported():
-            if first.group_timeout is None:
+            if first.group_timeout is None and self._parts.image_sample is None:
                 outputs = self._llm.generate(prompts, settings, use_tqdm=False, lora_request=self._adapter)
             else:
                 outputs = generate_in_time(self._llm.llm_engine, prompts, settings, self._adapter, deadlines)
@@ -139,6 +148,8 @@ class VllmEngine:
             samples = sorted(output.outputs, key=lambda sample: sample.index)
             group = [_read_sample(sample) for sample in samples]
             problem = find_problem(group, request, config.get_text_config().vocab_size)
+            if request.images is not None and [*output.prompt_token_ids] != [*request.tokens]:
+                problem = f"it has read {len(output.prompt_token_ids)} tokens of a prompt of {len(request.tokens)}"
             if problem is not None:
                 raise RunError(
                     f"vLLM's output cannot be used: {problem}. Log-probs that are not finite mean weights that hold "
@@ -162,22 +173,36 @@ class VllmEngine:
         first = sum(len(each) for each in ranks[: self._group.rank()])
         return [request for each in ranks for request in each], slice(first, first + len(requests))
 
-    def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]]:
+    def score(
+        self, sequences: Sequence[Sequence[int]], *, adapter: bool = True, images: PromptImages | None = None
+    ) -> list[list[float]]:
         """Return the log-probs of each sequence's tokens after the first, at temperature 1.
 
         Args:
             sequences: token ids.
             adapter: with the adapter, if there is one.
+            images: of each sequence.
         """
-        settings = self._vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        settings = self._vllm.SamplingParams(**SCORING)
+        request = self._adapter if adapter else None
         scores = []
         for tokens in sequences:  # one by one: with adapters vLLM scores no batch of prompts (0.32, on a CPU)
-            prompt = {"prompt_token_ids": [*tokens], "cache_salt": f"weights {self._version}"}
-            request = self._adapter if adapter else None
-            (output,) = self._llm.generate([prompt], [settings], use_tqdm=False, lora_request=request)
-            entries = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
-            scores.append([float(entry[token].logprob) for token, entry in entries])
+            prompt = self._prompt(tokens, images)
+            if images is None:
+                (output,) = self._llm.generate([prompt], [settings], use_tqdm=False, lora_request=request)
+            else:
+                (output,) = generate_in_time(
+                    self._llm.llm_engine, [prompt], [settings], request, GroupDeadlines(1, None)
+                )
+            scores.append(logprobs_of(tokens[1:], output.prompt_logprobs[1:]))
         return scores
+
+    def _prompt(self, tokens: Sequence[int], images: PromptImages | None) -> Any:
+        """Return a prompt; the salt keeps what older weights computed of it from being used."""
+        salt = f"weights {self._version}"
+        if images is None:
+            return {"prompt_token_ids": [*tokens], "cache_salt": salt}
+        return engine_prompt(tokens, parts_of(images), salt)
 
     def update_weights(self, version: int) -> None:
         """Apply the policy's current weights, or only its adapter where only that is trained.
@@ -243,31 +268,9 @@ class VllmEngine:
         self._sleeps, note = measured_sleep(free, awake, self._parts.device.memory().free or 0)
         return note
 
-    def _sampling_params(self, request: Request, end_ids: tuple[int, ...]) -> Any:
-        sampling = request.sampling
-        filters = {"temperature": 0.0} if sampling.greedy else _filters(sampling)
-        return self._vllm.SamplingParams(
-            n=request.n,
-            seed=request.seed,
-            max_tokens=sampling.max_response_tokens,
-            stop=[*sampling.stop],
-            stop_token_ids=[*end_ids],
-            ignore_eos=True,  # EOS is among the stop tokens
-            detokenize=bool(sampling.stop),
-            skip_special_tokens=sampling.skip_special_tokens,
-            logprobs=0,
-            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
-            **filters,
-        )
-
-
-def _filters(sampling: Sampling) -> dict[str, float]:
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-    }
+    def _sampling_params(self, **parameters: Any) -> Any:
+        kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        return self._vllm.SamplingParams(**parameters, output_kind=kind)
 
 
 def _read_sample(sample: Any) -> Sample:

@@ -14,10 +14,11 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.layer_values import head_sizes, largest_value
 from hwgrpo.models.loading import resolve_model_path
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.router import has_experts
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.policy_weights import AdapterWeights, PolicyWeights, WithoutVision
 from hwgrpo.rollout.shared_devices import memory_share, sleeps
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
 from hwgrpo.support.permissions import follow_umask
@@ -61,8 +62,8 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "trust_remote_code": model.trust_remote_code,
         "dtype": str(parts.compute_dtype).removeprefix("torch."),
         # The policy's weights follow, and with dummies before them none that is missing stays unnoticed. Below adapters
-        # they never change, so that those of the model's folder are the policy's.
-        "load_format": "dummy" if adapter is None else "auto",
+        # they never change, so that those of the model's folder are the policy's; nor do those of a frozen tower.
+        "load_format": "dummy" if adapter is None and not keeps_tower(parts) else "auto",
         "generation_config": "vllm",
         "seed": config.trainer.seed,
         "max_model_len": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
@@ -73,6 +74,12 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
     }
+    if parts.image_sample is not None:
+        arguments |= {
+            "limit_mm_per_prompt": {"image": config.data.images.max_per_prompt, "video": 0},
+            "mm_processor_cache_gb": 0,  # images come processed
+            "mm_device_do_normalize": False,
+        }
     if different := parts.different_settings(adapted=adapter is not None):
         arguments["hf_overrides"] = different
     if not on_host and sleeps(rollout, on_host=False):
@@ -86,6 +93,19 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(HOST_BATCH_TOKENS, arguments["max_model_len"])
     return arguments | dict(rollout.engine_kwargs)
+
+
+def keeps_tower(parts: EngineParts) -> bool:
+    """Return whether vLLM keeps the weights of a tower from the model's folder: it is frozen, and no sleep drops it."""
+    rollout, on_host = parts.config.rollout, parts.device.torch_device.type == "cpu"
+    frozen = parts.config.model.train_vision == "none"
+    dropped = sleeps(rollout, on_host=on_host) and not on_host and sleep_level(rollout, adapter=False) == 2
+    return parts.image_sample is not None and frozen and not dropped
+
+
+def sent_weights(parts: EngineParts) -> PolicyWeights:
+    """Return the policy's weights that vLLM needs: not those of a tower that it keeps."""
+    return WithoutVision(parts.weights) if keeps_tower(parts) else parts.weights
 
 
 def check_head_size(rollout: RolloutConfig, path: str, settings: Any, *, on_host: bool) -> None:
@@ -135,6 +155,26 @@ def check_sleep(rollout: RolloutConfig, path: str, settings: Any, backend: Backe
         raise ConfigError(
             f"rollout.sleep_mode={rollout.sleep_mode!r} with model.path={path!r}: {reason}; set "
             "rollout.sleep_mode=never, or give a server devices of its own (rollout.server.env)"
+        )
+
+
+def check_images(rollout: RolloutConfig, path: str, settings: Any, backend: Backend) -> None:
+    """Check that vLLM, if the run starts it, takes prompts with images on this device, where the model reads them.
+
+    Args:
+        rollout: settings of the engine.
+        path: `model.path`.
+        settings: the model's transformers configuration.
+        backend: the device family.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    starts_vllm = engine_kind(rollout).runs_vllm and rollout.server.url is None
+    if starts_vllm and backend.no_images_in_vllm and reads_images(settings):
+        raise ConfigError(
+            f"rollout.engine={rollout.engine!r} with model.path={path!r}, which reads images: "
+            f"{backend.no_images_in_vllm}; use rollout.engine=local"
         )
 
 

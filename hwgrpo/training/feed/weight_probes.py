@@ -1,8 +1,8 @@
 """Probes that show whether the rollout engine samples with the weights that it was sent.
 
-A few fixed sequences are scored by engine and trainer after weights were sent. Their log-probs may differ by rounding
-alone, and must change alike from one probe to the next: an engine that has kept older weights, or applies another
-adapter, repeats its own or changes by something else.
+A few fixed sequences, after a prompt with an image where the model reads images, are scored by engine and trainer after
+weights were sent. Their log-probs may differ by rounding alone, and must change alike from one probe to the next: an
+engine that has kept older weights, or applies another adapter, repeats its own or changes by something else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from hwgrpo.errors import RunError
 from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.router import has_experts
+from hwgrpo.models.vision import tower_layers
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.training.feed.response_source import ResponseSource
@@ -29,7 +30,7 @@ from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.values import TrainBatch
+from hwgrpo.values import Prompt, TrainBatch, image_columns
 
 SEQUENCES, LENGTH = 4, 16
 """Number of probes, and their length in tokens."""
@@ -156,13 +157,16 @@ class WeightProbes:
         text = update.policy.base.config.get_text_config()
         self._precision = Precision(
             _coarsest_dtype(update.policy, config.rollout, config.model.lora),
-            layers=int(text.num_hidden_layers),
+            layers=int(text.num_hidden_layers) + tower_layers(update.policy.base.config),
             width=max(text.hidden_size, text.vocab_size, largest_value(text, "intermediate_size") or 0),
             vocabulary=int(text.vocab_size),
         )
         longest = config.rollout.max_model_len or config.data.max_prompt_tokens + config.rollout.max_response_tokens
-        self._sequences = probe_sequences(tokenizer, text.vocab_size, longest - 1)  # vLLM samples a token after them
-        self._batch = _as_batch(self._sequences)
+        longest -= 1  # vLLM samples a token after them
+        sample = None if update.policy.images is None else update.policy.images.sample
+        self._shown = None if sample is None or len(sample.token_ids) + LENGTH > longest else sample
+        self._sequences = probe_sequences(tokenizer, text.vocab_size, longest)
+        self._batch = _as_batch(self._sequences, self._shown)
         self._noise: float | None = None
         self._repeats: bool | None = None
         self._base: Scores | None = None
@@ -235,15 +239,23 @@ class WeightProbes:
         return _scores("the base model", ours, theirs)
 
     def _by_engine(self, *, adapter: bool = True) -> list[list[float]] | None:
-        score = self._score
+        score, shown = self._score, self._shown
         if score is None:
             return None
-        return raise_on_all_ranks(self._strategy, lambda: score(self._sequences, adapter=adapter))
+        if shown is None:
+            return raise_on_all_ranks(self._strategy, lambda: score(self._sequences, adapter=adapter))
+        sequences = [[*shown.token_ids, *sequence] for sequence in self._sequences]
+        scores = raise_on_all_ranks(self._strategy, lambda: score(sequences, adapter=adapter, images=shown.images))
+        return scores and [each[len(shown.token_ids) - 1 :] for each in scores]
 
     def score_by_trainer(self) -> torch.Tensor:
         """Return the policy's log-probs [S, T] fp64 at temperature 1, which engines score at; all ranks call it."""
         policy = self._update.policy
-        scores = self._update.score(self._batch).double().view(len(self._sequences), -1)
+        own, policy.head = policy.head, replace(policy.head, banned=())  # engines score all tokens
+        try:
+            scores = self._update.score(self._batch).double().view(len(self._sequences), -1)
+        finally:
+            policy.head = own
         if isinstance(policy, FSDPModule):
             policy.reshard()  # the head stays gathered after a forward, for a backward that does not follow
         return scores
@@ -338,17 +350,25 @@ def _scores(weights: str, ours: torch.Tensor, theirs: list[list[float]] | None) 
     return None if theirs is None else Scores(weights, ours, torch.tensor(theirs, dtype=torch.float64))
 
 
-def _as_batch(sequences: Sequence[Sequence[int]]) -> TrainBatch:
-    """Return sequences as a batch whose prompts are their first tokens, scored at temperature 1."""
-    count, length = len(sequences), len(sequences[0]) - 1
-    tokens = torch.tensor(sequences, dtype=torch.int64)
+def _as_batch(sequences: Sequence[Sequence[int]], shown: Prompt | None) -> TrainBatch:
+    """Return sequences as a batch that is scored at temperature 1.
+
+    Args:
+        sequences: all of one length.
+        shown: a prompt with images that they respond to; None: the prompt of each is its first token.
+    """
+    count, tokens = len(sequences), torch.tensor(sequences, dtype=torch.int64)
+    prompts, responses, prompt_index = tokens[:, :1], tokens[:, 1:], torch.arange(count)
+    if shown is not None:
+        prompts, responses, prompt_index = torch.tensor([shown.token_ids]), tokens, torch.zeros_like(prompt_index)
     return TrainBatch(
-        prompt_tokens=tokens[:, 0],
-        prompt_offsets=torch.arange(count + 1),
-        prompt_index=torch.arange(count),
-        tokens=tokens[:, 1:].reshape(-1),
-        offsets=torch.arange(count + 1) * length,
+        prompt_tokens=prompts.flatten(),
+        prompt_offsets=torch.arange(len(prompts) + 1) * prompts.shape[1],
+        prompt_index=prompt_index,
+        tokens=responses.flatten(),
+        offsets=torch.arange(count + 1) * responses.shape[1],
         advantages=torch.ones(count),
-        logprobs=torch.zeros(count * length),
+        logprobs=torch.zeros(responses.numel()),
         temperature=1.0,
+        **({} if shown is None else image_columns([shown])),
     )

@@ -123,6 +123,8 @@ def check_images(policy: PolicyModel) -> None:
     sample = None if policy.images is None else policy.images.sample
     if sample is None:
         return
+    images = sample.images
+    assert images is not None
     embeddings: Any = policy.base.get_input_embeddings()
     response = check_ids(full_shape(embeddings.weight)[0], 4, placeholder_ids(policy.base.config))
     batch = TrainBatch(
@@ -147,7 +149,8 @@ def check_images(policy: PolicyModel) -> None:
 
     def own() -> torch.Tensor:
         with policy.autocast(embeddings.weight.device):
-            return own_logits(policy.model, sample, response.tolist())[-1 - len(response) : -1].float()
+            logits = own_logits(policy.model, [*sample.token_ids, *response.tolist()], images)
+            return logits[-1 - len(response) : -1].float()
 
     expected = own()
     floor = TOLERANCE[policy.compute_dtype]

@@ -140,4 +140,6 @@ def _parts():
     config = settings("rollout.engine=vllm_server", "model.path=builtin://tiny?task=sort&head=32&steps=0", python)
     same = lambda *, adapted: {}  # noqa: E731
     device = SimpleNamespace(torch_device=SimpleNamespace(type="cpu"), backend=CPU)
-    return SimpleNamespace(config=config, device=device, compute_dtype="torch.float32", different_settings=same)
+    return SimpleNamespace(
+        config=config, device=device, compute_dtype="torch.float32", different_settings=same, image_sample=None
+    )

@@ -15,6 +15,7 @@ from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin import hwgrpo_vllm
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     GROUP_ROUTE,
+    IMAGES_ROUTE,
     LEASE,
     OWNER_HEADER,
     TOKEN_VARIABLE,
@@ -27,6 +28,13 @@ from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
 )
 
 TOKEN = "the-token"
+STATUS = {
+    "protocol": hwgrpo_vllm.PROTOCOL,
+    "version": "-1",
+    "group": None,
+    "can_sleep": True,
+    "without_images": "its vLLM is older than 0.32",  # there is none
+}
 
 
 class Engine:
@@ -35,7 +43,7 @@ class Engine:
         self.broken = False
         self.vllm_config = SimpleNamespace(
             parallel_config=SimpleNamespace(world_size=4, data_parallel_size=1),
-            model_config=SimpleNamespace(enable_sleep_mode=True),
+            model_config=SimpleNamespace(enable_sleep_mode=True, multimodal_config=None),
         )
         self.asleep: set[str] = set()
 
@@ -90,9 +98,10 @@ async def ask(
     guard, app, path: str, body: Any = None, token: str | None = TOKEN, method: str = "POST", session: str = ""
 ):
     sent: list[Any] = []
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        return messages.pop() if messages else await asyncio.sleep(600)  # the client stays
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -113,7 +122,7 @@ def weights_body(version: int, owner: Owner = OURS) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/completions", "/health", "/metrics", WEIGHTS_ROUTE, GROUP_ROUTE, "/collective_rpc"]
+    "path", ["/v1/completions", "/health", "/metrics", WEIGHTS_ROUTE, GROUP_ROUTE, IMAGES_ROUTE, "/collective_rpc"]
 )
 @pytest.mark.parametrize("token", [None, "", "the-tokem", "the-token "])
 def test_no_route_answers_without_the_token(guard, path, token):
@@ -146,7 +155,7 @@ def test_answers_carry_the_version_of_the_weights(guard):
     before, after, told = asyncio.run(run())
     assert before[1][VERSION_HEADER] == "-1"
     assert after[1][VERSION_HEADER] == OURS.label(4) == "4:run1:a:host%3A/run1%20%28process%201%29"
-    status = {"protocol": hwgrpo_vllm.PROTOCOL, "version": OURS.label(4), "group": None, "can_sleep": True}
+    status = {**STATUS, "version": OURS.label(4)}
     assert told[2] == {**status, "library": "gloo", "workers": 4}
     assert app.state.engine_client.done == [("hwgrpo_load_weights", "/weights/4"), "reset"]
 
@@ -286,7 +295,7 @@ def test_a_server_of_several_engines_offers_no_group(guard):
     guard, app = guard
     app.state.engine_client.vllm_config.parallel_config.data_parallel_size = 2
     told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET"))
-    assert told[2] == {"protocol": hwgrpo_vllm.PROTOCOL, "version": "-1", "group": None, "can_sleep": True}
+    assert told[2] == STATUS
 
 
 class Lora:
@@ -342,7 +351,7 @@ def test_an_adapter_is_loaded_only_after_the_workers_have_checked_its_files(guar
 )
 def test_an_order_that_is_none_is_refused(guard, body):
     guard, app = guard
-    for route in (WEIGHTS_ROUTE, GROUP_ROUTE):
+    for route in (WEIGHTS_ROUTE, GROUP_ROUTE, IMAGES_ROUTE):
         assert asyncio.run(ask(guard, app, route, body))[0] == 400
     assert app.state.engine_client.done == []
 

@@ -16,10 +16,12 @@ from typing import Any
 
 from torch import distributed as dist
 
+from .engine_images import generate, until_disconnect, why_without_images
 from .group import communication_library
 from .http_protocol import (
     ADAPTER,
     GROUP_ROUTE,
+    IMAGES_ROUTE,
     LEASE,
     LIFELINE_VARIABLE,
     NO_WEIGHTS,
@@ -32,6 +34,8 @@ from .http_protocol import (
 
 MAX_BODY_BYTES = 1 << 16
 """Limit on a request body that the middleware reads itself."""
+MAX_IMAGE_BYTES = 1 << 31
+"""Limit on one with images."""
 MAX_LABEL_CHARS = 4096
 """Limit on the label of weights, which is sent in a header."""
 QUIET_TIMEOUT = 600.0
@@ -135,11 +139,14 @@ class Guard:
         elif scope["path"] == GROUP_ROUTE and scope["method"] == "POST":
             await self._join_group(scope, receive, send)
         elif scope["path"].startswith("/v1/") and scope["method"] == "POST":
-            await self._generate(scope, receive, send)
+            await self._generate(self._app, scope, receive, send)
+        elif scope["path"] == IMAGES_ROUTE and scope["method"] == "POST":
+            await self._generate(_answer_images, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _generate(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _generate(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        """Have `app` answer a request, with the version of the weights in a header."""
         try:
             async with self._changed:
                 await self._wait_until(lambda: not self._loading, "new weights are still on their way")
@@ -157,7 +164,7 @@ class Guard:
             await send(message)
 
         try:
-            await self._app(scope, receive, stamped)
+            await app(scope, receive, stamped)
         finally:
             async with self._changed:
                 self._running -= 1
@@ -312,7 +319,23 @@ class Guard:
 
 def _status(version: str, group: str | None, state: Any) -> dict[str, Any]:
     status = {"protocol": PROTOCOL, "version": version, "group": group, "can_sleep": _can_sleep(state)}
-    return {**status, **_group_support(state)}
+    without_images = why_without_images(state.engine_client.vllm_config.model_config)
+    return {**status, "without_images": without_images, **_group_support(state)}
+
+
+async def _answer_images(scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request to sample a prompt with images."""
+    try:
+        request = await _read_body(receive, MAX_IMAGE_BYTES)
+        found = await until_disconnect(receive, generate(scope["app"].state, request))
+    except (KeyError, TypeError, ValueError) as error:
+        await _respond(send, 400, {"error": f"not a request for a prompt with images: {error!r}"})
+        return
+    except Exception as error:  # the response carries it to the trainer; vLLM's own has no text
+        await _respond(send, 500, {"error": f"{type(error).__name__}: {error}: {error.__cause__!r}"})
+        return
+    if found is not None:
+        await _respond(send, 200, found)
 
 
 def _can_sleep(state: Any) -> bool:
@@ -359,17 +382,17 @@ def _check_label(version: Any) -> str:
     return version
 
 
-async def _read_body(receive: Any) -> dict[str, Any]:
-    """Read the JSON object in a request's body.
+async def _read_body(receive: Any, largest: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """Read the JSON object in a request's body of at most `largest` bytes.
 
     Raises:
         ValueError, TypeError: it is no JSON object, or too large.
     """
-    body = b""
+    body = bytearray()
     while True:
         message = await receive()
         body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > largest:
             raise ValueError("the request is too large")
         if not message.get("more_body"):
             break
