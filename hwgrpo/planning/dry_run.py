@@ -188,7 +188,7 @@ def _images(
 
 def assumed_images(config: Config, shape: ModelShape) -> tuple[int, ...]:
     """Return the tokens of the image that each prompt is assumed to have: as many as the settings allow."""
-    if shape.tower is None or not engine_kind(config.rollout).reads_images:
+    if shape.tower is None:
         return ()
     most, area = config.data.max_prompt_tokens, shape.tower.area
     return (most if area is None else max(1, min(most, int(config.data.images.max_pixels / area))),)

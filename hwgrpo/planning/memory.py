@@ -536,7 +536,8 @@ def _image_bytes(config: Config, tower: TowerShape | None, work: Work, *, encode
     always = {"features of images, at most": most} if remembering else {}
     layer = "a layer of the tower on a prompt's images"
     rollout, update = {layer: tower.layer_bytes(images, dtype)}, dict[str, int]()
-    if tower.trained == "projector" or (tower.trained == "none" and encoders > 1):  # one encoder remembers
+    encodes_then = encoders > 1 or not work.samples  # else the only encoder has encoded, and remembers
+    if tower.trained == "projector" or (tower.trained == "none" and encodes_then):
         update = {layer: tower.layer_bytes(images, work.dtype)}
     if tower.trained != "none":
         at_once = prompts_at_once(config, work)

@@ -69,13 +69,13 @@ class Planner:
         longest = self.config.data.max_prompt_tokens
         layout, supervised = self.layout(backend), self.supervised
         work = planned_work(self.config, backend, devices, dtype, layout, prompt_tokens=longest, supervised=supervised)
-        if work.samples:
+        if not supervised:
             work = replace(work, images=self._images)
         if not separate or work.is_elsewhere or supervised:
             return work
         # rollout by a server with default settings
         copies = count_host_copies("vllm_server", self.config.rollout.server, self.config.model.lora)
-        return replace(work, samples=False, beside=False, sent_copies=copies, images=())
+        return replace(work, samples=False, beside=False, sent_copies=copies)
 
     @property
     def _images(self) -> tuple[int, ...]:

@@ -204,7 +204,7 @@ def step_seconds(
     generations = [] if work.supervised else [config.rollout]
     if takes(config.algorithm.advantage, "greedy_S"):  # one greedy response to each prompt, after the others
         generations.append(replace(config.rollout, n=1))
-    encoded = image_flops(config, shape.tower, work, rescored=rescored, copied=bool(copied))
+    encoded = image_flops(config, shape.tower, work, rescored=rescored, copied=bool(copied) or work.beside)
     decode: float | None = 0.0
     for each in generations:
         given = each, quantize, shape, of, work, matrix, memory, size

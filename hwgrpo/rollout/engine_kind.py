@@ -73,11 +73,6 @@ class EngineKind:
         return bind_arguments(maker, config.rollout.engine_kwargs, 1, "rollout.engine_kwargs")
 
     @property
-    def reads_images(self) -> bool:
-        """Whether prompts of some models may have images."""
-        return self.image_models is None or bool(self.image_models)
-
-    @property
     def on_server(self) -> bool:
         """Whether it samples by a server, which may run in another environment."""
         return self.check_server is not None

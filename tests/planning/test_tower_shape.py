@@ -211,6 +211,19 @@ def test_features_are_remembered_as_far_as_the_data_or_the_limit_go():
     assert memory("model.train_vision=all", work=bf16).always[FEATURES] == 10 * one // 2, "the sampler's copy is frozen"
 
 
+def test_where_another_engine_samples_the_update_encodes_and_the_engine_for_itself():
+    name, (config, shape) = "a layer of the tower on a prompt's images", shape_of()
+    beside = replace(WORK, samples=False, beside=True)
+    assert name not in memory().update
+    assert memory(work=beside).update[name] == memory().rollout[name]
+    once, twice = (
+        step_seconds(config, shape, None, work, UNSHARDED, H100, Rates(), devices=1, samplers=0)["images"]
+        for work in (WORK, beside)
+    )
+    assert once
+    assert twice == pytest.approx(2 * once)
+
+
 def test_a_trained_tower_has_activations_of_a_micro_batchs_prompts_and_text_has_none():
     [(name, size)] = [each for each in memory("model.train_vision=all").update.items() if "patches" in each[0]]
     shape = shape_of("model.train_vision=all")[1].tower
@@ -234,7 +247,7 @@ def test_a_plan_assumes_the_largest_image_that_the_settings_allow():
     assert images("data.max_prompt_tokens=48", "data.images.max_pixels=640") == (10,)  # of 8 x 8 pixels
     assert images(image_tokens=7) == (7,)
     assert images(image_tokens=0) == ()
-    assert images("rollout.engine=vllm_server", "rollout.server.url=http://a") == ()
+    assert images("rollout.engine=vllm_server", "rollout.server.url=http://a", image_tokens=7) == (7,)
 
 
 def test_a_tower_of_sound_is_held_and_neither_trained_nor_read():
