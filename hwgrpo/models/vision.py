@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
@@ -122,14 +122,6 @@ def vision_parameters(model: Any) -> Iterator[tuple[str, str, torch.nn.Parameter
             yield OTHER, name, parameter
 
 
-def tower_layers(config: Any) -> int:
-    """Return the layers of a model's tower; 0 where it reads text alone."""
-    if not reads_images(config):
-        return 0
-    tower = config.vision_config
-    return int(getattr(tower, "depth", None) or tower.num_hidden_layers)
-
-
 def is_vision_name(name: str) -> bool:
     """Return whether a weight of this name in a checkpoint is of a tower or projector."""
     return any(f".{each}." in f".{name}." for each in (*TOWERS, *PROJECTORS))
@@ -166,11 +158,13 @@ class RememberedFeatures:
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: OrderedDict[tuple[Any, ...], Features] = OrderedDict()
+        self._forgotten: deque[Any] = deque()
         self._lock = threading.Lock()
 
     def get(self, key: tuple[Any, ...]) -> Features | None:
         """Return the features of a key; None: they are not known."""
         with self._lock:
+            self._drop_forgotten()
             if key in self._known:
                 self._known.move_to_end(key)
             return self._known.get(key)
@@ -178,13 +172,27 @@ class RememberedFeatures:
     def put(self, key: tuple[Any, ...], features: Features) -> None:
         """Remember features, and forget those that were not used for longest where there are too many."""
         with self._lock:
+            self._drop_forgotten()
             self._known[key] = features
             while len(self._known) > 1 and sum(each.nbytes for each in self._known.values()) > self._most:
                 self._known.popitem(last=False)
 
     def forget(self, first: Any) -> None:
-        """Forget the features of all keys that begin with a value."""
-        with self._lock:
+        """Forget the features of all keys that begin with a value.
+
+        The garbage collector calls it, also in a thread that is in one of the other methods: it does not wait.
+        """
+        self._forgotten.append(first)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_forgotten()
+            finally:
+                self._lock.release()
+
+    def _drop_forgotten(self) -> None:
+        """Drop what `forget` was called with; the caller holds the lock."""
+        while self._forgotten:
+            first = self._forgotten.popleft()
             for key in [key for key in self._known if key[0] == first]:
                 del self._known[key]
 

@@ -1,6 +1,7 @@
 """Vision-language families: images encoded once and explicit positions against each model's own forward."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -156,6 +157,24 @@ def test_the_features_of_a_model_that_is_gone_are_forgotten():
     assert number in {key[0] for key in subject.REMEMBERED._known}
     del encoder
     assert number not in {key[0] for key in subject.REMEMBERED._known}
+
+
+def test_an_encoder_that_ends_while_features_are_remembered_does_not_wait_for_itself():
+    remembered = subject.RememberedFeatures(1)
+
+    class Collecting:
+        """Features during whose size the garbage collector finds an encoder."""
+
+        @property
+        def nbytes(self):
+            remembered.forget(1)
+            return 1
+
+    features: Any = Collecting()
+    remembered.put((1, "a"), features)
+    remembered.put((2, "b"), features)
+    assert remembered.get((1, "a")) is None
+    assert remembered.get((2, "b")) is features
 
 
 def test_trained_weights_are_never_remembered():

@@ -124,6 +124,8 @@ IMAGES = (
     Use(
         "vllm/v1/engine/async_llm.py", "AsyncLLM.generate", ("prompt", "sampling_params", "request_id", "lora_request")
     ),
+    Use("vllm/v1/engine/async_llm.py", "AsyncLLM.reset_encoder_cache"),
+    Use("vllm/v1/engine/llm_engine.py", "LLMEngine.reset_encoder_cache"),
     Use("vllm/outputs.py", "RequestOutput.prompt_token_ids"),
     Use("vllm/sampling_params.py", "SamplingParams.logit_bias"),
     *_fields(

@@ -43,6 +43,12 @@ def test_after_every_update_greedy_responses_are_those_of_the_local_engine(found
 
 
 @every_case
+def test_weights_of_the_same_version_may_be_loaded_again(found, kind, case):
+    again = found[kind][case]["again"]
+    assert again == found[kind][case]["rows"][-1]
+
+
+@every_case
 def test_responses_depend_on_which_images_stand_where(found, kind, case):
     for row in found[kind][case]["rows"]:
         text, first, second, both, swapped, four = row["sums"]

@@ -124,7 +124,10 @@ def collected(kind: str, output: str, case: str) -> dict[str, Any]:
     parts, made = vision_parts(kind, output, model, trained)
     engine = ENGINES.load(kind).make(parts)
     try:
-        found: dict[str, Any] = {"rows": updates(parts, engine, prompts(made))}
+        batch = prompts(made)
+        found: dict[str, Any] = {"rows": updates(parts, engine, batch)}
+        engine.update_weights(UPDATES)  # as another run on the same server, whose versions are the same
+        found["again"] = compared(parts, engine, batch)
         found["drawn"] = first_tokens(parts, engine, made)
         if case == "trained":
             forget = lambda forgets: setattr(parts.weights, "forgets", forgets)  # noqa: E731

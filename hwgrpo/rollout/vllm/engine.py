@@ -202,7 +202,10 @@ class VllmEngine:
         salt = f"weights {self._version}"
         if images is None:
             return {"prompt_token_ids": [*tokens], "cache_salt": salt}
-        return engine_prompt(tokens, parts_of(images), salt)
+        try:
+            return engine_prompt(tokens, parts_of(images), salt)
+        except ValueError as error:
+            raise RunError(f"vLLM cannot be given a prompt with images: {error}") from error
 
     def update_weights(self, version: int) -> None:
         """Apply the policy's current weights, or only its adapter where only that is trained.
@@ -253,6 +256,8 @@ class VllmEngine:
     def _label_weights(self) -> None:
         """Clear the prefix cache, and label further responses with the version of the weights."""
         self._llm.reset_prefix_cache()
+        if self._parts.image_sample is not None:  # loading drops the features, and versions may repeat
+            self._llm.llm_engine.reset_encoder_cache()
         self._llm.llm_engine.set_weight_version(str(self._version))
 
     def _try_sleep(self, free: int | None) -> str:

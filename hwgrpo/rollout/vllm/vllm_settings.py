@@ -96,8 +96,13 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
 
 
 def keeps_tower(parts: EngineParts) -> bool:
-    """Return whether vLLM keeps the weights of a tower from the model's folder: it is frozen, and no sleep drops it."""
+    """Return whether vLLM keeps the weights of a tower from the model's folder: it is frozen, and no sleep drops it.
+
+    A server that runs already may have had other weights.
+    """
     rollout, on_host = parts.config.rollout, parts.device.torch_device.type == "cpu"
+    if rollout.server.url is not None and engine_kind(rollout).on_server:
+        return False
     frozen = parts.config.model.train_vision == "none"
     dropped = sleeps(rollout, on_host=on_host) and not on_host and sleep_level(rollout, adapter=False) == 2
     return parts.image_sample is not None and frozen and not dropped
@@ -158,6 +163,13 @@ def check_sleep(rollout: RolloutConfig, path: str, settings: Any, backend: Backe
         )
 
 
+NOT_WITH_IMAGES = {
+    "mm_device_do_normalize": "vLLM would normalize pixels that the trainer has normalized",
+    "speculative_config": "vLLM takes no biases of logits with it, by which no response has a token of images",
+}
+"""Arguments of vLLM's engine -> why not with a model that reads images."""
+
+
 def check_images(rollout: RolloutConfig, path: str, settings: Any, backend: Backend) -> None:
     """Check that vLLM, if the run starts it, takes prompts with images on this device, where the model reads them.
 
@@ -170,12 +182,14 @@ def check_images(rollout: RolloutConfig, path: str, settings: Any, backend: Back
     Raises:
         ConfigError: it does not.
     """
-    starts_vllm = engine_kind(rollout).runs_vllm and rollout.server.url is None
-    if starts_vllm and backend.no_images_in_vllm and reads_images(settings):
-        raise ConfigError(
-            f"rollout.engine={rollout.engine!r} with model.path={path!r}, which reads images: "
-            f"{backend.no_images_in_vllm}; use rollout.engine=local"
-        )
+    if not (engine_kind(rollout).runs_vllm and reads_images(settings)):
+        return
+    reading = f"rollout.engine={rollout.engine!r} with model.path={path!r}, which reads images"
+    if rollout.server.url is None and backend.no_images_in_vllm:
+        raise ConfigError(f"{reading}: {backend.no_images_in_vllm}; use rollout.engine=local")
+    for key, reason in NOT_WITH_IMAGES.items():
+        if rollout.engine_kwargs.get(key):
+            raise ConfigError(f"rollout.engine_kwargs.{key}: {reading}: {reason}; leave it out")
 
 
 def max_lora_rank(adapter: AdapterWeights) -> int:

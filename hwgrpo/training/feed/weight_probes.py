@@ -21,8 +21,9 @@ from hwgrpo.config.schema import LoraConfig, RolloutConfig
 from hwgrpo.errors import RunError
 from hwgrpo.models.layer_values import largest_value
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.router import has_experts
-from hwgrpo.models.vision import tower_layers
+from hwgrpo.models.tower_work import tower_layers
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.training.feed.response_source import ResponseSource
@@ -154,10 +155,11 @@ class WeightProbes:
         self._name = f"server at {engine.url}" if hasattr(engine, "url") else "engine"
         self._update, self._strategy = update, update.strategy
         self._adapted = uses_lora(config.model.lora)
-        text = update.policy.base.config.get_text_config()
+        settings = update.policy.base.config
+        text, vision = settings.get_text_config(), settings.vision_config if reads_images(settings) else None
         self._precision = Precision(
             _coarsest_dtype(update.policy, config.rollout, config.model.lora),
-            layers=int(text.num_hidden_layers) + tower_layers(update.policy.base.config),
+            layers=int(text.num_hidden_layers) + (tower_layers(vision) if vision is not None else 0),
             width=max(text.hidden_size, text.vocab_size, largest_value(text, "intermediate_size") or 0),
             vocabulary=int(text.vocab_size),
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.placeholders import placeholder_ids
@@ -20,14 +21,14 @@ from hwgrpo.rollout.server.http_client import InvalidResponse
 from hwgrpo.rollout.server.server_api import ScoreRequest, ServerRequest
 from hwgrpo.rollout.server.vllm import ImageSettings, VllmServer
 from hwgrpo.rollout.vllm.vllm_requests import parts_of
-from hwgrpo.rollout.vllm.vllm_settings import engine_arguments, sent_weights
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import IMAGES_ROUTE, VERSION_HEADER, Images
+from hwgrpo.rollout.vllm.vllm_settings import check_images, engine_arguments, sent_weights
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import IMAGES_ROUTE, VERSION_HEADER, WEIGHTS_ROUTE, Images
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.engine_images import engine_prompt, places, until_disconnect
 from hwgrpo.training.vision_checks import check_engine_reads_images
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.rollout.served import parts_for
 from tests.rollout.server import test_vllm_plugin as plugin_tests
-from tests.support.models.tiny import settings
+from tests.support.models.tiny import settings, tiny_qwen3
 from tests.support.models.vision_families import IMAGE, VIDEO, VISION_FAMILIES, model_of
 
 guard = plugin_tests.guard
@@ -291,9 +292,9 @@ def test_a_request_whose_client_is_gone_ends(served):
     assert engine.cancelled
 
 
-def vision_parts(tmp_path, *overrides: str) -> EngineParts:
+def vision_parts(tmp_path, *overrides: str, url: str | None = None) -> EngineParts:
     model = model_of("Qwen2-VL")
-    parts = parts_for("http://127.0.0.1:1", tmp_path, "model.path=folder", *overrides)
+    parts = parts_for(url, tmp_path, "model.path=folder", *overrides)
     return replace(parts, model=model, weights=ModuleWeights(model), image_sample=shown(1))
 
 
@@ -307,6 +308,42 @@ def test_weights_of_a_tower_are_sent_only_when_they_train(tmp_path):
         assert len(names) > 20
         assert engine_arguments(parts, None)["load_format"] == ("dummy" if sent else "auto")
         assert sent_weights(parts).adapter() is None
+
+
+def test_a_server_that_runs_already_is_sent_all_weights(tmp_path):
+    """Its tower may be another run's."""
+    parts = vision_parts(tmp_path, url="http://127.0.0.1:1")
+    assert sent_weights(parts) is parts.weights
+    assert engine_arguments(parts, None)["load_format"] == "dummy"
+
+
+def test_new_weights_drop_the_features_that_the_engine_remembers(guard, engine_inputs):
+    """Else the features of another run's weights, or none at all, are found by the same version."""
+    made, app = guard
+    engine = app.state.engine_client
+
+    async def reset_encoder_cache() -> None:
+        engine.done.append("features")
+
+    engine.reset_encoder_cache = reset_encoder_cache
+    body = plugin_tests.weights_body(4)
+    assert asyncio.run(plugin_tests.ask(made, app, WEIGHTS_ROUTE, body))[0] == 200
+    assert engine.done[-1] == "reset"  # of a model of text
+    engine.vllm_config.model_config.multimodal_config = SimpleNamespace(mm_device_do_normalize=False)
+    assert asyncio.run(plugin_tests.ask(made, app, WEIGHTS_ROUTE, body))[0] == 200
+    assert engine.done[-2:] == ["reset", "features"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("mm_device_do_normalize", "true"), ("speculative_config", "{method: ngram}")]
+)
+def test_arguments_of_the_engine_that_do_not_go_with_images_are_refused(key, value):
+    config = settings("rollout.engine=vllm", f"rollout.engine_kwargs={{{key}: {value}}}")
+    reads, text = model_of("Qwen2-VL").config, tiny_qwen3().config
+    with pytest.raises(ConfigError, match=rf"rollout\.engine_kwargs\.{key}: .* reads images: vLLM .*; leave it out"):
+        check_images(config.rollout, "folder", reads, BACKEND)
+    check_images(config.rollout, "folder", text, BACKEND)
+    check_images(settings("rollout.engine=vllm").rollout, "folder", reads, BACKEND)
 
 
 def test_a_vllm_for_images_leaves_them_as_they_are(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import deadlines
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm.engine import VllmEngine
@@ -23,6 +24,7 @@ class Llm:
         self.version = "none"
         core = SimpleNamespace(shutdown=lambda: None)
         self.llm_engine = SimpleNamespace(set_weight_version=self.set_version, engine_core=core)
+        self.llm_engine.reset_encoder_cache = lambda: self.told.append("features")
 
     def set_version(self, version: str) -> None:
         self.version = version
@@ -69,6 +71,18 @@ def test_what_older_weights_computed_is_forgotten_before_anything_is_sampled_wit
     engine._llm.told.clear()
     engine.update_weights(3)
     assert engine._llm.told == ["weights", "reset", "version 3"]
+
+
+def test_an_engine_for_images_forgets_their_features_too(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda name: name)
+    reads = replace(engine._parts, image_sample=batch("a").prompts[0])
+    other = VllmEngine(reads)
+    other._llm.told.clear()
+    other.update_weights(3)
+    assert other._llm.told == ["weights", "reset", "features", "version 3"]
+    monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="reads images needs torchvision"):
+        VllmEngine(reads)
 
 
 def test_every_prompt_is_marked_with_the_version_of_the_weights(engine):

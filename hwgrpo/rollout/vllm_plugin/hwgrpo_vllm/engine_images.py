@@ -13,9 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-MERGED_PATCHES = "image_grid_thw"
+from .http_protocol import ADAPTER
+
+GRIDS = "image_grid_thw"
 PIXELS = "pixel_values"
 
 
@@ -43,7 +46,10 @@ class Images(NamedTuple):
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        tensors = load(base64.b64decode(str(value["tensors"]), validate=True))
+        try:
+            tensors = load(base64.b64decode(str(value["tensors"]), validate=True))
+        except SafetensorError as error:
+            raise ValueError(f"its tensors are damaged: {error}") from error
         return cls(str(value["digest"]), int(value["token_id"]), tensors)
 
 
@@ -57,7 +63,7 @@ def places(tokens: Sequence[int], parts: Sequence[Images]) -> list[tuple[int, in
     Raises:
         ValueError: tokens and images do not match.
     """
-    patches = [int(grid.prod()) for part in parts for grid in part.inputs[MERGED_PATCHES]]
+    patches = [int(grid.prod()) for part in parts for grid in part.inputs[GRIDS]]
     token_id = parts[0].token_id
     count = list(tokens).count(token_id)
     if not count or sum(patches) % count:
@@ -90,13 +96,13 @@ def engine_prompt(tokens: Sequence[int], parts: Sequence[Images], salt: str) -> 
     names = parts[0].inputs
     joined = {name: torch.cat([part.inputs[name] for part in parts]) for name in names}
     fields = {
-        PIXELS: inputs.MultiModalFieldConfig.flat_from_sizes("image", joined[MERGED_PATCHES].prod(-1)),
-        MERGED_PATCHES: inputs.MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+        PIXELS: inputs.MultiModalFieldConfig.flat_from_sizes("image", joined[GRIDS].prod(-1)),
+        GRIDS: inputs.MultiModalFieldConfig.batched("image", keep_on_cpu=True),
     }
     if set(fields) != set(names):
         raise ValueError(f"images have {sorted(names)}, not {sorted(fields)}")
     ranges = [inputs.PlaceholderRange(offset=start, length=length) for start, length in places(tokens, parts)]
-    hashes = [f"{salt} {part.digest} {number}" for part in parts for number in range(len(part.inputs[MERGED_PATCHES]))]
+    hashes = [f"{salt} {part.digest} {number}" for part in parts for number in range(len(part.inputs[GRIDS]))]
     return importlib.import_module("vllm.inputs").mm_input(
         prompt_token_ids=list(tokens),
         mm_kwargs=inputs.MultiModalKwargsItems.from_hf_inputs(joined, fields),
@@ -138,17 +144,21 @@ async def generate(state: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         "samples" with "index", "tokens", "logprobs" and "finish_reason".
 
     Raises:
-        KeyError, TypeError, ValueError: the request is no such request.
+        KeyError, TypeError, ValueError: the request lacks a field, a field has another type, or tokens and images do
+            not match.
     """
     tokens, salt, model = [int(token) for token in request["tokens"]], str(request["salt"]), str(request["model"])
-    images, sampling = [Images.from_json(each) for each in request["images"]], dict(request["sampling"])
+    sampling = dict(request["sampling"])
+    # in a thread: megabytes are decoded, and the server answers others meanwhile
+    prompt = await asyncio.to_thread(_decoded_prompt, tokens, request["images"], salt)
     vllm = importlib.import_module("vllm")
     kind = importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
-    prompt = engine_prompt(tokens, images, salt)
     if "logit_bias" in sampling:  # names in JSON are text
         sampling["logit_bias"] = {int(token): float(bias) for token, bias in sampling["logit_bias"].items()}
     settings = vllm.SamplingParams(**sampling, output_kind=kind)
     adapter = state.openai_serving_models.lora_requests.get(model)
+    if adapter is None and model == ADAPTER:
+        raise ValueError("no adapter is loaded")
     outputs = state.engine_client.generate(prompt, settings, uuid.uuid4().hex, lora_request=adapter)
     (output,) = [each async for each in outputs]
     samples = [
@@ -162,6 +172,10 @@ async def generate(state: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     ]
     scores = logprobs_of(tokens[1:], output.prompt_logprobs[1:]) if output.prompt_logprobs else []
     return {"prompt": len(output.prompt_token_ids), "scores": scores, "samples": samples}
+
+
+def _decoded_prompt(tokens: Sequence[int], images: Sequence[Mapping[str, Any]], salt: str) -> Any:
+    return engine_prompt(tokens, [Images.from_json(each) for each in images], salt)
 
 
 def logprobs_of(tokens: Sequence[int], candidates: Sequence[Mapping[int, Any]] | None) -> list[float]:

@@ -222,6 +222,9 @@ class Guard:
                 await state.engine_client.wake_up(["kv_cache"])  # when the weights are there: loading takes memory
                 self._asleep = False
             await state.engine_client.reset_prefix_cache()
+            if not why_without_images(state.engine_client.vllm_config.model_config):
+                # loading drops the features, and another run's weights may have the same version
+                await state.engine_client.reset_encoder_cache()
             self._version = version
             await _respond(send, 200, {"version": version})
         except Exception as error:  # the response carries the error to the trainer, which keeps or stops the server
@@ -332,7 +335,8 @@ async def _answer_images(scope: Any, receive: Any, send: Any) -> None:
         await _respond(send, 400, {"error": f"not a request for a prompt with images: {error!r}"})
         return
     except Exception as error:  # the response carries it to the trainer; vLLM's own has no text
-        await _respond(send, 500, {"error": f"{type(error).__name__}: {error}: {error.__cause__!r}"})
+        cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
+        await _respond(send, 500, {"error": f"{type(error).__name__}: {error}{cause}"})
         return
     if found is not None:
         await _respond(send, 200, found)
