@@ -89,13 +89,14 @@ def check_lean_step(
 
 def _decode_check_tokens(rows: Rows, prompts: Sequence[Sequence[int]], ids: torch.Tensor) -> torch.Tensor:
     first, second, *further = rows.prefill(prompts)[0]
-    begun = [first, second, *further] if further else [first, first, second]
-    rows.arrange(~np.array(begun), np.full(3, CHECK_STEPS))
+    begun = np.array([first, first, second, *further])
+    rows.arrange(~begun, np.full(len(begun), CHECK_STEPS))
     logits = []
     for step in range(CHECK_STEPS):
-        if step == CHECK_STEPS - 1:
-            rows.arrange(np.array([1, 2]), np.ones(2, dtype=np.int64))
+        last = step == CHECK_STEPS - 1
+        if last:  # the first row has ended
+            rows.arrange(np.arange(1, len(begun)), np.ones(len(begun) - 1, dtype=np.int64))
         place = FIRST_RESPONSE_TOKEN + step
-        tokens = ids[place : place + (2 if step == CHECK_STEPS - 1 else 3)]
+        tokens = ids[place : place + len(begun) - last]
         logits.append(rows.step(tokens).to(torch.float32, copy=True))
     return torch.cat(logits)
