@@ -332,6 +332,11 @@ def test_a_template_whose_role_for_results_shows_no_images_shows_them_in_a_messa
     assert done.outcomes[0]["messages"][1]["role"] == "tool"
 
 
+REWRITES = (
+    "{% if messages[-1].role == 'user' %}{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}{% endif %}"
+)
+
+
 @pytest.mark.parametrize(
     ("template", "note"),
     [
@@ -339,6 +344,7 @@ def test_a_template_whose_role_for_results_shows_no_images_shows_them_in_a_messa
         (NO_TOOL_ROLE + TEMPLATE, ("the chat template has no role for them",)),
         (AS_TEXT, ("the role of the chat template for them shows no images",)),
         (TEMPLATE.replace("part.type == 'image'", "false"), ()),  # that of a user shows none either
+        (REWRITES + AS_TEXT, ()),  # behind a message of the user an image cannot be shown either
     ],
 )
 def test_a_note_says_why_results_are_messages_of_the_user(template: str, note: tuple[str, ...]):
