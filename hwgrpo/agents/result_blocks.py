@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwgrpo.data.image_rows import OTHER_BLOCKS
-from hwgrpo.data.images import ACCEPTED, is_picture, payload_of, png_of
+from hwgrpo.data.images import ACCEPTED, PAYLOADS, is_empty, is_picture, payload_of, png_of
 from hwgrpo.data.observed_images import check_parts
 from hwgrpo.errors import DataError
 
@@ -19,23 +19,29 @@ RESULT = "the tool's result"
 
 
 def has_blocks(value: Any) -> bool:
-    """Return whether a value is an image, or a list of images and blocks, and not any other list that JSON has."""
+    """Return whether a value is an image, a list with an image or a block of one, or a list of blocks of text.
+
+    Any other list is what JSON has. A block of video or sound is one, too, which `read_blocks` refuses.
+    """
     if not isinstance(value, list | tuple):
         return is_picture(value)
-    texts = [each for each in value if isinstance(each, Mapping) and each.get("type") == "text"]
-    if len(texts) == len(value):
-        return len(texts) > 0 and all(each.keys() == {"type", "text"} for each in texts)
-    return all(map(_is_block, value))
+    if any(map(_is_shown, value)):
+        return True
+    texts = [isinstance(each, Mapping) and each.keys() == {"type", "text"} and each["type"] == "text" for each in value]
+    return len(texts) > 0 and all(texts)
 
 
 def read_blocks(value: Any) -> list[Block]:
-    """Return an image, or images and blocks, as blocks; images are PNG files in base64, paths and URLs stay.
+    """Return an image, or images, blocks and strings, as blocks; images are PNG files in base64, paths and URLs stay.
 
     Raises:
         DataError: one is neither text nor an image, or an image cannot be read.
     """
     listed = list(value) if isinstance(value, list | tuple) else [value]
-    blocks = [{"type": "image", "image": each} if is_picture(each) else each for each in listed]
+    blocks = [
+        text_block(each) if isinstance(each, str) else {"type": "image", "image": each} if is_picture(each) else each
+        for each in listed
+    ]
     check_parts(blocks, RESULT)
     return [
         text_block(block["text"]) if block["type"] == "text" else _image_block(block, f"{RESULT}, block {number}")
@@ -94,11 +100,17 @@ def shorten_texts(blocks: Sequence[Block], max_chars: int, side: str) -> list[Bl
     return merge_texts(shorter)
 
 
-def _is_block(value: Any) -> bool:
+def _is_shown(value: Any) -> bool:
+    """Return whether a value is an image, or a block of an image, video or sound and nothing else."""
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if isinstance(kind, str):
-        return kind in ("text", "image", "image_url") or OTHER_BLOCKS.fullmatch(kind) is not None
-    return is_picture(value)
+    if not isinstance(kind, str):
+        return is_picture(value)
+    is_other = OTHER_BLOCKS.fullmatch(kind) is not None
+    if kind not in ("image", "image_url") and not is_other:
+        return False
+    filled = [str(name) for name, each in value.items() if name != "type" and not is_empty(each)]
+    known = [name in PAYLOADS or (is_other and OTHER_BLOCKS.fullmatch(name) is not None) for name in filled]
+    return len(known) > 0 and all(known)
 
 
 def _image_block(block: Mapping[str, Any], where: str) -> Block:

@@ -12,11 +12,14 @@ from typing import Any
 from hwgrpo.agents.action import Action, StepResult, Tool, ToolCall, ToolResult
 from hwgrpo.agents.result_blocks import Block, as_blocks, as_content, text_block
 from hwgrpo.agents.tools import close_tools
+from hwgrpo.data.image_rows import BLOCK
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.turn_template import TurnTemplate
 
 OBSERVATION = [{"role": "user", "content": "observation"}]
 """What the policy reads next, where no tool answers it."""
+IMAGE = {"content": [dict(BLOCK)]}
+"""Content of a message with an image."""
 
 
 def check_observations(turns: TurnTemplate) -> None:
@@ -56,15 +59,16 @@ class Tools:
         """Messages as those of a call's results; [] without tools."""
         if tools:
             result = {"role": "tool", "name": tools[0].name, "content": "result"}
-            try:  # of one call, and of several
-                has_role = None not in [turns.between([0], False, results) for results in ([result], [result, result])]
-            except ConfigError:
-                has_role = False
-            if not has_role:
+            missing = ""
+            if not all(map(turns.shows, ([result], [result, result]))):  # of one call, and of several
+                missing = "the chat template has no role for them"
+            elif turns.shows([{**OBSERVATION[0], **IMAGE}]) and not turns.shows([{**result, **IMAGE}]):
+                missing = "the role of the chat template for them shows no images"
+            if missing:
                 check_observations(turns)
                 self._role = "user"
-                self.notes = ("tool results are messages of the user: the chat template has no role for them",)
-            self.probe = [result] if has_role else OBSERVATION
+                self.notes = (f"tool results are messages of the user: {missing}",)
+            self.probe = OBSERVATION if missing else [result]
 
     def answer(self, action: Action, others: Collection[str]) -> bool:
         """Return whether these tools answer a turn.
@@ -123,14 +127,25 @@ class Tools:
 
     def _content(self, result: ToolResult) -> str | list[Block]:
         """Return the content of a result without special tokens in its texts."""
-        blocks = [
-            text_block(self._without_special_tokens(block["text"])) if block["type"] == "text" else block
-            for block in as_blocks(result.content)
-        ]
-        return as_content(blocks)
+        blocks = as_blocks(result.content)
+        texts = iter(self._without_special_tokens([block["text"] for block in blocks if block["type"] == "text"]))
+        return as_content([text_block(next(texts)) if block["type"] == "text" else block for block in blocks])
 
-    def _without_special_tokens(self, text: str) -> str:
-        """Return the text without special tokens, those included that others leave when they are cut out."""
+    def _without_special_tokens(self, texts: Sequence[str]) -> list[str]:
+        """Return the texts without special tokens.
+
+        Cut out are also those that others leave when they are cut out, and those of texts with an image between them,
+        which a template may show one after the other.
+        """
+        shorter = [self._cut(text) for text in texts]
+        while found := self._special.search("".join(shorter)):
+            place = 0
+            for number, text in enumerate(shorter):
+                start, stop = max(0, found.start() - place), max(0, found.end() - place)
+                shorter[number], place = text[:start] + text[stop:], place + len(text)
+        return shorter
+
+    def _cut(self, text: str) -> str:
         while (shorter := self._special.sub("", text)) != text:
             text = shorter
         return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,14 +31,14 @@ def pack_result(value: Any, max_chars: int, side: str) -> dict[str, Any]:
     if isinstance(value, ToolResult):
         value, reward, failure, more = value.text, value.reward, value.failure, value.blocks
         failure = failure if failure in ("", *FAILURES) else "error"
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not _is_finite(reward):
         return {"text": f"Error: the tool gave the reward {reward!r}, which is no finite number", "failure": "error"}
     try:
         blocks = read_blocks(value) if has_blocks(value) else [text_block(_text_of(value))]
         blocks = merge_texts([*blocks, *read_blocks(more)])
     except DataError as error:
         blocks, failure = [text_block(f"Error: {error}")], "error"
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # objects of user code may raise anything
         kind = type(value).__name__
         said = f"Error: the tool returned a value of type {kind}, which is neither text, images nor what JSON has"
         blocks, failure = [text_block(said)], "error"
@@ -48,13 +48,21 @@ def pack_result(value: Any, max_chars: int, side: str) -> dict[str, Any]:
 
 
 def unpack_result(fields: Mapping[str, Any], seconds: float) -> ToolResult:
-    """Return the result of the fields of `pack_result`, with text that a tokenizer accepts."""
-    blocks = [
-        text_block(_encodable(block["text"])) if block["type"] == "text" else block
-        for block in fields.get("blocks", ())
-    ]
-    text, failure = _encodable(str(fields["text"])), fields.get("failure", "")
-    return ToolResult(text, failure, seconds, fields.get("reward", 0.0), tuple(blocks))
+    """Return the result of the fields of `pack_result`, with text that a tokenizer accepts.
+
+    Invalid fields, which a tool's process may send, are a failed result.
+    """
+    text, failure, reward = (
+        fields.get(name, default) for name, default in (("text", None), ("failure", ""), ("reward", 0.0))
+    )
+    try:
+        blocks = read_blocks(fields.get("blocks", ()))
+    except Exception:  # it must not end the thread that reads the results of all calls
+        text, blocks = None, []
+    if not isinstance(text, str) or not isinstance(failure, str) or not _is_finite(reward):
+        return ToolResult("Error: the tool sent an invalid result", "error", seconds)
+    encodable = [text_block(_encodable(block["text"])) if block["type"] == "text" else block for block in blocks]
+    return ToolResult(_encodable(text), failure, seconds, reward, tuple(encodable))
 
 
 def shorten(text: str, max_chars: int, side: str) -> str:
@@ -69,6 +77,10 @@ def shorten(text: str, max_chars: int, side: str) -> str:
 
 def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_finite(reward: Any) -> bool:
+    return isinstance(reward, int | float) and abs(reward) <= sys.float_info.max  # false for NaN
 
 
 def _encodable(text: str) -> str:

@@ -112,7 +112,7 @@ class DataImagesConfig:
     key: str | None = None
     """Column with the images of a prompt, for models that read images; null tries `images`, then `image`."""
     folder: str | None = setting(None, path=True)
-    """Folder in which relative paths of images begin; null: that of the data file."""
+    """Folder in which relative paths of images begin; null: that of the data file, for observations the working one."""
     max_per_prompt: int = limited(16, at_least=1)
     """Most images of a prompt; a row with more is an error."""
     max_pixels: int = limited(12_845_056, at_least=1)

@@ -68,7 +68,9 @@ def is_empty(value: Any) -> bool:
         return all(is_empty(each) for name, each in value.items() if name != "type")
     if is_picture(value):  # which PIL compares pixel by pixel
         return False
-    return value is None or value is False or (isinstance(value, str | bytes) and not value.strip()) or value != value
+    if isinstance(value, float):  # tensors and arrays compare by element
+        return math.isnan(value)
+    return value is None or value is False or (isinstance(value, str | bytes) and not value.strip())
 
 
 def payload_of(block: Mapping[str, Any], where: str) -> tuple[str, Any] | None:
@@ -178,8 +180,9 @@ class ImageReader:
             if not full.is_file():
                 kind = "is no regular file" if full.exists() else "does not exist"
                 raise DataError(
-                    f"{where}: the file {quoted(str(full), 300)} {kind}; relative paths begin at the folder of the "
-                    "data file, or at data.images.folder"
+                    f"{where}: the file {quoted(str(full), 300)} {kind}; relative paths begin at "
+                    "data.images.folder, or where it is null at the folder of the data file (those of observations: at "
+                    "the working folder)"
                 )
             self._check_size(full.stat().st_size, where)
             return self._checked(full.read_bytes(), where)

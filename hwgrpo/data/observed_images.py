@@ -93,8 +93,12 @@ class ObservedImages:
         Raises:
             DataError: it marks others, as an observation with the text of such a mark does.
         """
-        self._prompts.check_marks(text, len(images), where)
+        self.check_marks(text, len(images), where)
         return self._prompts.encode(text, images, where)
+
+    def check_marks(self, text: str, images: int, where: str) -> None:
+        """Check that a text after the chat template marks as many images; see `ImagePrompts.check_marks`."""
+        self._prompts.check_marks(text, images, where)
 
 
 def _image(part: Any, where: str) -> tuple[str, Any] | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from hwgrpo.data.observed_images import ObservedImages, without_images
+from hwgrpo.data.observed_images import ObservedImages, shows_images, without_images
 from hwgrpo.data.prompt_findings import without_space
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.values import PromptImages
@@ -84,9 +84,13 @@ class TurnTemplate:
 
         Raises:
             ConfigError: the template refuses these messages, or leaves one of them out.
+            DataError: the model reads images, and a text has the mark of one.
         """
         self._check_shown(messages, tools)
         text = self._text(messages, tools)
+        if self._images is not None:  # a placeholder without pixels would be embedded as text
+            contents = "".join(str(message.get("content")) for message in messages)
+            self._images.check_marks(contents if text is None else text, 0, "an observation")
         if text is None:
             return None
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
@@ -120,6 +124,19 @@ class TurnTemplate:
         left_out = self._sampled_of(tokens, sampled, finished)
         axes = None if images.axes is None else images.axes[left_out:] - left_out
         return tokens[left_out:], replace(images, axes=axes)
+
+    def shows(self, messages: Sequence[Message]) -> bool:
+        """Return whether the template shows messages behind a turn, with blocks `{"type": "image"}` as images."""
+        try:
+            if not shows_images(messages):
+                return self.between([0], False, messages) is not None
+            text = self._text(messages, ())
+            if text is None or self._images is None:
+                return False
+            self._images.check_marks(text, sum(len(message["content"]) for message in messages), "a message")
+        except (ConfigError, DataError):
+            return False
+        return True
 
     def _sampled_of(self, tokens: Sequence[int], sampled: Sequence[int], finished: bool) -> int:
         """Return how many of the tokens behind a turn were sampled as its end: 0 or 1."""

@@ -106,6 +106,33 @@ def test_an_image_that_cannot_be_shown_is_an_error(content: list[Any], problem: 
         between(content, turns)
 
 
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_a_text_with_the_mark_of_an_image_is_an_error_without_images_too(rewrites: bool):
+    tokenizer, prompts, _ = parts()
+    config = DataConfig()
+
+    def render(messages: Any, **options: Any) -> str:
+        text = apply_template(messages, config, tokenizer, "test", **options)
+        return text.replace(messages[1]["content"], "", 1) if rewrites and len(messages) > 2 else text
+
+    ends, images = [tokenizer.eos_token_id], ObservedImages(prompts, DataImagesConfig())
+    messages = [{"role": "user", "content": f"You said: {tiny_vision.IMAGE}"}]
+    with pytest.raises(DataError, match="an observation: the prompt has 0 images, and its text has"):
+        TurnTemplate(render, tokenizer, ends, images).between([0], False, messages)
+    found = TurnTemplate(render, tokenizer, ends).between([0], False, messages)  # of a text model
+    assert (found is None) == rewrites
+
+
+def test_relative_paths_of_observations_begin_in_the_working_folder_or_the_setting(tmp_path, monkeypatch):
+    Image.new("RGB", SMALL).save(tmp_path / "a.png")
+    content = [{"type": "image", "path": "a.png"}]
+    assert len(between(content, template(folder=str(tmp_path)))[1].all_thumbnails) == 1
+    with pytest.raises(DataError, match=r"those of observations: at the working folder"):
+        between(content)
+    monkeypatch.chdir(tmp_path)
+    assert len(between(content)[1].all_thumbnails) == 1
+
+
 def test_a_text_model_refuses_observed_images():
     tokenizer, *_ = parts()
     render = partial(apply_template, config=DataConfig(), tokenizer=tokenizer, place="test")

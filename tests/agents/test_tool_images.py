@@ -5,8 +5,9 @@ import base64
 import copy
 import io
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,15 @@ from PIL import Image
 
 from hwgrpo.agents.action import ToolResult
 from hwgrpo.agents.given_tools import GivenTool
+from hwgrpo.agents.tool_answers import Tools
 from hwgrpo.agents.tool_results import pack_result, unpack_result
 from hwgrpo.agents.tool_schema import make_schema
-from hwgrpo.config.schema import DataImagesConfig, ToolConfig
+from hwgrpo.config.schema import DataConfig, DataImagesConfig, ToolConfig
+from hwgrpo.data.chat_template import apply_template
 from hwgrpo.data.images import ImageReader
 from hwgrpo.data.observed_images import ObservedImages
 from hwgrpo.models import tiny_vision
+from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.support.given_objects import TOOL, given
 from hwgrpo.values import Sampling
 from tests.agents.scripted import agent_engine, agent_rows, prompts_of
@@ -85,6 +89,15 @@ FORMS = {
         [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(png(RED)).decode()}}],
         [IS_RED],
     ),
+    "a caption and a block": (
+        ["red:", {"type": "image", "base64": base64.b64encode(png(RED)).decode()}, text("end")],
+        ["red:", IS_RED, "end"],
+    ),
+    "null fields": (
+        [{"type": "image", "image": RED, "text": None}, {"type": "text", "text": "a", "image": None}],
+        [IS_RED, "a"],
+    ),
+    "a caption": (["red:", RED], ["red:", IS_RED]),
     "a result": (ToolResult("two:", blocks=[RED, text(" and "), image(BLUE)]), ["two:", IS_RED, " and ", IS_BLUE]),
     "transparent": (Image.new("RGBA", SMALL, (255, 0, 0, 0)), [(SMALL, (255, 255, 255))]),
 }
@@ -104,6 +117,17 @@ def test_images_and_blocks_are_the_content_of_the_result(form: str):
         ([{"type": "inn", "beds": 2}], '[{"type": "inn", "beds": 2}]'),
         ({"type": "image", "url": "a.png"}, '{"type": "image", "url": "a.png"}'),
         ([], "[]"),
+        (
+            [{"type": "video", "title": "a"}, {"type": "image", "title": "b"}],
+            '[{"type": "video", "title": "a"}, {"type": "image", "title": "b"}]',
+        ),
+        (
+            [{"type": "image", "url": "a.png", "title": "b"}, {"type": "video", "url": "a.mp4", "title": "b"}],
+            '[{"type": "image", "url": "a.png", "title": "b"}, {"type": "video", "url": "a.mp4", "title": "b"}]',
+        ),
+        ([{"type": "image"}, text("a")], '[{"type": "image"}, {"type": "text", "text": "a"}]'),
+        (["a", "b"], '["a", "b"]'),
+        ([text("a"), "b"], '[{"type": "text", "text": "a"}, "b"]'),
         ([3, text("a")], '[3, {"type": "text", "text": "a"}]'),
         (ToolResult("a", blocks=[]), "a"),
     ],
@@ -119,9 +143,12 @@ def test_a_result_with_images_keeps_its_reward_and_failure():
 
 BROKEN = {
     "video": ([text("a"), {"type": "video", "video": "a.mp4"}], "block 1 is of type 'video'"),
-    "sound": ([{"type": "input_audio", "input_audio": {}}], "block 0 is of type 'input_audio'"),
-    "another field": ([{"type": "image", "data": "a"}], "has a field 'data'"),
-    "no image": ([{"type": "image"}], "has no image"),
+    "sound": ([{"type": "input_audio", "input_audio": {"data": "a"}}], "block 0 is of type 'input_audio'"),
+    "sound after a caption": (["a", {"type": "audio", "path": "a.wav"}], "block 1 is of type 'audio'"),
+    "another field": ([RED, {"type": "image", "data": "a"}], "has a field 'data'"),
+    "no image": ([RED, {"type": "image"}], "has no image"),
+    "unknown": ([{"type": "image", "path": "a.png"}, {"type": "inn"}], "block 1 is {'type': 'inn'}; expected"),
+    "a tensor": ([image(torch.zeros(2, 2))], "block 0 has an image of type Tensor"),
     "no text": ([RED, {"type": "text"}], "expected"),
     "another type": ([image(3)], "of type int"),
     "no pixels": (Image.new("RGB", (0, 5)), "0 x 5 pixels"),
@@ -138,6 +165,45 @@ def test_what_is_no_image_is_a_failure_that_the_model_reads(case: str):
     assert result.text.startswith("Error: the tool's result")
     assert said in result.text
     assert not result.blocks
+
+
+class Raising(dict):
+    """No value that a tool should return."""
+
+    def items(self) -> Any:
+        raise KeyError("no")
+
+
+def test_an_object_that_cannot_be_packed_fails_the_call_whatever_it_raises():
+    given_tool = GivenTool(
+        returning(Raising({1: 2})),
+        make_schema(returning(None), {}, "here"),
+        timeout=9,
+        workers=1,
+        max_chars=99,
+        truncate="right",
+    )
+    result = asyncio.run(given_tool.call({}))
+    assert (result.failure, result.text[:43]) == ("error", "Error: the tool returned a value of type Ra")
+    assert returned(ToolResult("a", reward=10**400)).failure == "error"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"blocks": 5},
+        {"blocks": [5]},
+        {"blocks": [{"type": "text", "text": 5}]},
+        {"blocks": [{"type": "image"}]},
+        {"text": None},
+        {"failure": ["error"]},
+        {"reward": "1"},
+        {"reward": float("nan")},
+    ],
+)
+def test_invalid_fields_from_a_tools_process_are_a_failed_result(fields: dict[str, Any]):
+    result = unpack_result({"text": "a", **fields}, 2.0)
+    assert result == ToolResult("Error: the tool sent an invalid result", "error", 2.0)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +306,53 @@ def test_texts_beside_images_lose_special_tokens_those_that_two_blocks_make_incl
     done = play([call("f"), "r1"], {"f": blocks})
     assert done.outcomes[0]["failure"] == ""
     assert done.outcomes[0]["messages"][1]["content"] == [text("a"), {"type": "image"}, text("b")]
+
+
+def test_texts_around_an_image_lose_the_special_token_that_they_make_together():
+    """A template may write the texts one after the other, behind the images."""
+    done = play([call("f"), "r1"], {"f": [text("a<e<e"), image(RED), text("o"), image(RED), text("s>os>b<eo"), RED]})
+    assert done.outcomes[0]["failure"] == ""
+    pictures = [{"type": "image"}] * 2
+    assert done.outcomes[0]["messages"][1]["content"] == [text("a"), *pictures, text("b<eo"), {"type": "image"}]
+
+
+AS_TEXT = TEMPLATE.replace("m.content is string", "(m.content is string or m.role == 'tool')")
+"""That writes the blocks of results as text."""
+REFUSES_BLOCKS = TEMPLATE.replace(
+    "{% for part in", "{% if m.role == 'tool' %}{{ raise_exception('text') }}{% endif %}{% for part in"
+)
+
+
+@pytest.mark.parametrize("template", [AS_TEXT, REFUSES_BLOCKS], ids=["as text", "refuses blocks"])
+def test_a_template_whose_role_for_results_shows_no_images_shows_them_in_a_message_of_the_user(template: str):
+    done = play([call("f"), "r1"], {"f": RED}, template=template)
+    assert done.outcomes[0]["failure"] == ""
+    assert done.outcomes[0]["messages"][1] == {"role": "user", "content": [{"type": "image"}]}
+    done = play([call("f"), "r1"], {"f": "a"}, template=template, sees=False)  # a text model uses the role
+    assert done.outcomes[0]["messages"][1]["role"] == "tool"
+
+
+REWRITES = (
+    "{% if messages[-1].role == 'user' %}{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "note"),
+    [
+        (TEMPLATE, ()),
+        (NO_TOOL_ROLE + TEMPLATE, ("the chat template has no role for them",)),
+        (AS_TEXT, ("the role of the chat template for them shows no images",)),
+        (TEMPLATE.replace("part.type == 'image'", "false"), ()),  # that of a user shows none either
+        (REWRITES + AS_TEXT, ()),  # behind a message of the user an image cannot be shown either
+    ],
+)
+def test_a_note_says_why_results_are_messages_of_the_user(template: str, note: tuple[str, ...]):
+    own = tokenizer(template)
+    render = partial(apply_template, config=DataConfig(), tokenizer=own, place="here")
+    turns = TurnTemplate(render, own, [own.eos_token_id], ObservedImages(parts()[1], DataImagesConfig()))
+    tools: Any = [SimpleNamespace(name="f")]
+    assert Tools(tools, turns, own).notes == tuple(f"tool results are messages of the user: {why}" for why in note)
 
 
 UNSHOWN = {

@@ -10,11 +10,12 @@ from typing import ClassVar
 
 import numpy
 import pytest
+import torch
 from PIL import Image
 
 from hwgrpo.config.schema import DataImagesConfig
 from hwgrpo.data import image_urls, images
-from hwgrpo.data.images import ImageReader, images_in
+from hwgrpo.data.images import ImageReader, images_in, is_empty
 from hwgrpo.errors import DataError
 from tests.support.models.tiny_image_prompts import picture
 
@@ -64,6 +65,13 @@ def test_every_source_is_read(name, folder):
     one = read(SOURCES[name], folder)
     assert (one.image.mode, one.image.size, one.size, one.image.getpixel((3, 3))) == ("RGB", (16, 16), (16, 16), RED)
     assert (one.digest == read("a.png", folder).digest) == (name != "PIL")  # of the file, or of the pixels
+
+
+@pytest.mark.parametrize("array", [numpy.zeros((2, 2)), torch.zeros(2, 2)], ids=["numpy", "torch"])
+def test_an_array_is_no_empty_image(array):
+    assert not is_empty(array)
+    assert is_empty({"image": float("nan"), "path": numpy.float64("nan")})
+    assert "is of type" in refusal({"image": array})
 
 
 def test_relative_paths_begin_at_the_data_files_folder_or_the_setting(folder, tmp_path_factory):

@@ -98,11 +98,11 @@ def test_a_trained_towers_activations_are_those_that_autograd_keeps(family, with
     images, shapes = prompt_of(family).tokens, [wide_tower(family, layers) for layers in (2, 4)]
     for dtype in (torch.float32, torch.bfloat16):
         kept = [kept_for_backward(family, layers, dtype, recomputed=False) for layers in (2, 4)]
-        told = [shape.activation_bytes(images, dtype, recomputed=False) for shape in shapes]
-        assert (kept[1] - kept[0]) / (told[1] - told[0]) == pytest.approx(1, abs=within), dtype
+        estimated = [shape.activation_bytes(images, dtype, recomputed=False) for shape in shapes]
+        assert (kept[1] - kept[0]) / (estimated[1] - estimated[0]) == pytest.approx(1, abs=within), dtype
     kept = [kept_for_backward(family, layers, torch.float32, recomputed=True) for layers in (2, 4)]
-    told = [shape.activation_bytes(images, torch.float32, recomputed=True) for shape in shapes]
-    assert kept[1] - kept[0] == told[1] - told[0] == 2 * 4 * 64 * shapes[0].patches_in(images)
+    estimated = [shape.activation_bytes(images, torch.float32, recomputed=True) for shape in shapes]
+    assert kept[1] - kept[0] == estimated[1] - estimated[0] == 2 * 4 * 64 * shapes[0].patches_in(images)
 
 
 def test_a_frozen_tower_keeps_nothing_and_a_projector_what_it_reads_and_makes():

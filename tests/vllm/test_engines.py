@@ -55,7 +55,7 @@ def test_after_every_update_of_an_adapter_greedy_responses_are_those_of_the_loca
 def test_probes_find_equal_log_probs_after_updates_and_an_update_that_was_not_applied(found, trained: str):
     probes = found["probes"] if trained == "weights" else found["adapters"]["probes"]
     assert max(probes["gaps"]) <= TOLERANCE
-    assert f"does not sample with the policy's {trained} of version" in probes["told"]
+    assert f"does not sample with the policy's {trained} of version" in probes["error"]
 
 
 def test_responses_end_and_read_as_those_of_the_local_engine(found):

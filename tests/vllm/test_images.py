@@ -66,4 +66,4 @@ def test_no_response_has_a_token_of_images_and_logprobs_are_without_them(found, 
 def test_probes_after_an_image_find_equal_log_probs_and_an_update_that_was_not_applied(found):
     probes = found["vllm"]["trained"]["probes"]
     assert max(probes["gaps"]) <= TOLERANCE
-    assert "does not sample with the policy's weights of version" in probes["told"]
+    assert "does not sample with the policy's weights of version" in probes["error"]

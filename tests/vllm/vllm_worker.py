@@ -129,7 +129,7 @@ def probes_of(parts: EngineParts, engine: Any) -> WeightProbes:
 
 def probed(parts: EngineParts, engine: Any, version: int, forget: Callable[[bool], None]) -> dict[str, Any]:
     """Probe the engine after updates, and after one that it does not get to see; then send that."""
-    probes, gaps, told = probes_of(parts, engine), [], ""
+    probes, gaps, message = probes_of(parts, engine), [], ""
     for seed in (7, 8):
         engine.update_weights(version)
         found = probes.check(version)
@@ -142,10 +142,10 @@ def probed(parts: EngineParts, engine: Any, version: int, forget: Callable[[bool
     try:
         probes.check(version)
     except RunError as error:
-        told = str(error)
+        message = str(error)
     forget(False)
     engine.update_weights(version + 1)
-    return {"gaps": gaps, "told": told}
+    return {"gaps": gaps, "error": message}
 
 
 def forgotten(parts: EngineParts, engine: Any, version: int) -> dict[str, Any]:

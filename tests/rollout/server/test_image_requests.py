@@ -200,10 +200,12 @@ def test_a_sequence_with_images_is_scored_with_them():
             SERVER.score(FakeClient(reply_to(prompt, scores=wrong)), "m", 4, request, 1.0)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("status, told", [({}, "its plugin is older"), ({"without_images": "it is old"}, "it is old")])
-def test_a_server_that_takes_no_images_is_refused_with_what_it_says(status, told):
+@pytest.mark.parametrize(
+    "status, reason", [({}, "its plugin is older"), ({"without_images": "it is old"}, "it is old")]
+)
+def test_a_server_that_takes_no_images_is_refused_with_what_it_says(status, reason):
     client: Any = FakeClient({"protocol": 2, **status})
-    with pytest.raises(ConfigError, match=f"takes no prompts with images: {told}"):
+    with pytest.raises(ConfigError, match=f"takes no prompts with images: {reason}"):
         SERVER.model_of(client, 1.0)
     with pytest.raises(InvalidResponse):  # its next reply lists no model: this one asks for no images
         VllmServer().model_of(client, 1.0)

@@ -294,8 +294,8 @@ def test_a_group_that_failed_is_no_group_any_more(guard):
 def test_a_server_of_several_engines_offers_no_group(guard):
     guard, app = guard
     app.state.engine_client.vllm_config.parallel_config.data_parallel_size = 2
-    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET"))
-    assert told[2] == STATUS
+    response = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET"))
+    assert response[2] == STATUS
 
 
 class Lora:
