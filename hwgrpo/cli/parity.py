@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--families",
         action="store_true",
         help="compare tiny random models of several architectures (a large vocabulary, windows, soft-caps, experts, "
-        "linear attention)",
+        "linear attention, images)",
     )
     parser.add_argument(
         "--layers",
@@ -121,17 +121,21 @@ def _models(config: Config, *, families: bool) -> Iterator[tuple[str, Config]]:
     """Yield name and settings of each model."""
     from copy import deepcopy
 
-    from hwgrpo.parity.families import FAMILIES, save_family
+    from hwgrpo.parity.families import FAMILIES, VISION_FAMILIES, save_family, why_left_out
 
     if not families:
         yield config.model.path, config
         return
-    for name in FAMILIES:
+    for name in (*FAMILIES, *VISION_FAMILIES):
         with tempfile.TemporaryDirectory() as folder:
             save_family(name, Path(folder))
             of_family = deepcopy(config)
             of_family.model.path = folder
-            yield name, of_family
+            reason = why_left_out(of_family) if name in VISION_FAMILIES else None
+            if reason is None:
+                yield name, of_family
+            else:
+                _report(f"{name} is left out: {reason}")
 
 
 def _line(machine: dict[str, str], parity: Parity) -> str:

@@ -42,17 +42,11 @@ def make(
     *, task: PictureTask, seed: int, hidden: int, layers: int, steps: int, batch: int, lr: float, head: int = 16
 ) -> tuple[Qwen2VLForConditionalGeneration, PreTrainedTokenizerFast, Any]:
     """Build and warm-start a model, as `tiny.make` does for text; it returns its image processor, too."""
-    tokenizer = character_tokenizer(task.alphabet)
-    marks: list[str | AddedToken] = [AddedToken(text, special=True) for text in (BEGIN, END_OF_IMAGE, IMAGE, VIDEO)]
-    tokenizer.add_tokens(marks, special_tokens=True)
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*ROLES, *task.tokens)])
-    tokenizer.chat_template = CHAT_TEMPLATE
-    processor = Qwen2VLImageProcessorPil(
-        patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=LEAST_PIXELS, max_pixels=MOST_PIXELS
-    )
+    tokenizer, marks = with_image_tokens(character_tokenizer(task.alphabet), task.tokens)
+    processor = image_processor(MOST_PIXELS)
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2VLForConditionalGeneration(_config(tokenizer, hidden, layers, head)).float()
+        model = Qwen2VLForConditionalGeneration(_config(tokenizer, marks, hidden, layers, head)).float()
         assert model.generation_config is not None
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         if steps:
@@ -63,7 +57,38 @@ def make(
     return model.eval(), tokenizer, processor
 
 
-def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, head: int) -> Qwen2VLConfig:
+def with_image_tokens(
+    tokenizer: PreTrainedTokenizerFast, further: Sequence[str] = ()
+) -> tuple[PreTrainedTokenizerFast, dict[str, int]]:
+    """Return a tokenizer with a chat template that shows images, and the ids of its tokens of images.
+
+    Args:
+        tokenizer: is extended.
+        further: tokens to add after those of roles.
+    """
+    marks: list[str | AddedToken] = [AddedToken(text, special=True) for text in (BEGIN, END_OF_IMAGE, IMAGE, VIDEO)]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*ROLES, *further)])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    ids = tokenizer.get_vocab()
+    return tokenizer, {
+        "image_token_id": ids[IMAGE],
+        "video_token_id": ids[VIDEO],
+        "vision_start_token_id": ids[BEGIN],
+        "vision_end_token_id": ids[END_OF_IMAGE],
+    }
+
+
+def image_processor(most_pixels: int) -> Qwen2VLImageProcessorPil:
+    """Return the image processor of models with patches of 4 pixels, for images of at most so many."""
+    return Qwen2VLImageProcessorPil(
+        patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, min_pixels=LEAST_PIXELS, max_pixels=most_pixels
+    )
+
+
+def _config(
+    tokenizer: PreTrainedTokenizerFast, marks: Mapping[str, Any], hidden: int, layers: int, head: int
+) -> Qwen2VLConfig:
     ids = tokenizer.get_vocab()
     half = head // 2
     text = {
@@ -97,11 +122,8 @@ def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, head: 
     return Qwen2VLConfig(
         text_config=text,
         vision_config=vision,
-        image_token_id=ids[IMAGE],
-        video_token_id=ids[VIDEO],
-        vision_start_token_id=ids[BEGIN],
-        vision_end_token_id=ids[END_OF_IMAGE],
         tie_word_embeddings=True,
+        **marks,
     )
 
 

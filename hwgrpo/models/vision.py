@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, count
 from types import SimpleNamespace
@@ -325,16 +326,32 @@ def own_logits(model: Any, tokens: Sequence[int], images: PromptImages) -> torch
         images: that it shows.
     """
     base = causal_lm(model)
-    device = next(base.parameters()).device
-    ids = torch.tensor([list(tokens)], device=device)
-    module: Any = backbone(base)
+    ids = torch.tensor([list(tokens)], device=next(base.parameters()).device)
+    with own_inputs(base, ids, images) as options:
+        return base(input_ids=ids, use_cache=False, **options).logits[0]
+
+
+@contextmanager
+def own_inputs(model: Any, ids: torch.Tensor, images: PromptImages | None) -> Iterator[dict[str, Any]]:
+    """Yield what a model's own forward takes besides token ids; nothing where it reads text alone.
+
+    Args:
+        model: a transformers causal LM.
+        ids: [B, L] int64, on its device.
+        images: that the only row shows; None: the rows are text.
+    """
+    if not reads_images(model.config):
+        yield {}
+        return
+    module: Any = backbone(model)
     forward = inspect.signature(module.forward).parameters
-    options: dict[str, Any] = {name: (ids == images.token_id).long() for name in TYPES if name in forward}
-    options |= _moved(base, images, device)
+    options: dict[str, Any] = {name: (ids == model.config.image_token_id).long() for name in TYPES if name in forward}
+    if images is not None:
+        options |= _moved(model, images, ids.device)
     if hasattr(module, "rope_deltas"):
         module.rope_deltas = None  # of an earlier call
     try:
-        return base(input_ids=ids, use_cache=False, **options).logits[0]
+        yield options
     finally:
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None  # else this rank's module has a tensor that others do not have

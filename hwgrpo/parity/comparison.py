@@ -17,8 +17,8 @@ from hwgrpo_kernels import default_registry
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import load_model, load_model_config, load_tokenizer
-from hwgrpo.models.placeholders import reads_images
+from hwgrpo.models.loading import image_sample, load_model, load_tokenizer
+from hwgrpo.models.placeholders import placeholder_ids
 from hwgrpo.parity.fixed_adapter import with_adapter
 from hwgrpo.parity.fixed_step import FixedStep, make_step
 from hwgrpo.parity.golden import (
@@ -49,6 +49,7 @@ from hwgrpo.parity.settings import BASE
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.support.stage_differences import Stage, compare_tensor, rounding_tolerance, worst_of
 from hwgrpo.training.strategies.strategy import raise_on_all_ranks
+from hwgrpo.training.vision_checks import check_vision
 
 BYTES_PER_PARAMETER = 4 * 9 + 8 * 4
 """Host memory: in fp32 the model, the engine's copy, gradient, two optimizer states, and copies of gradient, clipped
@@ -89,17 +90,21 @@ def compare(config: Config, device: Device, folder: Path) -> Parity:
         folder: for files of the run, removed by the caller.
 
     Raises:
-        ConfigError: the model cannot be read, or does not fit the host's memory.
+        ConfigError: the model cannot be read, does not fit the host's memory, or reads images, which other settings do
+            not take.
     """
     check_features(config.model)
     empty = load_model(config.model, attention="eager", on_meta_device=True)
+    check_vision(config, empty.config)
     check_memory(config.model.path, sum(p.numel() for p in empty.parameters()))
     tokenizer = load_tokenizer(config.model)
     layers = layer_names(empty)
     config = with_adapter(config, empty, folder / "adapter")
     measured = build_measured(config, device, tokenizer, layers, folder)
     strategy, dtype = measured.strategy, measured.update.policy.compute_dtype
-    step = make_step(measured.model.get_input_embeddings().weight.shape[0], config.trainer.seed)
+    sample = image_sample(config.model, empty.config, tokenizer)
+    rows, without = measured.model.get_input_embeddings().weight.shape[0], placeholder_ids(empty.config)
+    step = make_step(rows, config.trainer.seed, sample, without)
     # a frozen base, and all weights that are sharded, are held in the compute dtype
     held = strategy.shards or measured.models.frozen_dtype == dtype
     precision = Precision(dtype, rounds_embeddings=held, rounds_results=strategy.shards)
@@ -224,8 +229,7 @@ def check_features(model: ModelConfig) -> None:
     """Check that the model and its settings ask for nothing that fp64 lacks.
 
     Raises:
-        ConfigError: they ask for quantized weights, the router's loss, dropout or new DoRA adapters; or the model reads
-            images.
+        ConfigError: they ask for quantized weights, the router's loss, dropout or new DoRA adapters.
     """
     for key, chosen, what in (
         ("model.lora.dora", model.lora.dora, "new DoRA adapters (existing ones: model.lora.adapter=FOLDER)"),
@@ -235,12 +239,6 @@ def check_features(model: ModelConfig) -> None:
     ):
         if chosen:
             raise ConfigError(f"{key}: parity does not compare {what}; leave it out")
-    settings = load_model_config(model)
-    if reads_images(settings):
-        raise ConfigError(
-            f"model.path={model.path!r} reads images ({settings.model_type}), and parity compares models of text; use "
-            "the text model that it was made of"
-        )
 
 
 def check_memory(path: str, parameters: int) -> None:

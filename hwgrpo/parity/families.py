@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import load_model
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.models.tiny_vision import image_processor, with_image_tokens
+from hwgrpo.models.vision import ImageEncoder
+from hwgrpo.training.vision_checks import check_vision
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
@@ -52,22 +58,63 @@ FAMILIES: dict[str, dict[str, Any]] = {
 that fills a block and begins another, windows, experts, linear attention."""
 
 
+VISION_FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"embed_dim": 16, "hidden_size": 32},
+    "qwen3_vl": {
+        "hidden_size": 16,
+        "out_hidden_size": 32,
+        "intermediate_size": 24,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
+}
+"""`model_type` -> values of its tower's configuration: positions on three axes; features that join several layers."""
+TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+MOST_PIXELS = 16 * 16
+"""Of an image, which then has few tokens."""
+
+
 def save_family(name: str, folder: Path) -> None:
     """Save a random model of a family, with a tokenizer of characters.
 
     Args:
-        name: a key of `FAMILIES`.
+        name: a key of `FAMILIES` or `VISION_FAMILIES`.
         folder: receives the files.
     """
     tokenizer = character_tokenizer("")
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = AutoConfig.for_model(name, **SHAPE | {"vocab_size": len(tokenizer)} | ids | FAMILIES[name])
+    tower = VISION_FAMILIES.get(name)
+    if tower is not None:
+        tokenizer, marks = with_image_tokens(tokenizer)
+        text = SHAPE | {"vocab_size": len(tokenizer), "rope_parameters": ROPE} | ids
+        values = {"text_config": text, "vision_config": TOWER | tower, **marks}
+        image_processor(MOST_PIXELS).save_pretrained(folder)
+    else:
+        values = SHAPE | {"vocab_size": len(tokenizer)} | ids | FAMILIES[name]
+    config = AutoConfig.for_model(name, **values)
+    kind = AutoModelForCausalLM if tower is None else AutoModelForImageTextToText
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = kind.from_config(config, dtype=torch.float32)
         with torch.no_grad():  # norms and biases start as ones and zeros, which would hide that they are left out
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def why_left_out(config: Config) -> str | None:
+    """Return why a family that reads images cannot be compared with these settings; None: it can.
+
+    Args:
+        config: with the family's folder as `model.path`.
+    """
+    try:
+        model = load_model(config.model, attention="eager", on_meta_device=True)
+        check_vision(config, model.config)
+        ImageEncoder(model)  # transformers may be too old for it
+    except ConfigError as error:
+        return str(error)
+    return None

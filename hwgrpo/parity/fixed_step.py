@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from hwgrpo.models.rounding import check_ids
 from hwgrpo.ragged import offsets_of
-from hwgrpo.values import Prompt, PromptBatch, TrainBatch
+from hwgrpo.values import Prompt, PromptBatch, PromptImages, TrainBatch, image_columns, text_axes
 
 PROMPTS = (5, 3, 6, 2, 4, 3, 6, 5)
 """Tokens of each prompt: of different lengths, so that padding, packing and shared prompts all have work; 8 for as many
@@ -41,24 +41,28 @@ class FixedStep:
     """[R] fp32: old log-probs minus those of the model."""
     ref_gaps: torch.Tensor
     """[R] fp32: the reference's log-probs minus those of the model."""
+    images: tuple[PromptImages | None, ...]
+    """Of each prompt."""
 
-    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield the sequences of each length, unpadded.
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, PromptImages | None]]:
+        """Yield the sequences of each length, unpadded; one that shows images by itself.
 
         Yields:
-            Input ids [B, L]; index of N response tokens in [R]; index of what predicts them in the flattened [B * L].
+            Input ids [B, L]; index of N response tokens in [R]; index of what predicts them in the flattened [B * L];
+            images of the only sequence.
         """
-        by_length: dict[int, list[int]] = {}
+        by_length: dict[tuple[int, int | None], list[int]] = {}
         for s, (index, count) in enumerate(zip(self.prompt_index.tolist(), self.offsets.diff().tolist(), strict=True)):
-            by_length.setdefault(len(self.prompts[index]) + count, []).append(s)
-        for length, members in by_length.items():
+            alone = None if self.images[index] is None else s
+            by_length.setdefault((len(self.prompts[index]) + count, alone), []).append(s)
+        for (length, _), members in by_length.items():
             ids, places, rows = [], [], []
             for row, s in enumerate(members):
                 prompt, place = self.prompts[int(self.prompt_index[s])], torch.arange(*self.offsets[s : s + 2].tolist())
                 ids.append(torch.cat([torch.tensor(prompt), self.tokens[place]]))
                 places.append(place)
                 rows.append(row * length + len(prompt) - 1 + torch.arange(len(place)))
-            yield torch.stack(ids), torch.cat(places), torch.cat(rows)
+            yield torch.stack(ids), torch.cat(places), torch.cat(rows), self.images[int(self.prompt_index[members[0]])]
 
     def around(self, logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the old and the reference log-probs [R] fp32 around those of the fp64 step, [R]."""
@@ -76,13 +80,17 @@ class FixedStep:
             rewards=self.rewards[sequences],
             old_gaps=self.old_gaps[tokens],
             ref_gaps=self.ref_gaps[tokens],
+            images=self.images[rank::ranks],
         )
         return RankStep(own, sequences, tokens)
 
     @property
     def prompt_batch(self) -> PromptBatch:
         """The prompts as a rollout engine gets them."""
-        return PromptBatch(tuple(Prompt(f"parity:{i}", "", ids, None, {}) for i, ids in enumerate(self.prompts)))
+        pairs = zip(self.prompts, self.images, strict=True)
+        return PromptBatch(
+            tuple(Prompt(f"parity:{i}", "", ids, None, {}, images=of) for i, (ids, of) in enumerate(pairs))
+        )
 
     def train_batch(
         self, advantages: torch.Tensor, old: torch.Tensor | None = None, ref: torch.Tensor | None = None
@@ -103,6 +111,7 @@ class FixedStep:
             logprobs=torch.zeros(len(self.tokens)) if old is None else old,
             old_logprobs=old,
             ref_logprobs=ref,
+            **image_columns(self.prompt_batch.prompts),
         )
 
 
@@ -117,17 +126,19 @@ class RankStep:
     """[R] bool: whether a token is of the rank."""
 
 
-def make_step(vocabulary: int, seed: int) -> FixedStep:
+def make_step(vocabulary: int, seed: int, sample: Prompt | None = None, without: Sequence[int] = ()) -> FixedStep:
     """Return the step of a vocabulary and a seed.
 
     Args:
         vocabulary: rows of the model's embeddings; its special tokens are avoided where it is large.
         seed: of rewards, log-probs and the order of the tokens.
+        sample: a prompt with an image, before every second prompt of the step; None: all are text.
+        without: tokens that stand for parts of images.
     """
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([length for group in RESPONSES for length in group])
     total = int(lengths.sum())
-    ids = check_ids(vocabulary, sum(PROMPTS) + total)
+    ids = check_ids(vocabulary, sum(PROMPTS) + total, without)
     ids = ids[torch.randperm(len(ids), generator=generator)]
     *prompts, tokens = ids.split([*PROMPTS, total])
     offsets = offsets_of(lengths)
@@ -143,8 +154,11 @@ def make_step(vocabulary: int, seed: int) -> FixedStep:
         return torch.where(torch.rand(total, generator=generator) < 0.5, first, second)
 
     gaps = either(uniform(*NEAR), uniform(*FAR))
+    shown = [None if sample is None or i % 2 else _shown(sample, i, len(each)) for i, each in enumerate(prompts)]
+    begun = [() if images is None or sample is None else sample.token_ids for images in shown]
     return FixedStep(
-        prompts=tuple(tuple(each.tolist()) for each in prompts),
+        prompts=tuple((*before, *each.tolist()) for before, each in zip(begun, prompts, strict=True)),
+        images=tuple(shown),
         prompt_index=torch.tensor([i for i, group in enumerate(RESPONSES) for _ in group]),
         tokens=tokens,
         offsets=offsets,
@@ -152,3 +166,14 @@ def make_step(vocabulary: int, seed: int) -> FixedStep:
         old_gaps=either(gaps, -gaps),
         ref_gaps=uniform(-FAR[0], FAR[0]),
     )
+
+
+def _shown(sample: Prompt, number: int, further: int) -> PromptImages:
+    """Return the sample's image with its pixels in another order, for a prompt that has `further` tokens after it."""
+    images = sample.images
+    assert images is not None
+    pixels, axes = images.inputs["pixel_values"].roll(number, 0), images.axes
+    if axes is not None:
+        axes = torch.cat([axes, text_axes(further) + axes.max() + 1])
+    inputs = {**images.inputs, "pixel_values": pixels}
+    return replace(images, inputs=inputs, digest=f"{images.digest} {number}", axes=axes)

@@ -19,10 +19,12 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model
 from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.models.placeholders import ban, placeholder_ids, reads_images
+from hwgrpo.models.vision import freeze_vision, is_vision_name, own_inputs
 from hwgrpo.parity.fixed_step import GREEDY_TOKENS, FixedStep
 from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
 from hwgrpo.support.stage_differences import DRAWS
-from hwgrpo.values import Completions
+from hwgrpo.values import Completions, PromptImages
 
 FORWARD = ("log-probs", "entropy", "advantages", "loss")
 """Stages after the hidden states, in the order in which a step computes them."""
@@ -41,6 +43,8 @@ def load_golden_model(config: ModelConfig) -> Any:
         from peft import PeftModel
 
         PeftModel.from_pretrained(model, config.lora.adapter, adapter_name=TRAINED_ADAPTER, is_trainable=True)
+    if reads_images(model.config):
+        freeze_vision(model, config.train_vision)
     return as_golden(model)
 
 
@@ -200,10 +204,10 @@ def greedy_tokens(model: Any, step: FixedStep, ends: Collection[int]) -> tuple[l
     """
     tokens, leads = [], []
     with torch.no_grad(), in_fp64():
-        for prompt in step.prompts:
+        for prompt, images in zip(step.prompts, step.images, strict=True):
             ids, of_prompt = [*prompt], []
             for _ in range(GREEDY_TOKENS):
-                logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+                logits = _logits(model, torch.tensor([ids]), images)[0, -1]
                 (first, second), places = logits.topk(2)
                 ids.append(int(places[0]))
                 of_prompt.append(float(first - second))
@@ -227,7 +231,7 @@ def logprobs_of(model: Any, step: FixedStep, responses: Completions, temperature
     with torch.no_grad(), in_fp64():
         for index, tokens in zip(responses.prompt_index.tolist(), responses.token_lists(), strict=True):
             ids = torch.tensor([[*step.prompts[index], *tokens]])
-            logits = model(input_ids=ids, use_cache=False).logits[0, -len(tokens) - 1 : -1]
+            logits = _logits(model, ids, step.images[index])[0, -len(tokens) - 1 : -1]
             parts.append((logits / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0])
     return torch.cat(parts)
 
@@ -242,9 +246,11 @@ def layer_names(model: Any) -> list[str]:
         ConfigError: the model does not say which they are.
     """
     layers = decoder_layers(model)
-    if not layers:
+    named = ((name, module) for name, module in model.named_modules() if not is_vision_name(name))
+    names = [name for name, module in named if any(module is layer for layer in layers)]
+    if not names:
         raise ConfigError(f"{type(model).__name__} declares no decoder layers (`_no_split_modules`): parity needs them")
-    return [name for name, module in model.named_modules() if any(module is layer for layer in layers)]
+    return names
 
 
 @contextmanager
@@ -277,7 +283,7 @@ def parameters_by_part(model: Any) -> dict[str, list[str]]:
     """Return part -> its parameters, in the order in which a backward pass reaches the last of a part's gradients.
 
     Parts are `head` (what follows the last layer), the layers from the last to the first, and `embeddings`: what is
-    used before the first layer or within several, tied embeddings among it.
+    used before the first layer or within several, tied embeddings and what sees images among it.
     """
     layers = layer_names(model)
     owner: dict[int, str] = {}
@@ -285,6 +291,7 @@ def parameters_by_part(model: Any) -> dict[str, list[str]]:
         for parameter in model.get_submodule(layer).parameters():
             owner.setdefault(id(parameter), f"layer {number}")
     trained = trained_parameters(model)
+    owner |= {id(parameter): "embeddings" for name, parameter in trained.items() if is_vision_name(name)}
     outside = {name: p for name, p in trained.items() if id(p) not in owner}
     early = _used_before_the_end(model, list(outside.values()))
     names = ["head", *(f"layer {number}" for number in range(len(layers), 0, -1)), "embeddings"]
@@ -302,7 +309,7 @@ def _used_before_the_end(model: Any, parameters: Sequence[torch.Tensor]) -> set[
     ids = torch.zeros(1, 2, dtype=torch.int64)
     layers = layer_names(model)
     with in_fp64(), outputs_of(model, layers) as outputs:
-        model(input_ids=ids, use_cache=False)
+        _logits(model, ids, None)
     last = outputs[f"layer {len(layers)}"]
     gradients = torch.autograd.grad(last.sum(), parameters, allow_unused=True)
     return {id(p) for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
@@ -313,9 +320,9 @@ def _forward(model: Any, step: FixedStep) -> tuple[Mapping[str, torch.Tensor], t
     parts: dict[str, list[torch.Tensor]] = {}
     places = []
     layers = layer_names(model)
-    for ids, place, rows in step.batches():
+    for ids, place, rows, images in step.batches():
         with outputs_of(model, layers) as outputs:
-            logits = model(input_ids=ids, use_cache=False).logits
+            logits = _logits(model, ids, images)
         for name, values in (*outputs.items(), ("logits", logits)):
             parts.setdefault(name, []).append(values.flatten(0, 1)[rows])
         places.append(place)
@@ -323,6 +330,12 @@ def _forward(model: Any, step: FixedStep) -> tuple[Mapping[str, torch.Tensor], t
     hidden = {name: torch.cat(each)[order] for name, each in parts.items()}
     logits = hidden.pop("logits")
     return hidden, logits
+
+
+def _logits(model: Any, ids: torch.Tensor, images: PromptImages | None) -> torch.Tensor:
+    """Return the logits [B, L, V] of sequences; tokens that stand for parts of images are never sampled."""
+    with own_inputs(model, ids, images) as options:
+        return ban(model(input_ids=ids, use_cache=False, **options).logits, placeholder_ids(model.config))
 
 
 def golden_advantages(step: FixedStep) -> torch.Tensor:

@@ -19,7 +19,9 @@ from torch import nn
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.parity.comparison import DENSE, Parity, check_features, host_bytes, missing
 from hwgrpo.parity.fixed_step import FixedStep, make_step
@@ -77,6 +79,12 @@ def compare_layers(
         ConfigError: the model cannot be read or split into layers, or its largest part does not fit the host's memory.
     """
     check_features(config.model)
+    settings = load_model_config(config.model)
+    if reads_images(settings):
+        raise ConfigError(
+            f"--layers {layers}: model.path={config.model.path!r} reads images ({settings.model_type}), and layers are "
+            "compared on text alone; leave --layers out, or use the text model that it was made of"
+        )
     if uses_lora(config.model.lora):
         raise ConfigError("--layers with model.lora: layers are compared without adapters; leave one of them out")
     if choose_strategy(config.trainer.strategy) != "single":

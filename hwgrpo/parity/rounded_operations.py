@@ -42,9 +42,10 @@ EXACT = {
     *("zeros", "ones", "full", "arange", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
     *("empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "scalar_tensor", "lift_fresh"),
     *("_unsafe_view", "index_put", "repeat_interleave"),
+    *("floor", "ceil", "round", "trunc"),
     *("slice_backward", "select_backward", "detach_", "sign", "eye", "_unsafe_index", "index_fill", "unfold_backward"),
 }
-"""Operations that copy, select or fill: nothing is rounded."""
+"""Operations that copy, select, fill or return whole numbers: nothing is rounded."""
 
 
 class _Fp64Functions(TorchFunctionMode):

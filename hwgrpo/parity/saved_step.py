@@ -48,7 +48,8 @@ class SavedStep:
 
 def checksum_of(model: Any, step: FixedStep, settings: Sequence[str]) -> str:
     """Return a checksum of all that determines the result: version, settings, model, step."""
-    digest = hashlib.sha256(repr((hwgrpo.__version__, settings, step.prompts)).encode())
+    images = [each and each.digest for each in step.images]
+    digest = hashlib.sha256(repr((hwgrpo.__version__, settings, step.prompts, images)).encode())
     digest.update(model.config.to_json_string().encode())
     of_step = (step.tokens, step.offsets, step.rewards, step.old_gaps, step.ref_gaps)
     for name, tensor in (*model.named_parameters(), *enumerate(of_step)):

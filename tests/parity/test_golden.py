@@ -10,8 +10,11 @@ from hwgrpo_kernels.tiles import TILES
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hwgrpo.models.loading import image_sample, load_tokenizer
+from hwgrpo.models.placeholders import placeholder_ids
+from hwgrpo.models.vision import own_inputs
 from hwgrpo.parity import golden
-from hwgrpo.parity.families import FAMILIES, save_family
+from hwgrpo.parity.families import FAMILIES, VISION_FAMILIES, save_family
 from hwgrpo.parity.fixed_step import make_step
 from hwgrpo.parity.golden import golden_step, load_golden_model, parameters_by_part, rounding_of
 from hwgrpo.parity.rounded_operations import Precision, Rounded, in_fp64
@@ -42,13 +45,40 @@ def family(name: str, folder: Path) -> tuple[Any, Any]:
     return load_golden_model(config.model), config
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *VISION_FAMILIES])
 def test_no_operation_of_the_model_has_a_result_below_fp64(name: str, tmp_path: Path):
-    model, _ = family(name, tmp_path)
-    ids = torch.arange(8)[None]
-    with _Dtypes() as dtypes, in_fp64():
-        model(input_ids=ids, use_cache=False).logits.sum().backward()
+    model, config = family(name, tmp_path)
+    ids, images = torch.arange(8)[None], None
+    if name in VISION_FAMILIES:
+        sample = image_sample(config.model, model.config, load_tokenizer(config.model))
+        assert sample is not None
+        ids, images = torch.tensor([sample.token_ids]), sample.images
+    with _Dtypes() as dtypes, in_fp64(), own_inputs(model, ids, images) as options:
+        model(input_ids=ids, use_cache=False, **options).logits.sum().backward()
     assert dtypes.below == []
+
+
+def test_half_of_the_prompts_show_images_of_their_own_and_their_tokens_are_in_no_response(tmp_path: Path):
+    model, config = family("qwen2_vl", tmp_path)
+    sample = image_sample(config.model, model.config, load_tokenizer(config.model))
+    banned = placeholder_ids(model.config)
+    step = make_step(len(model.get_input_embeddings().weight), 0, sample, banned)
+    digests = [images and images.digest for images in step.images]
+    assert [each is not None for each in digests] == [True, False] * 4
+    assert len({*digests}) == 5
+    assert not torch.isin(step.tokens, torch.tensor(banned)).any()
+    for prompt, images in zip(step.prompts, step.images, strict=True):
+        assert sum(token in banned for token in prompt) == (0 if images is None else 4)
+        if images is not None:
+            assert images.axes.tolist() == own_positions(model, prompt, images)
+
+
+def own_positions(model: Any, prompt: tuple[int, ...], images: Any) -> list[list[int]]:
+    ids = torch.tensor([prompt])
+    found, _ = model.model.get_rope_index(
+        ids, (ids == images.token_id).int(), image_grid_thw=images.inputs["image_grid_thw"]
+    )
+    return found[:, 0].T.tolist()
 
 
 def test_without_the_mode_norms_and_softmax_of_the_same_model_are_fp32(tmp_path: Path):

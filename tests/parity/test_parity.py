@@ -16,10 +16,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2VLConfig
 from hwgrpo.algorithms import losses, policy_loss
 from hwgrpo.algorithms.groups import Groups
 from hwgrpo.cli.main import main
+from hwgrpo.errors import ConfigError
+from hwgrpo.models import vision
 from hwgrpo.models.loading import load_model
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.parity import comparison, measured
-from hwgrpo.parity.families import save_family
+from hwgrpo.parity import comparison, fixed_step, measured
+from hwgrpo.parity.families import FAMILIES, VISION_FAMILIES, save_family
 from hwgrpo.parity.fixed_adapter import with_adapter
 from hwgrpo.parity.settings import load_settings
 from hwgrpo.rollout.local import token_sampling
@@ -465,11 +467,100 @@ def test_what_is_not_compared_is_an_error_that_names_the_setting(arguments, mess
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("layers", [(), ("--layers", "1")], ids=["whole", "layers"])
-def test_a_model_that_reads_images_is_not_compared(layers: tuple[str, ...], tmp_path: Path, capsys):
+def test_layers_of_a_model_that_reads_images_are_not_compared_alone(tmp_path: Path, capsys):
     Qwen2VLConfig().save_pretrained(tmp_path)
-    assert main(["parity", "backend.name=cpu", f"model.path={tmp_path}", *layers]) == 2
-    assert "reads images (qwen2_vl), and parity compares models of text" in capsys.readouterr().err
+    assert main(["parity", "backend.name=cpu", f"model.path={tmp_path}", "--layers", "1"]) == 2
+    printed = capsys.readouterr().err
+    assert "--layers 1: model.path=" in printed
+    assert "reads images (qwen2_vl), and layers are compared on text alone" in printed
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory) -> dict[str, str]:
+    """Return the folders of the families that read images."""
+    folder = tmp_path_factory.mktemp("families")
+    for name in VISION_FAMILIES:
+        save_family(name, folder / name)
+    return {name: f"model.path={folder / name}" for name in VISION_FAMILIES}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen2_vl", ("model.train_vision=all",)),
+        ("qwen3_vl", ("model.train_vision=projector", "model.layout=padded")),
+        ("qwen3_vl", ("model.lora.rank=4",)),
+    ],
+)
+def test_a_step_with_images_is_that_of_fp64_and_not_by_large_tolerances(name, words, families, capsys):
+    report = parity(capsys, *FLOAT32, families[name], *words)
+    assert report["first_difference"] is None
+    tolerances = {stage["name"]: stage["tolerance"] for stage in report["stages"]}
+    for stage in ("layer 1", "layer 2", "gradients, layer 1"):
+        assert tolerances[stage] < 1e-4
+
+
+def _swapped(monkeypatch) -> None:
+    right = vision._joined
+    monkeypatch.setattr(vision, "_joined", lambda features: right(features[::-1]))
+
+
+def _encoded_again(monkeypatch) -> None:
+    right = vision.ImageEncoder._encode
+    monkeypatch.setattr(vision.ImageEncoder, "_encode", lambda *given: _detached(right(*given)))
+
+
+def _detached(features: vision.Features) -> vision.Features:
+    return replace(features, images=tuple(each.detach() for each in features.images))
+
+
+def _positions_of_text(monkeypatch) -> None:
+    right = fixed_step.image_columns
+
+    def moved(prompts):
+        columns = right(prompts)
+        return columns | {"prompt_axes": columns["prompt_axes"].amin(1, keepdim=True).expand(-1, 3)}
+
+    monkeypatch.setattr(fixed_step, "image_columns", moved)
+
+
+def _not_banned(monkeypatch) -> None:
+    right = PolicyModel.__init__
+
+    def allowing(self, *args, **options):
+        right(self, *args, **options)
+        self.head = replace(self.head, banned=())
+
+    monkeypatch.setattr(PolicyModel, "__init__", allowing)
+
+
+@pytest.mark.parametrize(
+    ("plant", "stage"),
+    [
+        (_swapped, "layer 1"),
+        (_positions_of_text, "layer 1"),
+        (_not_banned, "log-probs"),
+        (_encoded_again, "gradients, embeddings"),
+    ],
+)
+def test_a_mistake_with_images_is_found_at_its_stage(plant, stage, families, capsys, monkeypatch):
+    monkeypatch.setattr("hwgrpo.training.policy.layout_check.check_images", lambda policy: None)  # a run's start
+    plant(monkeypatch)
+    report = parity(capsys, *FLOAT32, families["qwen2_vl"], "model.train_vision=all")
+    assert report["first_difference"] == stage
+
+
+def test_families_that_read_images_are_left_out_by_name_where_they_cannot_be_compared(capsys, monkeypatch):
+    def too_old(model):
+        raise ConfigError("this transformers is too old")
+
+    monkeypatch.setattr("hwgrpo.parity.families.ImageEncoder", too_old)
+    monkeypatch.setattr("hwgrpo.parity.families.FAMILIES", {"qwen2": FAMILIES["qwen2"]})
+    assert main(["parity", *FLOAT32, "--families"]) == 0
+    printed = capsys.readouterr()
+    assert [name for name in (*FAMILIES, *VISION_FAMILIES) if f"{name}: " in printed.out] == ["qwen2"]
+    for name in VISION_FAMILIES:
+        assert f"{name} is left out: this transformers is too old" in printed.err
 
 
 def test_a_model_too_large_for_copies_in_fp64_is_refused(capsys, monkeypatch):
