@@ -13,6 +13,6 @@ strategy_choice.py    `trainer.strategy=auto`
 engine_choice.py      `rollout.engine=auto`
 engine_share.py       `rollout.gpu_memory_utilization=null`
 model_shape.py        sizes of a model, from its configuration
-tower_shape.py       sizes of a vision tower, and what encoding images needs
+tower_shape.py        sizes of a vision tower, and what encoding images needs
 step_time.py          seconds of a step, from a chip's rates
 """

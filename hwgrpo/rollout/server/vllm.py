@@ -277,9 +277,7 @@ def parse_samples(reply: Any) -> list[Sample]:
         InvalidResponse: a field is missing or has another type.
     """
     try:
-        choices = sorted(reply["choices"], key=lambda choice: choice["index"])
-        if [choice["index"] for choice in choices] != [*range(len(choices))]:
-            raise InvalidResponse("the samples of the response are not indexed from 0")
+        choices = _in_order(reply["choices"])
         return [
             Sample([*choice["token_ids"]], [*choice["logprobs"]["token_logprobs"]], _stopped(choice["finish_reason"]))
             for choice in choices
@@ -315,9 +313,7 @@ def parse_image_samples(reply: Any, prompt: int) -> list[Sample]:
     try:
         if reply["prompt"] != prompt:
             raise InvalidResponse(f"it has read {reply['prompt']} tokens of a prompt of {prompt}")
-        samples = sorted(reply["samples"], key=lambda sample: sample["index"])
-        if [sample["index"] for sample in samples] != [*range(len(samples))]:
-            raise InvalidResponse("the samples of the response are not indexed from 0")
+        samples = _in_order(reply["samples"])
         return [
             Sample([*sample["tokens"]], [*sample["logprobs"]], _stopped(sample["finish_reason"])) for sample in samples
         ]
@@ -352,6 +348,19 @@ def _check_takes_images(python: str, environ: Mapping[str, str]) -> None:
             f"rollout.engine='vllm_server': {found.text} takes no prompts with images, {IN_PROCESS} is needed; "
             "use rollout.engine=local"
         )
+
+
+def _in_order(samples: Any) -> list[Any]:
+    """Return the samples of a response by their indices.
+
+    Raises:
+        InvalidResponse: they are not indexed from 0.
+        KeyError, TypeError: a field is missing or has another type.
+    """
+    ordered = sorted(samples, key=lambda sample: sample["index"])
+    if [sample["index"] for sample in ordered] != [*range(len(ordered))]:
+        raise InvalidResponse("the samples of the response are not indexed from 0")
+    return ordered
 
 
 def _stopped(reason: Any) -> bool:

@@ -280,8 +280,7 @@ class VllmEngine:
 
 def _read_sample(sample: Any) -> Sample:
     tokens = [int(token) for token in sample.token_ids]
-    logprobs = [float(candidates[token].logprob) for token, candidates in zip(tokens, sample.logprobs, strict=True)]
-    return Sample(tokens, logprobs, sample.finish_reason == "stop")
+    return Sample(tokens, logprobs_of(tokens, sample.logprobs), sample.finish_reason == "stop")
 
 
 def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:

@@ -17,24 +17,24 @@ from tests.support.models.tiny import settings
 
 
 class Llm:
-    """Remembers what it is told, in order."""
+    """Remembers its calls, in order."""
 
     def __init__(self, **arguments: Any) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.version = "none"
         core = SimpleNamespace(shutdown=lambda: None)
         self.llm_engine = SimpleNamespace(set_weight_version=self.set_version, engine_core=core)
-        self.llm_engine.reset_encoder_cache = lambda: self.told.append("features")
+        self.llm_engine.reset_encoder_cache = lambda: self.calls.append("features")
 
     def set_version(self, version: str) -> None:
         self.version = version
-        self.told.append(f"version {version}")
+        self.calls.append(f"version {version}")
 
     def collective_rpc(self, method: Any, args: tuple) -> None:
-        self.told.append("weights")
+        self.calls.append("weights")
 
     def reset_prefix_cache(self) -> None:
-        self.told.append("reset")
+        self.calls.append("reset")
 
     def generate(self, prompts: list[dict], settings: list[Any], **more: Any) -> list[Any]:
         self.prompts, self.settings = prompts, settings
@@ -68,18 +68,18 @@ def test_prompts_with_settings_of_their_own_are_sampled_in_one_call(engine):
 
 
 def test_what_older_weights_computed_is_forgotten_before_anything_is_sampled_with_new_ones(engine):
-    engine._llm.told.clear()
+    engine._llm.calls.clear()
     engine.update_weights(3)
-    assert engine._llm.told == ["weights", "reset", "version 3"]
+    assert engine._llm.calls == ["weights", "reset", "version 3"]
 
 
 def test_an_engine_for_images_forgets_their_features_too(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda name: name)
     reads = replace(engine._parts, image_sample=batch("a").prompts[0])
     other = VllmEngine(reads)
-    other._llm.told.clear()
+    other._llm.calls.clear()
     other.update_weights(3)
-    assert other._llm.told == ["weights", "reset", "features", "version 3"]
+    assert other._llm.calls == ["weights", "reset", "features", "version 3"]
     monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="reads images needs torchvision"):
         VllmEngine(reads)

@@ -180,7 +180,9 @@ def _decoded_prompt(tokens: Sequence[int], images: Sequence[Mapping[str, Any]], 
 
 def logprobs_of(tokens: Sequence[int], candidates: Sequence[Mapping[int, Any]] | None) -> list[float]:
     """Return the log-prob of each token, of the candidates that vLLM has for its place; none where it has none."""
-    return [float(each[token].logprob) for token, each in zip(tokens, candidates or ())]
+    if candidates is None:
+        return []
+    return [float(each[token].logprob) for token, each in zip(tokens, candidates, strict=True)]
 
 
 async def until_disconnect(receive: Any, work: Any) -> dict[str, Any] | None:
