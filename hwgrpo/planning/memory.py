@@ -27,6 +27,7 @@ from hwgrpo.models.vision import MOST_REMEMBERED
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.planning.reward_model_memory import add_reward_models
 from hwgrpo.planning.tower_shape import FULL, TowerShape
+from hwgrpo.rollout.local.packed_weights import MOST_BYTES, packed_weights
 from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD, most_kept_tokens, most_prompts
 from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
@@ -39,6 +40,7 @@ SMALL = 32 * 2**20
 """Smallest tensor in bytes whose block malloc returns to the system when it is freed."""
 COPY = "copy that samples"
 ENGINE = "weights of the engine"
+PACKED = "frozen matrices, packed for sampling"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
@@ -192,6 +194,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and config.rollout.merge_adapters and not copies_all:
         in_layers = count_elements([unit for unit in castable if unit.is_layer])
         always["copy with merged adapters"] = rollout_dtype.itemsize * in_layers
+    if work.samples and (adapters or COPY in always) and packed_weights(torch.device(work.device_type), rollout_dtype):
+        always[PACKED] = min(MOST_BYTES, rollout_dtype.itemsize * _packed_elements(shape))
     images = _image_bytes(config, shape.tower, work, encoders=1 + (COPY in always) + has_reference)
     always.update(images.always)
     host.update(images.host)
@@ -301,6 +305,14 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         host["weights of the engine, asleep"] = rollout[ENGINE]
     rewards = add_reward_models(config, work.prompts, always, host)
     return Memory(always, rollout, update, step, {} if host is always else host, loading, rewards)
+
+
+def _packed_elements(shape: ModelShape) -> int:
+    """Return the elements of linear layers; that small ones are not packed makes no difference."""
+    matrices = [unit.where(lambda p: p.is_castable and not p.is_adapter and len(p.shape) == 2) for unit in shape.units]
+    tables = [p for unit in matrices for p in unit.parameters if p.shape == (shape.vocab, shape.hidden)]
+    embeddings = shape.vocab * shape.hidden * (len(tables) - 1)  # one is the LM head
+    return count_elements(matrices) - embeddings
 
 
 def compiles_products() -> bool:

@@ -18,6 +18,7 @@ shared_prefix_attention.py   attention of new tokens over a prompt shared by sev
 adapted_linear.py            linear layers with low-rank adapters; those of the same input as one
 merged_adapters.py           adapters merged into the weights of the sampler's copy
 joined_weights.py            weights side by side in memory
+packed_weights.py            products by oneDNN on a CPU, frozen weights in its layout
 kernel_fallback.py           the kernels of the lean step, and decoding without after a failed check
 decode_graph.py              the lean step as a device graph
 graph_fallback.py            whether it is one, and decoding without after a failed recording

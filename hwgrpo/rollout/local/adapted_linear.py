@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from hwgrpo.models.quantization import QuantizedLinear
 from hwgrpo.rollout.local.joined_weights import join
+from hwgrpo.rollout.local.packed_weights import PackedWeights, Product
 
 LORA_MODEL = "peft.tuners.lora.model.LoraModel"
 LORA_LINEAR = "peft.tuners.lora.layer.Linear"
@@ -64,19 +65,33 @@ class Projection:
     adapters: tuple[Adapters, ...] = ()
     dequantized: Callable[[torch.dtype], torch.Tensor] | None = None
     """Returns a quantized layer's weight in a dtype."""
+    parts: tuple[torch.Tensor, ...] = ()
+    """The layers' weights; side by side, where there are several."""
+    product: Product | None = None
+    """With weight and bias; None: torch's."""
+
+    def by_packed(self, packed: PackedWeights) -> Projection:
+        """Return the projection with products by packed weights, where these are faster."""
+        return self if self.dequantized else replace(self, product=packed.product(self.parts, self.weight))
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [B, outputs] of hidden states [B, inputs]."""
-        result = F.linear(hidden, self._operand(hidden.dtype), self.bias)
+        if self.product is not None:
+            result = self.product(hidden, self.bias)
+        else:
+            result = F.linear(hidden, self._operand(hidden.dtype), self.bias)
         for each in self.adapters:
             each.add_to(result, hidden)
         return result
 
     def add_to(self, total: torch.Tensor, hidden: torch.Tensor, factor: float) -> None:
         """Add factor * layer(hidden) to `total` [B, outputs] in place."""
-        total.addmm_(hidden, self._operand(hidden.dtype).t(), alpha=factor)
-        if self.bias is not None:
-            total.add_(self.bias, alpha=factor)
+        if self.product is not None:
+            total.add_(self.product(hidden, self.bias), alpha=factor)
+        else:
+            total.addmm_(hidden, self._operand(hidden.dtype).t(), alpha=factor)
+            if self.bias is not None:
+                total.add_(self.bias, alpha=factor)
         for each in self.adapters:
             each.add_to(total, hidden, factor)
 
@@ -89,6 +104,10 @@ class Concatenated:
     """Linear layers of the same input, one product each."""
 
     parts: tuple[Projection, ...]
+
+    def by_packed(self, packed: PackedWeights) -> Concatenated:
+        """See `Projection.by_packed`."""
+        return Concatenated(tuple(part.by_packed(packed) for part in self.parts))
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [B, outputs of all] of hidden states [B, inputs]."""
@@ -122,7 +141,7 @@ def read_projection(module: Any) -> Projection:
         for n in (active_adapters(module) if adapted else ())
     ]
     dequantized = base.dequantized if isinstance(base, QuantizedLinear) else None
-    return Projection(base.weight, base.bias, tuple(adapters), dequantized)
+    return Projection(base.weight, base.bias, tuple(adapters), dequantized, (base.weight,))
 
 
 def read_joined(*modules: Any) -> Projection | Concatenated:
@@ -144,7 +163,7 @@ def read_joined(*modules: Any) -> Projection | Concatenated:
         for part, columns in zip(parts, outputs, strict=True)
         for each in part.adapters
     ]
-    return Projection(weight, bias, _join_adapters(alone))
+    return Projection(weight, bias, _join_adapters(alone), parts=tuple(part.weight for part in parts))
 
 
 def _join_adapters(alone: Sequence[tuple[torch.Tensor, Addition]]) -> tuple[Adapters, ...]:

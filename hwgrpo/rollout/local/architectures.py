@@ -8,8 +8,7 @@ tower has no part in a decode step.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from hwgrpo.models.placeholders import reads_images
 from hwgrpo.models.vision import vision_modules
 from hwgrpo.rollout.local import adapted_linear
 from hwgrpo.rollout.local.adapted_linear import Concatenated, Projection, read_joined, read_projection
+from hwgrpo.rollout.local.packed_weights import CPUINFO, PackedWeights
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,6 @@ VISION_MODELS = frozenset(
 PREFIX = "transformers.models."
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone; the others change with the length of the sequence."""
-
-CPUINFO = Path("/proc/cpuinfo")
-"""Linux' list of processor features."""
 
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """bfloat16 instructions of x86 (two) and Arm."""
@@ -237,6 +234,16 @@ class Block:
     """Over all keys of a token."""
     head_norm: Norm | None
     """Over each head of queries, then keys."""
+
+    def by_packed(self, packed: PackedWeights) -> Block:
+        """Return the block with products by packed weights, where these are faster."""
+        return replace(
+            self,
+            query_key_value=self.query_key_value.by_packed(packed),
+            output=self.output.by_packed(packed),
+            gate_up=self.gate_up.by_packed(packed),
+            down=self.down.by_packed(packed),
+        )
 
 
 def read_norm(module: Any, architecture: Architecture) -> Norm:

@@ -29,6 +29,7 @@ from hwgrpo.rollout.local.kernel_fallback import DecodeKernels
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.rollout.local.merged_adapters import MERGED_IN_16_BITS, merge, unshared_parameters
+from hwgrpo.rollout.local.packed_weights import packed_weights
 from hwgrpo.rollout.local.slot_scheduler import PREFILL_AHEAD
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
@@ -101,6 +102,7 @@ class LocalEngine:
         self._copy = None if self._shares_weights else self._make_copy()
         self.metrics: Mapping[str, float] = {}
         """Of the last session or `generate` (`DecodeSession.close`)."""
+        self._packed = packed_weights(device, compute_dtype)
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
             self._supports_padding = check_cache(sampler, device, longest)
@@ -108,8 +110,8 @@ class LocalEngine:
                 check_images(sampler, device, image_sample, supports_padding=self._supports_padding)
                 if (encoder := image_encoder(sampler)) is not None:
                     encoder.sample = image_sample
-            self._unsupported = check_lean_step(sampler, device)
-            self._kernels = DecodeKernels(partial(check_lean_step, kernels=True))
+            self._unsupported = check_lean_step(sampler, device, packed=self._packed)
+            self._kernels = DecodeKernels(partial(check_lean_step, kernels=True, packed=self._packed))
             self._graphs = DecodeGraphs(recorder, graphs_required)
             if self._unsupported is None:
                 self._kernels.check(sampler, device)
@@ -269,6 +271,7 @@ class LocalEngine:
         """Free the copy of the weights, where there is one."""
         self._usable = False
         self._copy = None
+        self._packed = packed_weights(self._device, self._dtype)
 
     def health(self) -> bool:
         """Return whether the engine is awake."""
@@ -294,7 +297,7 @@ class LocalEngine:
         return DistinctRows(rows) if self._device.type == "cpu" else rows
 
     def _lean_rows(self, model: PreTrainedModel, fixed: bool = False, room: int = 0) -> LeanRows:
-        return LeanRows(model, self._device, fixed=fixed, kernels=self._kernels.active, room=room)
+        return LeanRows(model, self._device, fixed=fixed, kernels=self._kernels.active, room=room, packed=self._packed)
 
 
 @contextmanager

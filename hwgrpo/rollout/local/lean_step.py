@@ -20,6 +20,7 @@ from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, rea
 from hwgrpo.rollout.local.continued_prefill import prefill_after
 from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows, shift_of
 from hwgrpo.rollout.local.kernel_fallback import step_kernels
+from hwgrpo.rollout.local.packed_weights import PackedWeights
 from hwgrpo.rollout.local.shared_prefix_attention import ParkedRow, SharedPromptCache, StepPlaces
 
 
@@ -33,13 +34,21 @@ class LeanRows:
             as a recording needs; a little slower without one.
         kernels: use the kernels that the registry selects for the device; otherwise torch's operations.
         room: most tokens that a row will have beyond its prompt; 0: unknown.
+        packed: makes the products with weights; None: torch does.
     """
 
     compact_below = COMPACT_BELOW
     refills = parks = True
 
     def __init__(
-        self, model: Any, device: torch.device, fixed: bool = False, *, kernels: bool = True, room: int = 0
+        self,
+        model: Any,
+        device: torch.device,
+        fixed: bool = False,
+        *,
+        kernels: bool = True,
+        room: int = 0,
+        packed: PackedWeights | None = None,
     ) -> None:
         architecture = architecture_of(model)
         assert architecture is not None
@@ -55,6 +64,10 @@ class LeanRows:
         self._norm: Norm = read_norm(self._decoder.norm, architecture)
         self._embed: nn.Module = base.get_input_embeddings()
         self._head: Projection = read_projection(base.get_output_embeddings())
+        self._packed = packed
+        if packed is not None:
+            self._blocks = [block.by_packed(packed) for block in self._blocks]
+            self._head = self._head.by_packed(packed)
         banned = placeholder_ids(base.config)
         self._banned = torch.tensor(banned, device=device) if banned else None
         config = base.config.get_text_config()
@@ -91,6 +104,8 @@ class LeanRows:
         return self.compute(token_B)
 
     def weights_changed(self) -> None:
+        if self._packed is not None:
+            self._packed.refresh()
         pairs = [(self._norm, read_norm(self._decoder.norm, self._architecture))]
         for layer, block in zip(self._decoder.layers, self._blocks, strict=True):
             norms = read_norms(layer, self._architecture)

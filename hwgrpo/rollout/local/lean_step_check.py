@@ -29,10 +29,16 @@ from hwgrpo.rollout.local.decode_rows import (
     tokens_of,
 )
 from hwgrpo.rollout.local.lean_step import LeanRows
+from hwgrpo.rollout.local.packed_weights import PackedWeights
 
 
 def check_lean_step(
-    model: PreTrainedModel, device: torch.device, recorder: Recorder | None = None, *, kernels: bool = False
+    model: PreTrainedModel,
+    device: torch.device,
+    recorder: Recorder | None = None,
+    *,
+    kernels: bool = False,
+    packed: PackedWeights | None = None,
 ) -> str | None:
     """Decode a few tokens both ways; return why the lean step cannot be used, or None.
 
@@ -44,6 +50,7 @@ def check_lean_step(
         device: where the model is.
         recorder: check the lean step as a recording of this recorder.
         kernels: check it with the kernels that the registry selects, not with torch's operations.
+        packed: check it with products by these packed weights; None: by torch.
 
     Raises:
         RunError: recording fails.
@@ -67,7 +74,7 @@ def check_lean_step(
 
     try:
         expected = decode_by_model()
-        rows: Rows = LeanRows(model, device, fixed=recorder is not None, kernels=kernels)
+        rows: Rows = LeanRows(model, device, fixed=recorder is not None, kernels=kernels, packed=packed)
         if recorder is not None:
             rows = RecordedRows(rows, recorder, worth_recording=1)
         decoded = decode(rows)

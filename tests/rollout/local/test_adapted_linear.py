@@ -104,7 +104,7 @@ def test_the_engine_decodes_an_adapted_policy_by_the_lean_step(dtype, monkeypatc
     assert engine.decode_path == "lean"
     found = engine.generate(batch_of(), greedy)
     assert all(module.training for module in model.modules()), "put back as they were"
-    monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is disabled")
+    monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda *_, **__: "it is disabled")
     own = engine_of(model, compute_dtype=dtype)
     expected = own.generate(batch_of(), greedy)
     assert own.decode_path == "model"

@@ -177,7 +177,7 @@ def model():
 @pytest.mark.parametrize("drive", [Driver.in_rounds, Driver.at_once])
 def test_turns_are_those_that_full_forward_passes_give(model, drive, slots, path, monkeypatch):
     if path == "model":
-        monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "switched off")
+        monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda *_, **__: "switched off")
     monkeypatch.setattr(shared_prefix_attention, "FIRST_CAPACITY", 4)
     with selected() if "kernel" in path else nullcontext():
         engine = engine_of(model, max_sequences=slots, recorder=Recorder() if "graph" in path else None)

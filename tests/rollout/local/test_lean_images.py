@@ -73,7 +73,7 @@ def sample_of(name: str) -> Prompt:
 
 def by_the_model(model: Any, batch: PromptBatch, sampling: Sampling, monkeypatch: pytest.MonkeyPatch, **more: Any):
     with monkeypatch.context() as patch:
-        patch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is disabled")
+        patch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda *_, **__: "it is disabled")
         engine = engine_of(model, **more)
         assert engine.decode_path == "model"
         return engine.generate(batch, sampling)
@@ -292,7 +292,7 @@ def test_turns_go_on_with_what_was_kept_of_images(name, recorder, monkeypatch):
     assert encoder.encoded - before == len(every)
     assert engine.metrics["rollout/continued_tokens"] > 0
     with monkeypatch.context() as patch:
-        patch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is disabled")
+        patch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda *_, **__: "it is disabled")
         own = engine_of(model, max_sequences=6)
         expected = sampled(own)
     assert own.metrics["rollout/continued_tokens"] == 0

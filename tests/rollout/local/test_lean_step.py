@@ -63,7 +63,7 @@ def test_the_engine_samples_the_same_by_both_paths(dtype, monkeypatch):
     lean = engine_of(model, compute_dtype=dtype)
     assert (lean.decode_path, lean.decode_reason, lean.notes[:-1]) == ("lean", "", ())
     ours = lean.generate(batch_of(), sampling)
-    monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is disabled")
+    monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda *_, **__: "it is disabled")
     own = engine_of(model, compute_dtype=dtype)
     theirs = own.generate(batch_of(), sampling)
     assert (own.decode_path, own.decode_reason) == ("model", "it is disabled")
@@ -210,7 +210,7 @@ def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path,
 @pytest.mark.parametrize("stop", [(), ("ab", "b", "1")], ids=["tokens", "strings"])
 def test_how_often_the_host_looks_changes_no_response(path, stop, monkeypatch):
     if path == "model":
-        monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is disabled")
+        monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda *_, **__: "it is disabled")
     engine = engine_of(model_of("Qwen3"), max_sequences=9)
     sampling = Sampling(8, 23, stop=stop, stop_token_ids=tuple(range(0, len(TOKENIZER), 9)), temperature=1.5)
     expected = engine.generate(batch_of(), sampling)
