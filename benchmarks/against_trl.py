@@ -4,7 +4,7 @@ Each side is a separate process with its own peak memory, of which the memory wi
 subtracted in another column. They alternate: while one runs a block of steps the other waits for its next request and
 uses no CPU. Before anything is timed, TRL samples a batch, both sides compute its loss and gradient, and a relative
 difference above 1e-5 ends the benchmark, of a published model one of the full gradient; in bf16, one above what
-rounding explains.
+rounding explains. The steps are those of new processes, whose peak memory is theirs alone.
 
     python benchmarks/against_trl.py --trl-python /path/to/venv-with-trl/bin/python --setting add --steps 60
     python benchmarks/against_trl.py --trl-python ... --setting arithmetic --model FOLDER --dtype bfloat16 --threads 2
@@ -162,16 +162,18 @@ def _has_trl(python: str) -> bool:
 def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     _prepare(setting, folder, args.smoke)
     (folder / "setting.json").write_text(json.dumps(asdict(setting)))
-    running = [_Side(side, args, folder) for side in ("trl", "hwgrpo")[not has_trl :]]
-    ours = running[-1]
-    agreement = ours.ask(running[0].ask("sample") if has_trl else plain_sample(setting, folder))
+    names = ("trl", "hwgrpo")[not has_trl :]
+    comparing = [_Side(side, args, folder) for side in names]
+    agreement = comparing[-1].ask(comparing[0].ask("sample") if has_trl else plain_sample(setting, folder))
     tolerances = _tolerances(setting, folder)
     if any(agreement[key] > limit for key, limit in tolerances.items()):
         raise SystemExit(f"{name}: the first step differs: {agreement}, at most {tolerances}")
     held_out = (folder / "validation.jsonl").exists()
-    before = {side.name: side.ask("greedy") for side in running if held_out}
-    for side in running:
-        side.forget_peak()
+    before = {side.name: side.ask("greedy") for side in comparing if held_out}
+    for side in comparing:
+        side.close()
+    running = [_Side(side, args, folder) for side in names]  # without what the comparison leaves in memory
+    ours = running[-1]
     turns: dict[str, list[dict[str, Any]]] = {side.name: [] for side in running}
     for turn in range(-1, args.steps // args.block):
         for side in running:
@@ -247,10 +249,6 @@ class _Side:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._read()
-
-    def forget_peak(self) -> None:
-        """Count the peak memory from now on: of the steps, without greedy responses to all held-out rows at a time."""
-        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
 
     def close(self) -> None:
         assert self._process.stdin is not None
