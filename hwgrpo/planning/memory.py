@@ -194,7 +194,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and config.rollout.merge_adapters and not copies_all:
         in_layers = count_elements([unit for unit in castable if unit.is_layer])
         always["copy with merged adapters"] = rollout_dtype.itemsize * in_layers
-    if work.samples and (adapters or COPY in always) and packed_weights(torch.device(work.device_type), rollout_dtype):
+    if work.samples and (adapters or COPY in always) and packed_weights(work.device_type, rollout_dtype):
         always[PACKED] = min(MOST_BYTES, rollout_dtype.itemsize * _packed_elements(shape))
     images = _image_bytes(config, shape.tower, work, encoders=1 + (COPY in always) + has_reference)
     always.update(images.always)

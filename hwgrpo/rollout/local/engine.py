@@ -102,7 +102,7 @@ class LocalEngine:
         self._copy = None if self._shares_weights else self._make_copy()
         self.metrics: Mapping[str, float] = {}
         """Of the last session or `generate` (`DecodeSession.close`)."""
-        self._packed = packed_weights(device, compute_dtype)
+        self._packed = packed_weights(device.type, compute_dtype)
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
             self._supports_padding = check_cache(sampler, device, longest)
@@ -271,7 +271,7 @@ class LocalEngine:
         """Free the copy of the weights, where there is one."""
         self._usable = False
         self._copy = None
-        self._packed = packed_weights(self._device, self._dtype)
+        self._packed = packed_weights(self._device.type, self._dtype)
 
     def health(self) -> bool:
         """Return whether the engine is awake."""

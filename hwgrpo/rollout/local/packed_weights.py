@@ -83,10 +83,10 @@ def _linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
 
 
-def packed_weights(device: torch.device, dtype: torch.dtype) -> PackedWeights | None:
+def packed_weights(device_type: str, dtype: torch.dtype) -> PackedWeights | None:
     """Return what makes the products with weights of a dtype, or None where torch does: on all but x86 processors."""
     is_x86 = platform.machine() in ("x86_64", "AMD64")
-    if device.type != "cpu" or not is_x86 or not torch.backends.mkldnn.is_available():
+    if device_type != "cpu" or not is_x86 or not torch.backends.mkldnn.is_available():
         return None
     mkldnn = torch.ops.mkldnn
     supported = {
