@@ -101,8 +101,8 @@ def test_there_are_never_more_threads_than_before(host):
 
 def test_a_short_window_is_measured_with_the_next(host, monkeypatch):
     follow = FreeCoreThreads()
-    long = host()
-    short = CpuTimes(1.1, 1.1, {0: 1.0, 1: 1.0})
+    short = CpuTimes(1.1, 1.1, {0: 1.1, 1: 1.1})
+    long = CpuTimes(1.25, 1.25, {0: 1.25, 1: 1.25})
     for reading, threads in ((short, 2), (long, 1)):
         monkeypatch.setattr(free_cores, "read_cpu_times", lambda reading=reading: reading)
         follow.update()
