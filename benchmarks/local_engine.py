@@ -9,9 +9,11 @@ differ by at most 1e-4 (fp32), or the benchmark ends.
     .venv-vllm/bin/python benchmarks/local_engine.py --peer vllm --size 36m
     python benchmarks/local_engine.py --model FOLDER --rows 64 --threads 2 --dtype float32 --dtype bfloat16
     python benchmarks/local_engine.py --model FOLDER --rows 64 --threads 2 --dtype bfloat16 --busy 1
+    python benchmarks/local_engine.py --model FOLDER --rows 64 --threads free --dtype bfloat16 --busy 1
 
 Both sides run with the variables that `hwgrpo train` sets on a CPU. `--busy N` runs N programs beside them that need a
-core each.
+core each. With `--threads free` hwgrpo sets its threads before each of its rounds as `trainer.threads=free` does before
+each step, by the load since its round before.
 The local engine and vLLM also return the log-prob of every token; `generate` returns tokens. "GEMM share" compares two
 rates: that of the decoded tokens' matrix products in a side's full time, which includes attention, sampling and
 prompts, and that of `torch.nn.functional.linear` alone with the same weights and number of rows, measured in the same
@@ -51,6 +53,7 @@ from hwgrpo.bench.machine import processor  # noqa: E402
 from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
 from hwgrpo.rollout.local.engine import LocalEngine  # noqa: E402
 from hwgrpo.rollout.vllm.engine import ENVIRONMENT  # noqa: E402
+from hwgrpo.support.free_cores import FreeCoreThreads  # noqa: E402
 from hwgrpo.values import Prompt, PromptBatch, Sampling  # noqa: E402
 
 SIZES: dict[str, dict[str, int]] = {
@@ -73,7 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--response-tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--threads",
+        type=threads_of,
+        default=1,
+        help="free: hwgrpo has the free cores, transformers torch's default",
+    )
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="programs beside it that never wait")
     parser.add_argument("--peer", choices=("transformers", "vllm"), default="transformers", help="the other side")
     parser.add_argument("--output", help="write the results as JSON to this file")
@@ -85,7 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.size = [args.model.name]
     if args.rows < SAMPLES or args.rows % SAMPLES:
         raise SystemExit(f"--rows {args.rows} must be a multiple of {SAMPLES}, the responses to a prompt")
-    torch.set_num_threads(args.threads)
+    if args.threads == "free" and args.peer == "vllm":
+        raise SystemExit("--threads free with --peer vllm, which sets threads of its own; give a number")
+    if args.threads != "free":
+        torch.set_num_threads(args.threads)
     transformers.utils.logging.set_verbosity_error()
     with busy_programs(args.busy):
         results = [measure(size, dtype, args) for size in args.size or SIZES for dtype in args.dtype or ("float32",)]
@@ -95,6 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output:
         Path(args.output).write_text(json.dumps(results, indent=1, default=str) + "\n")
     return 0
+
+
+def threads_of(text: str) -> int | str:
+    """Return a number of threads, or "free"."""
+    return text if text == "free" else int(text)
 
 
 @contextmanager
@@ -142,15 +158,22 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     products: list[float] = []
+    follow = FreeCoreThreads() if args.threads == "free" else None
+    threads: list[int] = []
     for round_number in range(args.repeat + 1):
+        if follow is not None:
+            torch.set_num_threads(follow.most)
         # a response's first token is computed with its prompt
         products.append(multiply(model, args.rows, args.response_tokens - 1))
         for name, generate in sides.items():
+            if follow is not None and name == "hwgrpo" and (note := follow.update()):
+                print(note, file=sys.stderr)
             began, began_cpu = time.perf_counter(), time.process_time()
             generate(round_number)
             if round_number:
                 wall[name].append(time.perf_counter() - began)
                 cpu[name].append(time.process_time() - began_cpu)
+        threads.append(torch.get_num_threads())
     return {
         "size": size,
         "dtype": dtype,
@@ -159,6 +182,7 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         "wall_s": wall,
         "cpu_s": cpu,
         "products_s": products[1:],
+        "threads": threads[1:],
         "flops_per_token": 2 * sum(weight.numel() for weight in weights_of(model)),
         "decode_path": engine.decode_path,
         "logprobs_apart": apart,

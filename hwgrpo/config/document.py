@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Sequence
 from functools import cache
@@ -50,7 +51,7 @@ def _walk(
         limits: Limits | None = field.metadata.get("limits")
         yield Entry(
             key=key,
-            type=str(written[field.name]),
+            type=re.sub(r"Literal\['(\w+)'\]", r"\1", str(written[field.name])),
             default=_default(field),
             allowed=limits.describe() if limits else "",
             used_by=" and ".join(describe(condition, prefix) for condition in conditions),

@@ -61,8 +61,10 @@ class Limits:
             return f"{'at least' if self.at_least is not None else 'above'} {_bound(bound)}"
         return f"{low}x{high}" if low or high else ""
 
-    def accepts(self, value: float) -> bool:
-        """Whether a number is finite and lies within the limits."""
+    def accepts(self, value: float | str) -> bool:
+        """Whether a number is finite and lies within the limits; a word is allowed by the field's type."""
+        if isinstance(value, str):
+            return True
         largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
         return (
             abs(value) <= (largest if self.at_most is None else max(largest, self.at_most))

@@ -6,7 +6,7 @@ A recipe states only what differs from these defaults. `hwgrpo config` prints th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import MISSING
 
@@ -785,8 +785,11 @@ class TrainerConfig:
     process_group_timeout: float = limited(7200.0, above=0, at_most=LONGEST_TIMEOUT)
     """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model, and that its main
     thread waits for the threads that generate and write checkpoints; after that the run ends with an error."""
-    threads: int = limited(0, at_least=0, at_most=1024)
-    """CPU threads per process; 0: torch's default, divided among the ranks of this host."""
+    threads: int | Literal["free"] = limited(0, at_least=0, at_most=1024)
+    """CPU threads per process; 0: torch's default, divided among the ranks of this host. free: as many of torch's
+    default as this process's cores that other programs leave free, on Linux, measured anew before each step. Another
+    number of threads may round differently, so a second or resumed run is not the same to the last bit. One process
+    only, and not with `rollout.max_staleness`; commands without training steps measure once at their start."""
 
 
 @dataclass

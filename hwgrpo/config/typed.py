@@ -134,6 +134,8 @@ def build(hint: Any, value: Any, key: str, default: Any = None) -> Any:
             return _checked_text(value, key)
         if type(value) is kind and kind in (bool, int, float):
             return value
+        if typing.get_origin(kind) is typing.Literal and isinstance(value, str) and value in typing.get_args(kind):
+            return value
         if kind is float and type(value) is int:
             return _as_float(value, key)
     raise _wrong_type(kinds, value, key)
@@ -245,7 +247,7 @@ def _as_float(value: int, key: str) -> float:
 
 
 def _wrong_type(kinds: tuple[Any, ...], value: Any, key: str) -> ConfigError:
-    allowed = " or ".join("null" if k is types.NoneType else k.__name__ if type(k) is type else str(k) for k in kinds)
+    allowed = " or ".join(_named(kind) for kind in kinds)
     if str not in kinds and any(typing.get_origin(kind) is list for kind in kinds):
         element = {"reward.functions": "exact_match", "rollout.agent.tools": "python"}.get(key, "...")
         return ConfigError(f"{key}={shown(value)} must be a list, e.g. {key}=[{element}]")
@@ -255,7 +257,14 @@ def _wrong_type(kinds: tuple[Any, ...], value: Any, key: str) -> ConfigError:
     elif str in kinds and isinstance(value, (Mapping, list)):
         remedy = f"; put text with : , [ or {{ in quotes, e.g. {key}='\"a: b\"'"
     elif {int, float} & {*kinds} and isinstance(value, str):
-        remedy = ", in decimal digits"
+        remedy = "" if any(typing.get_origin(kind) is typing.Literal for kind in kinds) else ", in decimal digits"
     elif int in kinds and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         remedy = f", e.g. {int(value)}"
     return ConfigError(f"{key}={shown(value)} has the wrong type; it must be {allowed}{remedy}")
+
+
+def _named(kind: Any) -> str:
+    """Return how an error names an allowed type."""
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(typing.get_args(kind))
+    return "null" if kind is types.NoneType else kind.__name__ if type(kind) is type else str(kind)

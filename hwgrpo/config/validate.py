@@ -103,6 +103,11 @@ def check_world_size(config: Settings, world_size: int) -> None:
             f"trainer.strategy={t.strategy!r} with {world_size} ranks would train {world_size} separate models; "
             "use trainer.strategy=ddp (or auto)"
         )
+    if t.threads == "free" and world_size > 1:
+        raise ConfigError(
+            f"trainer.threads=free with {world_size} ranks, which would count each other as other programs; set a "
+            "number of threads, or trainer.threads=0, which divides the cores of a host among its ranks"
+        )
     size = ranks_per_sequence(config)
     check_prefetching_ranks(config, world_size)
     if world_size % size:
@@ -423,6 +428,16 @@ def check_strategy(config: Settings) -> None:
         ConfigError: it does not; with the reason and the remedy.
     """
     c, t, strategy = config, config.trainer, _strategy_kind(config)
+    if t.threads == "free" and t.deterministic:
+        raise ConfigError(
+            "trainer.threads=free with trainer.deterministic=true: another number of threads may round differently; "
+            "set a number of threads, or leave trainer.deterministic out"
+        )
+    if t.threads == "free" and c.rollout.max_staleness:
+        raise ConfigError(
+            f"trainer.threads=free with rollout.max_staleness={c.rollout.max_staleness}, whose second thread generates "
+            "beside the training: the free cores are of one of them; set a number of threads, or max_staleness=0"
+        )
     if strategy is not None and strategy.one_process and t.sequence_parallel_size > 1:
         raise ConfigError(
             f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy={t.strategy!r}: "

@@ -43,7 +43,7 @@ def reward_step(run: TrainingRun, step: int) -> None:
         "perf/throughput": total / max(times["timing_s/step"], 1e-9),
         "data/epoch": step * config.trainer.prompts_per_step / run.prompts.sampler.size,
     }
-    values |= times | run.memory()
+    values |= times | run.machine()
     raise_if_moved(run.lock, strategy)
     for note in update.pop_notes():
         run.observer.note(note)

@@ -4,6 +4,7 @@ child_processes.py       the hash seed that child processes share, and their end
 closing.py               close several things, each whatever the others do
 event_loops.py           an event loop for a coroutine, also where one runs already
 file_systems.py          locks, durable writes and copies, also where Lustre, NFS, CIFS or FUSE refuse them
+free_cores.py            torch's number of threads, set by the cores that other programs leave free
 framed_messages.py       messages in a pipe: the length in 8 bytes, then the body
 given_objects.py         Python objects that settings name: `object://NAME`
 http_exchange.py         one HTTP request with limits on time and size, and an exception per kind of failure

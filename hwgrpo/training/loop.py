@@ -41,8 +41,10 @@ def iterate_steps(run: R, train: Callable[[R, int], None], validate: Callable[[R
     oom = explain_out_of_memory(run.config, run.device, lambda: run.watch.failed)
     with run.interrupt as interrupt, name_lost_ranks(), oom, run.saver:
         if run.start_step == 0 and t.validate_at_start:
+            run.update_threads()
             validate(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
+            run.update_threads()
             train(run, step)
             if run.lock is not None:
                 run.lock.keep()

@@ -17,6 +17,7 @@ from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.support.closing import close_all
+from hwgrpo.support.free_cores import FreeCoreThreads
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
@@ -51,8 +52,10 @@ class TrainingRun:
     """Writes the selected kernels to the run's folder."""
     lock: FolderLock | None
     """Lock of the run's folder; None on ranks other than rank 0."""
-    memory: Callable[[], dict[str, float]]
-    """Returns the device's memory metrics; empty if it has none."""
+    machine: Callable[[], dict[str, float]]
+    """Returns metrics of the device's memory, if it has any of its own, and of threads that follow the free cores."""
+    threads: FreeCoreThreads | None
+    """Sets the threads of each step; None: their number is fixed."""
     peak: float | None
     """Peak FLOP/s of a device in the compute dtype; None if unknown."""
     tokenizer: PreTrainedTokenizerBase
@@ -66,6 +69,11 @@ class TrainingRun:
     """Requests to stop the run, one object for loop and `finish`, so that the second ends the run in either."""
     interrupted: bool = field(default=False, init=False)
     """A signal ended the run before its last step."""
+
+    def update_threads(self) -> None:
+        """Set the threads of what is computed next, with `trainer.threads=free`."""
+        if self.threads is not None and (note := self.threads.update()):
+            self.observer.note(note)
 
     def close(self) -> None:
         """Stop background work and release the run's resources except the process group.

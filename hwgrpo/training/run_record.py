@@ -26,6 +26,7 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
 from hwgrpo.data.prompts import dataset_notes, overlong_note
 from hwgrpo.rollout.engine_kind import unmatched_filters
+from hwgrpo.support.free_cores import FreeCoreThreads
 from hwgrpo.support.run_files import read_whole, write_whole
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.model_setup import Models
@@ -203,8 +204,7 @@ def write_kernel_selections(output: Path, rank: int) -> None:
         write_whole(output / "kernels.json", json.dumps(hwgrpo_kernels.choices(), indent=1))
 
 
-def memory_metrics(device: Device) -> dict[str, float]:
-    memory = device.memory()
-    if memory.peak is None:
-        return {}
-    return {"perf/max_memory_allocated_gb": memory.peak / 2**30}
+def machine_metrics(device: Device, threads: FreeCoreThreads | None) -> dict[str, float]:
+    peak = device.memory().peak
+    memory = {} if peak is None else {"perf/max_memory_allocated_gb": peak / 2**30}
+    return memory if threads is None else memory | {"perf/threads": float(threads.threads)}

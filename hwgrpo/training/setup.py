@@ -37,6 +37,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ShardedWeights
 from hwgrpo.rollout.shared_devices import sleeps
+from hwgrpo.support.free_cores import FreeCoreThreads
 from hwgrpo.training.checkpoint.restore import set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies
@@ -58,14 +59,14 @@ from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
     filters_note,
     frozen_dtype_note,
-    memory_metrics,
+    machine_metrics,
     partial_note,
     prompt_notes,
     start_summary,
     write_kernel_selections,
     write_run_record,
 )
-from hwgrpo.training.shared_setup import build_engine, load_trainable, prepare_process
+from hwgrpo.training.shared_setup import build_engine, follow_free_cores, load_trainable, prepare_process
 from hwgrpo.training.stages.capture import StepCapture
 from hwgrpo.training.stages.profile import StepProfile
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
@@ -110,12 +111,13 @@ def build_run(
         RunError: the model does not fit into memory, or a rank is missing or lost.
         RunFinished: all steps are done, and all outputs exist.
     """
+    threads = follow_free_cores(config)
     device = prepare_process(config, backend, local_rank, local_world_size)
     with name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
         here = with_absolute_paths(config)
         if engine_share is not None:
             here.rollout.gpu_memory_utilization = engine_share
-        run = _build(here, device, undo, allow_finished, notes, observe, written=config)
+        run = _build(here, device, threads, undo, allow_finished, notes, observe, written=config)
         undo.pop_all()
     return run
 
@@ -123,6 +125,7 @@ def build_run(
 def _build(
     config: Config,
     device: Device,
+    threads: FreeCoreThreads | None,
     undo: ExitStack,
     allow_finished: bool,
     notes: Sequence[str],
@@ -135,6 +138,7 @@ def _build(
     Args:
         config: the settings, with absolute paths.
         device: this rank's device.
+        threads: sets the threads of each step.
         undo: receives the callbacks that close the parts.
         allow_finished, notes, observe: as for `build_run`.
         written: the settings for the run's records, with the user's own paths.
@@ -257,7 +261,8 @@ def _build(
             config, written, device, strategy, folder, data, update, guard, responses, models, observer, resume_check
         ),
         record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
-        memory=lambda: memory_metrics(device),
+        machine=lambda: machine_metrics(device, threads),
+        threads=threads,
         peak=peak.flops if peak else None,
         tokenizer=data.tokenizer,
         load_model=load_trainable,

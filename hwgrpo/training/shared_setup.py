@@ -40,6 +40,7 @@ from hwgrpo.rollout.turn_template import TurnTemplate
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
 from hwgrpo.rollout.workflow import MakeWorkflow
 from hwgrpo.rollout.workflow_engine import with_workflow
+from hwgrpo.support.free_cores import FreeCoreThreads
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
@@ -57,12 +58,19 @@ def prepare_process(config: Config, backend: Backend, local_rank: int, local_wor
     device = Device(backend, local_rank)
     device.set_device()
     threads = config.trainer.threads
-    if threads or local_world_size > 1:
+    if threads == "free":
+        FreeCoreThreads().settle()
+    elif threads or local_world_size > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local_world_size))
     seed_everything(device, config.trainer.seed)
     device.set_deterministic(config.trainer.deterministic)
     choose_kernels(config.kernels, backend)
     return device
+
+
+def follow_free_cores(config: Config) -> FreeCoreThreads | None:
+    """Return what sets the threads of each step, with `trainer.threads=free`; call it before `prepare_process`."""
+    return FreeCoreThreads() if config.trainer.threads == "free" else None
 
 
 def seed_everything(device: Device, seed: int) -> None:

@@ -93,7 +93,9 @@ def build_stages(run: Run) -> Stages:
         observe.append(MeasureCustom(run.metrics, strategy))
     if rewards.metrics:
         observe.append(MeasureRewards(rewards, strategy))
-    observe.append(Report(run.observer, strategy, update, watch, run.peak, run.memory, run.lock, run.reported_failures))
+    observe.append(
+        Report(run.observer, strategy, update, watch, run.peak, run.machine, run.lock, run.reported_failures)
+    )
 
     # the whole step, from its first stage to the new weights
     if run.profile is not None:

@@ -136,13 +136,15 @@ def test_both_sides_can_train_adapters_on_the_model_of_a_folder(dtype, model, tm
     assert row.startswith("| arithmetic, ")
 
 
-@pytest.mark.parametrize("rows", [8, 16])
-def test_the_engine_is_measured_with_the_model_of_a_folder(rows, model, tmp_path, capfd):
+@pytest.mark.parametrize(("rows", "threads"), [(8, "1"), (16, "free")])
+def test_the_engine_is_measured_with_the_model_of_a_folder(rows, threads, model, tmp_path, capfd):
     output = tmp_path / "results.json"
-    arguments = ["--smoke", "--model", str(model), "--rows", str(rows), "--output", str(output)]
+    arguments = ["--smoke", "--model", str(model), "--rows", str(rows), "--threads", threads, "--output", str(output)]
     assert run_main(FOLDER / "local_engine.py", arguments) == 0
     [result] = json.loads(output.read_text())
     assert result["tokens"] == rows * result["settings"]["response_tokens"]
+    assert len(result["threads"]) == len(result["wall_s"]["hwgrpo"])
+    assert 1 <= result["threads"][0] <= (os.cpu_count() or 1)
     assert len(result["products_s"]) == len(result["wall_s"]["hwgrpo"])
     assert all(seconds > 0 for seconds in result["products_s"])
     embeddings = 32 * json.loads((model / "config.json").read_text())["vocab_size"]
@@ -200,6 +202,7 @@ def test_every_benchmark_has_a_smoke_form_and_is_among_the_runs():
         ("against_trl", ["--smoke", "--setting", "arithmetic"], "scripts/fetch_smollm2.py FOLDER"),
         ("against_trl", ["--smoke", "--setting", "add", "--model", "folder"], "leave it out"),
         ("local_engine", ["--rows", "12"], "a multiple of 8"),
+        ("local_engine", ["--threads", "free", "--peer", "vllm"], "give a number"),
         ("graders", [], "scripts/fetch_smollm2.py FOLDER"),
         ("curves", ["--ways", "single", "--output", "curves.csv", "--server-python", "PYTHON"], "-m pip install vllm"),
     ],

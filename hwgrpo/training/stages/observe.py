@@ -107,7 +107,7 @@ class Report:
     update: PolicyUpdate
     watch: Stopwatch
     peak: float | None
-    memory: Callable[[], dict[str, float]]
+    machine: Callable[[], dict[str, float]]
     lock: FolderLock | None
     reported_failures: set[str] = field(default_factory=set)
     """Reward failures reported before: each kind is reported once."""
@@ -118,7 +118,7 @@ class Report:
         speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
         flops = self.strategy.sum([self.update.flops])[0]
         speed |= utilisation(flops, times["timing_s/update_actor"], self.peak, self.strategy.world_size)
-        values = values | state.updated | times | speed | dict(state.generated.metrics) | self.memory()
+        values = values | state.updated | times | speed | dict(state.generated.metrics) | self.machine()
         raise_if_moved(self.lock, self.strategy)  # before writing to the run's folder
         dropped = [*state.generated.dropped, *dropped_records(prompts, completions)]
         if values.get("rollout/groups_dropped"):

@@ -51,7 +51,7 @@ def supervised_step(run: TrainingRun, step: int) -> None:
         "data/epoch": step * config.trainer.prompts_per_step / run.prompts.sampler.size,
     }
     flops = strategy.sum([run.update.flops])[0]
-    values |= utilisation(flops, times["timing_s/update_actor"], run.peak, strategy.world_size) | times | run.memory()
+    values |= utilisation(flops, times["timing_s/update_actor"], run.peak, strategy.world_size) | times | run.machine()
     raise_if_moved(run.lock, strategy)
     for note in run.update.pop_notes():
         run.observer.note(note)

@@ -27,6 +27,7 @@ from hwgrpo.models.time_steps import time_step_note
 from hwgrpo.observe.saved_config import saved_settings
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rollout.stopping import end_token_ids
+from hwgrpo.support.free_cores import FreeCoreThreads
 from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.model_setup import Models
@@ -37,14 +38,14 @@ from hwgrpo.training.resume_check import RECORD, ResumeCheck
 from hwgrpo.training.run_parts import TrainingRun
 from hwgrpo.training.run_record import (
     frozen_dtype_note,
-    memory_metrics,
+    machine_metrics,
     prompt_notes,
     start_summary,
     write_kernel_selections,
     write_run_record,
 )
 from hwgrpo.training.setup import build_models, make_observer, make_prompt_source, make_update, start_strategy
-from hwgrpo.training.shared_setup import load_trainable, prepare_process
+from hwgrpo.training.shared_setup import follow_free_cores, load_trainable, prepare_process
 from hwgrpo.training.startup_checks import Prompts, check_start
 from hwgrpo.training.strategies.lost_ranks import name_lost_ranks
 from hwgrpo.training.strategies.strategy import Strategy
@@ -97,9 +98,10 @@ def build_supervised(
     """
     config = with_absolute_paths(supervised_settings(written))
     (training or SFT).check(config)
+    threads = follow_free_cores(config)
     device = prepare_process(config, backend, local_rank, local_world_size)
     with name_lost_ranks(), explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(training or SFT, config, device, undo, allow_finished, notes, written=written)
+        run = _build(training or SFT, config, device, threads, undo, allow_finished, notes, written=written)
         undo.pop_all()
     return run
 
@@ -165,6 +167,7 @@ def _build(
     training: Training,
     config: Config,
     device: Device,
+    threads: FreeCoreThreads | None,
     undo: ExitStack,
     allow_finished: bool,
     notes: Sequence[str],
@@ -258,7 +261,8 @@ def _build(
         watch=Stopwatch(device.synchronize, trace=device.trace),
         saver=saver,
         record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
-        memory=lambda: memory_metrics(device),
+        machine=lambda: machine_metrics(device, threads),
+        threads=threads,
         peak=peak.flops if peak else None,
         tokenizer=data.tokenizer,
         load_model=training.load_model,
