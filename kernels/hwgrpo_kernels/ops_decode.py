@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import decode_definitions, triton_support
+from . import decode_compiled, decode_definitions, rows_compiled, triton_support
 from .op import Implementation, Op, Shape, Tolerance
 from .ops import randn
 from .registry import default_registry
@@ -132,5 +132,20 @@ for _op in ("decode_attention", "swiglu"):
             requires=("triton",),
             supports=triton_support.reason_against_decoding,
             rank=1,
+        )
+    )
+
+for _op, _load in (
+    ("decode_attention", decode_compiled.load_decode_attention),
+    ("swiglu", decode_compiled.load_swiglu),
+):
+    default_registry.register(
+        Implementation(
+            _op,
+            "compiled",
+            _load,
+            device_types=frozenset({"cpu"}),
+            supports=rows_compiled.reason_against,
+            rank=-1,  # after torch: the local engine prefers it where compiling pays
         )
     )

@@ -15,14 +15,15 @@ from .matrices import accumulated, has_dense_rows, with_dense_rows
 from .op import Key
 
 _SOURCES = ("rows_compiled.cpp", "rows_dtypes.h", "rows_vectors.h")
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}  # enum Dtype of rows_dtypes.h
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+"""enum Dtype of rows_dtypes.h."""
 _Vectors = ctypes.c_void_p * 7
 
 
 def reason_against(key: Key) -> str | None:
-    """Return why the compiled row functions cannot run for `key` on this machine, or None."""
-    if key.dtype not in _DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+    """Return why compiled functions cannot run for `key` on this machine, or None."""
+    if key.dtype not in DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         return f"takes {names}, not {str(key.dtype).removeprefix('torch.')}"
     return host_compiler.reason_against()
 
@@ -58,7 +59,7 @@ def row_stats(
     logits, targets = with_dense_rows(logits), targets.long().contiguous()
     factors = _vector(row_scale, accumulate)
     _library().hwgrpo_row_stats(
-        _DTYPES[logits.dtype], logits.data_ptr(), rows, vocab, logits.stride(0), targets.data_ptr(), scale, squash,
+        DTYPES[logits.dtype], logits.data_ptr(), rows, vocab, logits.stride(0), targets.data_ptr(), scale, squash,
         _address(factors), _addresses(logprob, entropy if with_entropy else None, row_max, log_sum),
         torch.get_num_threads(),
     )  # fmt: skip
@@ -90,7 +91,7 @@ def row_grad(
         for each in (row_scale, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy)
     ]
     _library().hwgrpo_row_grad(
-        _DTYPES[logits.dtype], _DTYPES[dense.dtype], logits.data_ptr(), dense.data_ptr(), rows, vocab,
+        DTYPES[logits.dtype], DTYPES[dense.dtype], logits.data_ptr(), dense.data_ptr(), rows, vocab,
         logits.stride(0), dense.stride(0), targets.data_ptr(), scale, squash, _addresses(*vectors),
         torch.get_num_threads(),
     )  # fmt: skip

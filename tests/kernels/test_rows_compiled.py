@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from hwgrpo_kernels import Key, Shape, default_registry, host_compiler, linear_token_loss, rows_compiled, token_logprob
+from hwgrpo_kernels import (
+    Key,
+    Shape,
+    decode_compiled,
+    default_registry,
+    host_compiler,
+    linear_token_loss,
+    rows_compiled,
+    token_logprob,
+)
 
 from tests.support.numbers.op_agreement import DTYPES, assert_agrees
 
@@ -234,4 +243,4 @@ def test_they_run_where_they_are_asked_for_and_nowhere_else():
 def test_the_files_that_are_compiled_are_there():
     folder = Path(host_compiler.__file__).parent
     found = {each.name for each in folder.iterdir() if each.suffix in (".cpp", ".h")}
-    assert found == set(rows_compiled._SOURCES)
+    assert found == {*rows_compiled._SOURCES, *decode_compiled._SOURCES}

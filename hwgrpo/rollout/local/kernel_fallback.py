@@ -6,13 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from hwgrpo_kernels import resolve
+from hwgrpo_kernels import Choice, resolve
 from transformers import PreTrainedModel
 
 from hwgrpo.models.lm_head import causal_lm
 
 SILU = ("SiLU", "SiLUActivation")
 """Classes of activations that `swiglu` computes."""
+
+COMPILED = "compiled"
+"""Implementations in C++, for a host processor."""
+
+LEAST_COMPILED = 20_000_000
+"""Parameters of a text model from which on compiling pays, which takes a few seconds on a machine's first start."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,27 @@ def step_kernels(model: PreTrainedModel, device: torch.device) -> StepKernels | 
     Raises:
         ValueError: a pinned implementation cannot run.
     """
-    base = causal_lm(model)
-    dtype = base.get_output_embeddings().weight.dtype
-    layer, text = base.get_decoder().layers[0], base.config.get_text_config()
-    attention = resolve("decode_attention", device.type, dtype, layer.self_attn.head_dim)
+    base, attention = causal_lm(model), _attention(model, device)
     if attention.name == "torch":
         return None
+    layer, text = base.get_decoder().layers[0], base.config.get_text_config()
     activation = type(layer.mlp.act_fn).__name__
-    gate = resolve("swiglu", device.type, dtype, text.intermediate_size) if activation in SILU else None
+    gate = _select("swiglu", model, device, text.intermediate_size) if activation in SILU else None
     return StepKernels(attention.function, None if gate is None or gate.name == "torch" else gate.function)
+
+
+def _attention(model: PreTrainedModel, device: torch.device) -> Choice:
+    layer = causal_lm(model).get_decoder().layers[0]
+    return _select("decode_attention", model, device, layer.self_attn.head_dim)
+
+
+def _select(op: str, model: PreTrainedModel, device: torch.device, size: int) -> Choice:
+    """Return the registry's choice; on a host processor the compiled implementation comes first where it pays."""
+    base = causal_lm(model)
+    parameters = sum(parameter.numel() for parameter in base.get_decoder().parameters())
+    compiles = device.type == "cpu" and parameters >= LEAST_COMPILED
+    preference = (COMPILED, "torch") if compiles else None
+    return resolve(op, device.type, base.get_output_embeddings().weight.dtype, size, preference)
 
 
 class DecodeKernels:
@@ -64,6 +82,9 @@ class DecodeKernels:
         """Use torch's operations from here on if decoding a few tokens with the kernels fails or gives other logits."""
         if step_kernels(model, device) is None:
             self.active = False
+            missing = dict(_attention(model, device).skipped).get(COMPILED)
+            if missing is not None:
+                self.stop(missing)
             return
         reason = self._check(model, device)
         if reason is not None:

@@ -1,0 +1,93 @@
+"""`decode_attention` and `swiglu` for a CPU in C++ (decode_compiled.cpp), compiled on first use."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from . import host_compiler
+from .openmp_pool import parallel_function
+from .rows_compiled import DTYPES
+
+_SOURCES = ("decode_compiled.cpp", "rows_dtypes.h", "rows_vectors.h")
+_Tensors = ctypes.c_void_p * 12
+_Sizes = ctypes.c_int64 * 20
+
+
+def load_decode_attention() -> Callable[..., Tensor]:
+    """Return `decode_attention`, compiled.
+
+    Raises:
+        ImportError: compiling or loading failed.
+    """
+    _library()
+    return decode_attention
+
+
+def load_swiglu() -> Callable[..., Tensor]:
+    """Return `swiglu`, compiled.
+
+    Raises:
+        ImportError: compiling or loading failed.
+    """
+    _library()
+    return swiglu
+
+
+def decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, offset: Tensor, prompts: Tensor,
+    prompt_of: Tensor, prompt_length: Tensor, responses: Tensor, length: Tensor, scaling: float,
+) -> Tensor:  # fmt: skip
+    """See `decode_definitions.decode_attention`.
+
+    Raises:
+        IndexError: a length, a prompt or a position is out of range; nothing is written then.
+    """
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+    (rows, queries, size), heads = query.shape, key.shape[1]
+    assert queries % heads == size % 2 == 0
+    assert prompts.stride()[3:] == responses.stride()[3:] == (size, 1), "tokens of a cache are neighbours"
+    assert query.dtype == key.dtype == value.dtype == prompts.dtype == responses.dtype
+    assert cos.dtype == sin.dtype
+    cos, sin = cos.contiguous(), sin.contiguous()
+    places = [each.contiguous() for each in (offset, prompt_of, prompt_length, length)]
+    assert all(each.dtype == torch.int64 for each in places)
+    out = query.new_empty(rows, queries * size)
+    tensors = (query, key, value, cos, sin, prompts, responses, out, *places)
+    sizes = (
+        rows, heads, queries // heads, size, prompts.shape[3], responses.shape[3], prompts.shape[2], len(cos),
+        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *prompts.stride()[:3], *responses.stride()[:3],
+    )  # fmt: skip
+    failed = _library().hwgrpo_decode_attention(
+        DTYPES[query.dtype], DTYPES[cos.dtype], _Tensors(*[each.data_ptr() for each in tensors]), _Sizes(*sizes),
+        scaling, parallel_function(), torch.get_num_threads(),
+    )  # fmt: skip
+    if failed:
+        raise IndexError("decode_attention: a length, a prompt or a position is out of range")
+    return out
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `decode_definitions.swiglu`."""
+    assert gate.dtype == up.dtype
+    gate, up = (each if each.stride(-1) == 1 else each.contiguous() for each in (gate, up))
+    rows, columns = gate.shape
+    out = gate.new_empty(rows, columns)
+    _library().hwgrpo_swiglu(
+        DTYPES[gate.dtype], gate.data_ptr(), up.data_ptr(), out.data_ptr(), rows, columns, gate.stride(0),
+        up.stride(0), parallel_function(), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = host_compiler.load("decode", _SOURCES)
+    address, code, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    library.hwgrpo_decode_attention.argtypes = [code, code, _Tensors, _Sizes, ctypes.c_double, address, code]
+    library.hwgrpo_decode_attention.restype = code
+    library.hwgrpo_swiglu.argtypes = [code, *[address] * 3, *[size] * 4, address, code]
+    library.hwgrpo_swiglu.restype = None
+    return library
