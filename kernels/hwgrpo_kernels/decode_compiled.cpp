@@ -15,16 +15,17 @@
 
 namespace {
 
-constexpr int64_t kTile = 64;   // tokens whose keys, then values, are in the first-level cache
-constexpr int64_t kRows = 4;    // rows of a prompt that read a tile of it together
-constexpr int64_t kQueries = 4; // queries whose sums are in registers
+constexpr int64_t kTile = 64;    // tokens whose keys, then values, are in the first-level cache
+constexpr int64_t kRows = 4;     // rows of a prompt that read a tile of it together
+constexpr int64_t kQueries = 4;  // queries whose sums are in registers
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int64_t kColumns = 4;  // vectors of them per query: 32 registers
 #else
 constexpr int64_t kColumns = 2;
 #endif
-constexpr int64_t kGateBlock = 1024;                   // columns that a thread takes at a time
-constexpr int64_t kProductsPerCall = int64_t{1} << 16;  // below it, waking other threads is not worth it
+constexpr int64_t kGateBlock = 1024;  // columns that a thread takes at a time
+constexpr int64_t kLeastProducts = int64_t{1} << 20;  // below it, waking other threads takes longer: 20 us
+constexpr int64_t kLeastGates = int64_t{1} << 17;
 
 // OpenMP's own entry point: it runs a function in the calling thread and in others of the runtime's pool.
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
@@ -395,7 +396,7 @@ void attention(int32_t dtype, int32_t angle_dtype, const Tensors& at, const Size
                               reader<T>(angle_dtype), itemsize, direct, blocks_of(at, is)};
   int64_t tokens = 0;
   for (int64_t row = 0; row < is.rows; ++row) tokens += at.prompt_length[row] + at.length[row];
-  const bool alone = tokens * is.heads * is.group * is.size < kProductsPerCall;
+  const bool alone = tokens * is.heads * is.group * is.size < kLeastProducts;
   over_items(static_cast<int64_t>(call.blocks.size()) * is.heads, call, alone ? nullptr : parallel, threads);
 }
 
@@ -426,7 +427,7 @@ void gate(int32_t dtype, const void* gate, const void* up, void* out, int64_t ro
           int64_t up_row, Parallel parallel, int32_t threads) {
   const int64_t blocks = (columns + kGateBlock - 1) / kGateBlock;
   const GateCall<T> call{gate, up, out, columns, gate_row, up_row, blocks, reader<T>(dtype), writer<T>(dtype)};
-  over_items(rows * blocks, call, rows * columns < kProductsPerCall / 8 ? nullptr : parallel, threads);
+  over_items(rows * blocks, call, rows * columns < kLeastGates ? nullptr : parallel, threads);
 }
 
 }  // namespace

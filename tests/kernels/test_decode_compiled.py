@@ -108,11 +108,11 @@ def test_a_row_with_nan_changes_no_other(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_s_bits_depend_neither_on_threads_nor_on_the_rows_beside_it(dtype):
     results, gates = [], []
-    gate = torch.randn(70, 1100, generator=torch.Generator().manual_seed(2)).to(dtype)
+    gate = torch.randn(130, 1100, generator=torch.Generator().manual_seed(2)).to(dtype)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            inputs = inputs_of(dtype, neighbours=True)
+            inputs = inputs_of(dtype, LONG._replace(V=128), "eight", neighbours=True)  # enough for several threads
             results.append((decode_attention(**inputs), inputs["responses"]))
             gates.append(swiglu(gate, gate))
     finally:
@@ -122,7 +122,7 @@ def test_a_row_s_bits_depend_neither_on_threads_nor_on_the_rows_beside_it(dtype)
         assert torch.equal(its_gate, gates[0])
     per_row = ("query", "key", "value", "offset", "prompt_of", "prompt_length", "length")
     for row in (0, 3, 10):
-        inputs = inputs_of(dtype, neighbours=True)
+        inputs = inputs_of(dtype, LONG._replace(V=128), "eight", neighbours=True)
         alone = {name: inputs[name][row : row + 1] for name in per_row}
         alone["responses"] = inputs["responses"][:, :, row : row + 1].contiguous()
         assert torch.equal(decode_attention(**inputs | alone)[0], results[0][0][row])
@@ -143,7 +143,8 @@ def test_a_call_runs_in_the_pool_of_torch_s_own_runtime():
 
 
 def test_without_a_runtime_the_calling_thread_computes_all(monkeypatch, tmp_path):
-    expected = decode_attention(**inputs_of())
+    shared = LONG._replace(V=128), "eight"  # enough for several threads
+    expected = decode_attention(**inputs_of(torch.float32, *shared))
     (tmp_path / "maps").write_text(f"1-2 r-xp 0 0:0 1 {tmp_path}/libgomp.so.1\n3-4 r-xp 0 0:0 0\n")
     torch.set_num_threads(2)
     try:
@@ -151,7 +152,7 @@ def test_without_a_runtime_the_calling_thread_computes_all(monkeypatch, tmp_path
             monkeypatch.setattr(openmp_pool, "MAPS", maps)
             monkeypatch.setattr(decode_compiled, "parallel_function", openmp_pool.parallel_function.__wrapped__)
             assert decode_compiled.parallel_function() is None
-            assert torch.equal(decode_attention(**inputs_of()), expected)
+            assert torch.equal(decode_attention(**inputs_of(torch.float32, *shared)), expected)
     finally:
         torch.set_num_threads(1)
 
