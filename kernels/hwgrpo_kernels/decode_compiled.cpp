@@ -1,4 +1,4 @@
-// The ops of a decode step for a CPU. Formulas and the meaning of every argument: decode_definitions.py. Called from
+// Attention and norms of a decode step for a CPU. Formulas and the meaning of arguments: decode_definitions.py. Called from
 // decode_compiled.py.
 
 #include <algorithm>
@@ -23,9 +23,8 @@ constexpr int64_t kColumns = 4;  // vectors of them per query: 32 registers
 #else
 constexpr int64_t kColumns = 2;
 #endif
-constexpr int64_t kGateBlock = 1024;  // columns that a thread takes at a time
 constexpr int64_t kLeastProducts = int64_t{1} << 20;  // below it, waking other threads takes longer: 20 us
-constexpr int64_t kLeastGates = int64_t{1} << 17;
+constexpr int64_t kLeastNormed = int64_t{1} << 17;
 
 // OpenMP's own entry point: it runs a function in the calling thread and in others of the runtime's pool.
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
@@ -401,33 +400,34 @@ void attention(int32_t dtype, int32_t angle_dtype, const Tensors& at, const Size
 }
 
 template <class T>
-struct GateCall {
-  const void *gate, *up;
+struct NormCall {
+  const void *x, *weight;
   void* out;
-  int64_t columns, gate_row, up_row, blocks;
-  Copy read, write;
+  int64_t columns, row;
+  double eps;
+  Copy read, read_weight, write;
 
   void operator()(int64_t item) const {
-    const int64_t row = item / blocks, first = item % blocks * kGateBlock;
-    const int64_t count = std::min(kGateBlock, columns - first);
-    alignas(64) T x[kGateBlock], y[kGateBlock];
-    read(gate, x, row * gate_row + first, count, 0);
-    read(up, y, row * up_row + first, count, 0);
-    for (int64_t j = 0; j < count; j += kLanes<T>) {  // a block is whole vectors
-      const Real<T> g = load(x + j), e = exp_of<T>(g > T(0) ? -g : g);
-      const Real<T> upper = g > T(0) ? splat(T(1)) : e;
-      store(x + j, g * upper / (e + T(1)) * load(y + j));
-    }
-    write(x, out, 0, count, row * columns + first);
+    const int64_t padded = (columns + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+    T* values = scratch<T>(2 * padded);
+    T* weights = values + padded;
+    read(x, values, item * row, columns, 0);
+    read_weight(weight, weights, 0, columns, 0);
+    std::fill(values + columns, values + padded, T(0));
+    std::fill(weights + columns, weights + padded, T(0));
+    Real<T> squares = {};
+    for (int64_t j = 0; j < padded; j += kLanes<T>) squares += load(values + j) * load(values + j);
+    const T factor = static_cast<T>(1 / std::sqrt(static_cast<double>(folded<T, false>(squares)) / columns + eps));
+    for (int64_t j = 0; j < padded; j += kLanes<T>) store(values + j, load(values + j) * factor * load(weights + j));
+    write(values, out, 0, columns, item * columns);
   }
 };
 
 template <class T>
-void gate(int32_t dtype, const void* gate, const void* up, void* out, int64_t rows, int64_t columns, int64_t gate_row,
-          int64_t up_row, Parallel parallel, int32_t threads) {
-  const int64_t blocks = (columns + kGateBlock - 1) / kGateBlock;
-  const GateCall<T> call{gate, up, out, columns, gate_row, up_row, blocks, reader<T>(dtype), writer<T>(dtype)};
-  over_items(rows * blocks, call, rows * columns < kLeastGates ? nullptr : parallel, threads);
+void norm(int32_t dtype, int32_t weight_dtype, const void* x, const void* weight, void* out, int64_t rows,
+          int64_t columns, int64_t row, double eps, Parallel parallel, int32_t threads) {
+  const NormCall<T> call{x, weight, out, columns, row, eps, reader<T>(dtype), reader<T>(weight_dtype), writer<T>(dtype)};
+  over_items(rows, call, rows * columns < kLeastNormed ? nullptr : parallel, threads);
 }
 
 }  // namespace
@@ -445,8 +445,9 @@ extern "C" int32_t hwgrpo_decode_attention(int32_t dtype, int32_t angle_dtype, c
   return 0;
 }
 
-extern "C" void hwgrpo_swiglu(int32_t dtype, const void* gate_values, const void* up, void* out, int64_t rows,
-                              int64_t columns, int64_t gate_row, int64_t up_row, void* parallel, int32_t threads) {
-  const auto run = dtype == kFloat64 ? gate<double> : gate<float>;
-  run(dtype, gate_values, up, out, rows, columns, gate_row, up_row, reinterpret_cast<Parallel>(parallel), threads);
+extern "C" void hwgrpo_rms_norm(int32_t dtype, int32_t weight_dtype, const void* x, const void* weight, void* out,
+                                int64_t rows, int64_t columns, int64_t row, double eps, void* parallel,
+                                int32_t threads) {
+  const auto run = dtype == kFloat64 ? norm<double> : norm<float>;
+  run(dtype, weight_dtype, x, weight, out, rows, columns, row, eps, reinterpret_cast<Parallel>(parallel), threads);
 }

@@ -1,4 +1,4 @@
-"""`decode_attention` and `swiglu` for a CPU in C++ (decode_compiled.cpp), compiled on first use."""
+"""`decode_attention` and a decode step's norm for a CPU in C++ (decode_compiled.cpp), compiled on first use."""
 
 import ctypes
 from collections.abc import Callable
@@ -24,16 +24,6 @@ def load_decode_attention() -> Callable[..., Tensor]:
     """
     _library()
     return decode_attention
-
-
-def load_swiglu() -> Callable[..., Tensor]:
-    """Return `swiglu`, compiled.
-
-    Raises:
-        ImportError: compiling or loading failed.
-    """
-    _library()
-    return swiglu
 
 
 def decode_attention(
@@ -69,15 +59,21 @@ def decode_attention(
     return out
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """See `decode_definitions.swiglu`."""
-    assert gate.dtype == up.dtype
-    gate, up = (each if each.stride(-1) == 1 else each.contiguous() for each in (gate, up))
-    rows, columns = gate.shape
-    out = gate.new_empty(rows, columns)
-    _library().hwgrpo_swiglu(
-        DTYPES[gate.dtype], gate.data_ptr(), up.data_ptr(), out.data_ptr(), rows, columns, gate.stride(0),
-        up.stride(0), parallel_function(), torch.get_num_threads(),
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return weight * hidden / sqrt(mean(hidden^2) + eps), rounded once, as torch's `rms_norm` on a CPU.
+
+    Args:
+        hidden: [B,size]; rows may lie apart.
+        weight: [size].
+        eps: added to the mean.
+    """
+    hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
+    rows, columns = hidden.shape
+    assert weight.shape == (columns,)
+    weight, out = weight.contiguous(), hidden.new_empty(rows, columns)
+    _library().hwgrpo_rms_norm(
+        DTYPES[hidden.dtype], DTYPES[weight.dtype], hidden.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, columns,
+        hidden.stride(0), eps, parallel_function(), torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -88,6 +84,6 @@ def _library() -> ctypes.CDLL:
     address, code, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     library.hwgrpo_decode_attention.argtypes = [code, code, _Tensors, _Sizes, ctypes.c_double, address, code]
     library.hwgrpo_decode_attention.restype = code
-    library.hwgrpo_swiglu.argtypes = [code, *[address] * 3, *[size] * 4, address, code]
-    library.hwgrpo_swiglu.restype = None
+    library.hwgrpo_rms_norm.argtypes = [code, code, *[address] * 3, *[size] * 3, ctypes.c_double, address, code]
+    library.hwgrpo_rms_norm.restype = None
     return library

@@ -135,17 +135,13 @@ for _op in ("decode_attention", "swiglu"):
         )
     )
 
-for _op, _load in (
-    ("decode_attention", decode_compiled.load_decode_attention),
-    ("swiglu", decode_compiled.load_swiglu),
-):
-    default_registry.register(
-        Implementation(
-            _op,
-            "compiled",
-            _load,
-            device_types=frozenset({"cpu"}),
-            supports=rows_compiled.reason_against,
-            rank=-1,  # after torch: the local engine prefers it where compiling pays
-        )
+default_registry.register(
+    Implementation(
+        "decode_attention",
+        "compiled",
+        decode_compiled.load_decode_attention,
+        device_types=frozenset({"cpu"}),
+        supports=rows_compiled.reason_against,
+        rank=-1,  # after torch: the local engine prefers it where compiling pays
     )
+)

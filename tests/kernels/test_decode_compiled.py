@@ -5,13 +5,13 @@ import ctypes
 import pytest
 import torch
 from hwgrpo_kernels import Shape, decode_compiled, default_registry, openmp_pool
-from hwgrpo_kernels.decode_compiled import decode_attention, swiglu
+from hwgrpo_kernels.decode_compiled import decode_attention, rms_norm
 from hwgrpo_kernels.decode_definitions import rotated
 
 from tests.support.numbers.op_agreement import DTYPES, assert_agrees
 
 BY_NAME = {op.name: op for op in default_registry.ops()}
-ATTENTION, GATE = BY_NAME["decode_attention"], BY_NAME["swiglu"]
+ATTENTION = BY_NAME["decode_attention"]
 LONG = Shape(11, 150, 32)
 """Prompts and responses of several tiles, whose last is not full; rows of a prompt that are no neighbours."""
 PLACES = ("prompt_of", "prompt_length", "offset")
@@ -39,16 +39,19 @@ def test_rows_of_several_tiles_equal_the_definition(case, dtype, neighbours):
         assert_agrees(ATTENTION, decode_attention, inputs_of(dtype, shape, case, neighbours=neighbours), dtype)
 
 
+@pytest.mark.parametrize("size", [1, 20, 576])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gate_of_several_blocks_equals_the_definition(dtype):
-    for case in GATE.cases:
-        assert_agrees(GATE, swiglu, GATE.inputs(Shape(3, 1, 2500), dtype, "cpu", case), dtype)
-
-
-def test_a_gate_is_exact_at_its_ends():
-    gate = torch.tensor([[-torch.inf, -1e4, -90.0, -0.0, 0.0, 90.0, 1e4, torch.inf, torch.nan]])
-    expected = GATE.definition(gate, torch.ones_like(gate))
-    torch.testing.assert_close(swiglu(gate, torch.ones_like(gate)), expected, rtol=1e-6, atol=1e-35, equal_nan=True)
+def test_a_norm_is_that_of_torch(dtype, size):
+    draw = torch.Generator().manual_seed(5)
+    rows = torch.randn(7, size + 3, generator=draw).to(dtype)[:, :size]  # a slice: rows lie apart
+    weight = torch.rand(size, generator=draw).to(dtype) + 0.5
+    exact = torch.nn.functional.rms_norm(rows.double(), (size,), weight.double(), 1e-5)
+    found = rms_norm(rows, weight, 1e-5)
+    assert found.dtype == dtype
+    # rounded once; in fp32 and fp64 the sum, the factor and two products round, too
+    torch.testing.assert_close(found.double(), exact, rtol=torch.finfo(dtype).eps * 8, atol=0)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    torch.testing.assert_close(rms_norm(rows, weight.to(wide), 1e-5), found, rtol=torch.finfo(dtype).eps * 8, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,19 +110,19 @@ def test_a_row_with_nan_changes_no_other(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_s_bits_depend_neither_on_threads_nor_on_the_rows_beside_it(dtype):
-    results, gates = [], []
-    gate = torch.randn(130, 1100, generator=torch.Generator().manual_seed(2)).to(dtype)
+    results, norms = [], []
+    rows = torch.randn(130, 1100, generator=torch.Generator().manual_seed(2)).to(dtype)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             inputs = inputs_of(dtype, LONG._replace(V=128), "eight", neighbours=True)  # enough for several threads
             results.append((decode_attention(**inputs), inputs["responses"]))
-            gates.append(swiglu(gate, gate))
+            norms.append(rms_norm(rows, rows[0], 1e-5))
     finally:
         torch.set_num_threads(1)
-    for other, its_gate in zip(results[1:], gates[1:], strict=True):
+    for other, its_norm in zip(results[1:], norms[1:], strict=True):
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(results[0], other, strict=True))
-        assert torch.equal(its_gate, gates[0])
+        assert torch.equal(its_norm, norms[0])
     per_row = ("query", "key", "value", "offset", "prompt_of", "prompt_length", "length")
     for row in (0, 3, 10):
         inputs = inputs_of(dtype, LONG._replace(V=128), "eight", neighbours=True)

@@ -8,6 +8,7 @@ tower has no part in a decode step.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,8 +207,12 @@ class Norm:
     weight: torch.Tensor
     """[size]; [heads, size] where each head has its own."""
     eps: float
+    kernel: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None = None
+    """`StepKernels.norm`, for a weight [size]."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.kernel is not None:
+            return self.kernel(hidden, self.weight, self.eps)
         if self.weight.dim() == 1:
             return nn.functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
         return nn.functional.rms_norm(hidden, self.weight.shape[-1:], None, self.eps).mul_(self.weight)
@@ -234,6 +239,12 @@ class Block:
     """Over all keys of a token."""
     head_norm: Norm | None
     """Over each head of queries, then keys."""
+
+    def normed_by(self, kernel: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]) -> Block:
+        """Return the block with norms of all of a token's values by a kernel."""
+        norms = ("attention_norm", "mlp_norm", "query_norm", "key_norm")
+        held: dict[str, Norm | None] = {name: getattr(self, name) for name in norms}
+        return replace(self, **{name: replace(norm, kernel=kernel) for name, norm in held.items() if norm is not None})
 
     def by_packed(self, packed: PackedWeights) -> Block:
         """Return the block with products by packed weights, where these are faster."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from hwgrpo_kernels import Choice, resolve
+from hwgrpo_kernels import Choice, decode_compiled, resolve
 from transformers import PreTrainedModel
 
 from hwgrpo.models.lm_head import causal_lm
@@ -29,6 +29,8 @@ class StepKernels:
     """The op `decode_attention`."""
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     """The op `swiglu`; None: torch's operations."""
+    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] | None
+    """(hidden states [B, size], weight [size], epsilon) -> their RMSNorm; None: torch's."""
 
 
 def step_kernels(model: PreTrainedModel, device: torch.device) -> StepKernels | None:
@@ -44,24 +46,23 @@ def step_kernels(model: PreTrainedModel, device: torch.device) -> StepKernels | 
     base, attention = causal_lm(model), _attention(model, device)
     if attention.name == "torch":
         return None
+    if attention.name == COMPILED:
+        return StepKernels(attention.function, None, decode_compiled.rms_norm)
+    dtype = base.get_output_embeddings().weight.dtype
     layer, text = base.get_decoder().layers[0], base.config.get_text_config()
     activation = type(layer.mlp.act_fn).__name__
-    gate = _select("swiglu", model, device, text.intermediate_size) if activation in SILU else None
-    return StepKernels(attention.function, None if gate is None or gate.name == "torch" else gate.function)
+    gate = resolve("swiglu", device.type, dtype, text.intermediate_size) if activation in SILU else None
+    return StepKernels(attention.function, None if gate is None or gate.name == "torch" else gate.function, None)
 
 
 def _attention(model: PreTrainedModel, device: torch.device) -> Choice:
-    layer = causal_lm(model).get_decoder().layers[0]
-    return _select("decode_attention", model, device, layer.self_attn.head_dim)
-
-
-def _select(op: str, model: PreTrainedModel, device: torch.device, size: int) -> Choice:
     """Return the registry's choice; on a host processor the compiled implementation comes first where it pays."""
     base = causal_lm(model)
-    parameters = sum(parameter.numel() for parameter in base.get_decoder().parameters())
-    compiles = device.type == "cpu" and parameters >= LEAST_COMPILED
+    decoder = base.get_decoder()
+    compiles = device.type == "cpu" and sum(each.numel() for each in decoder.parameters()) >= LEAST_COMPILED
     preference = (COMPILED, "torch") if compiles else None
-    return resolve(op, device.type, base.get_output_embeddings().weight.dtype, size, preference)
+    dtype, size = base.get_output_embeddings().weight.dtype, decoder.layers[0].self_attn.head_dim
+    return resolve("decode_attention", device.type, dtype, size, preference)
 
 
 class DecodeKernels:

@@ -7,6 +7,7 @@ its text model at every `generate`, so that in-place updates of an optimizer tak
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,9 @@ class LeanRows:
         self._norm: Norm = read_norm(self._decoder.norm, architecture)
         self._embed: nn.Module = base.get_input_embeddings()
         self._head: Projection = read_projection(base.get_output_embeddings())
+        if self._kernels is not None and self._kernels.norm is not None:
+            self._norm = replace(self._norm, kernel=self._kernels.norm)
+            self._blocks = [block.normed_by(self._kernels.norm) for block in self._blocks]
         self._packed = packed
         if packed is not None:
             self._blocks = [block.by_packed(packed) for block in self._blocks]

@@ -12,7 +12,7 @@ from tests.rollout.decoders import CPU, EXTRA, batch_of, engine_of, model_of
 from tests.rollout.local.test_kernel_fallback import NOTE, logits_of, notes_of, tokens_of
 from tests.support.numbers.rounding import assert_values_close
 
-PINS: dict[str, str] = {"decode_attention": "compiled", "swiglu": "compiled"}
+PINS: dict[str, str] = {"decode_attention": "compiled"}
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         real = getattr(decode_compiled, name)
         monkeypatch.setattr(decode_compiled, name, lambda *arguments: called.append(name) or real(*arguments))
 
-    for name in PINS:
+    for name in ("decode_attention", "rms_norm"):
         count(name)
     return called
 
@@ -45,7 +45,8 @@ def test_logits_are_those_of_torch_s_operations(family, calls):
             for one, other in zip(logits_of(model, fixed=False), expected, strict=True):
                 assert_values_close(one, other)
     assert calls.count("decode_attention") == 3 * len(expected)
-    assert calls.count("swiglu") == (0 if family == "Gemma" else 3 * len(expected))  # its gate is GELU
+    of_all_heads = 2 if family == "Olmo2" else 0  # a norm of queries and one of keys
+    assert calls.count("rms_norm") == (3 * (2 + of_all_heads) + 1) * len(expected)
 
 
 @pytest.mark.parametrize("slots", [4, 64], ids=["refilled", "at once"])
@@ -89,7 +90,7 @@ def test_a_model_is_decoded_by_them_from_some_number_of_parameters_on(calls, mon
     assert large._kernels.active
     kernels = kernel_fallback.step_kernels(model, CPU)
     assert kernels is not None
-    assert (kernels.attention, kernels.gate) == (decode_compiled.decode_attention, decode_compiled.swiglu)
+    assert (kernels.attention, kernels.norm) == (decode_compiled.decode_attention, decode_compiled.rms_norm)
     assert tokens_of(large) == expected
     with default_registry.pinned({"decode_attention": "torch"}):
         assert not engine_of(model)._kernels.active
