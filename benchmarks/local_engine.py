@@ -16,8 +16,9 @@ core each. With `--threads free` hwgrpo sets its threads before each of its roun
 each step, by the load since its round before.
 The local engine and vLLM also return the log-prob of every token; `generate` returns tokens. "GEMM share" compares two
 rates: that of the decoded tokens' matrix products in a side's full time, which includes attention, sampling and
-prompts, and that of `torch.nn.functional.linear` alone with the same weights and number of rows, measured in the same
-rounds.
+prompts, and that of the products alone with the same weights and number of rows, measured in the same rounds: by
+`torch.nn.functional.linear`, and by oneDNN from weights in its own layout, as the local engine multiplies by frozen
+ones. The model's parameters are frozen, as under LoRA or in a sampler's copy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -48,10 +50,12 @@ for name, variable in BACKEND.environment("train").items():
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from torch.nn.functional import linear  # noqa: E402
 
 from hwgrpo.bench.machine import processor  # noqa: E402
 from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
 from hwgrpo.rollout.local.engine import LocalEngine  # noqa: E402
+from hwgrpo.rollout.local.packed_weights import PackedWeights, packed_weights  # noqa: E402
 from hwgrpo.rollout.vllm.engine import ENVIRONMENT  # noqa: E402
 from hwgrpo.support.free_cores import FreeCoreThreads  # noqa: E402
 from hwgrpo.values import Prompt, PromptBatch, Sampling  # noqa: E402
@@ -100,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers.utils.logging.set_verbosity_error()
     with busy_programs(args.busy):
         results = [measure(size, dtype, args) for size in args.size or SIZES for dtype in args.dtype or ("float32",)]
-    print("| model | dtype | side | tokens/s (wall) | tokens/s (CPU) | GEMM share |\n|---|---|---|---|---|---|")
+    print("| model | dtype | side | tokens/s (wall) | tokens/s (CPU) | GEMM share: linear, packed |")
+    print("|---|---|---|---|---|---|")
     for result in results:
         print(table(result))
     if args.output:
@@ -135,6 +140,7 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     rows = torch.randint(10, 90, (args.rows // SAMPLES, args.prompt_tokens), generator=draw)
     tokens = args.rows * args.response_tokens
     batch = PromptBatch(tuple(Prompt(str(i), "", tuple(row), None, {}) for i, row in enumerate(rows.tolist())))
+    model.requires_grad_(False)
     engine = LocalEngine(model, tokenizer, device=model.device, compute_dtype=model.dtype, max_sequences=args.rows)
 
     def ours(seed: int) -> Any:
@@ -157,14 +163,17 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     sides = {args.peer: theirs, "hwgrpo": ours}
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
-    products: list[float] = []
+    packed = packed_weights(model.device.type, model.dtype)
+    products = {"linear": plain_products(model), "packed": plain_products(model, packed)}
+    products_s: dict[str, list[float]] = {name: [] for name in products}
     follow = FreeCoreThreads() if args.threads == "free" else None
     threads: list[int] = []
     for round_number in range(args.repeat + 1):
         if follow is not None:
             torch.set_num_threads(follow.most)
-        # a response's first token is computed with its prompt
-        products.append(multiply(model, args.rows, args.response_tokens - 1))
+        for name, functions in products.items():
+            # a response's first token is computed with its prompt
+            products_s[name].append(multiply(functions, model.dtype, args.rows, args.response_tokens - 1))
         for name, generate in sides.items():
             if follow is not None and name == "hwgrpo" and (note := follow.update()):
                 print(note, file=sys.stderr)
@@ -181,7 +190,7 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         "tokens": tokens,
         "wall_s": wall,
         "cpu_s": cpu,
-        "products_s": products[1:],
+        "products_s": {name: seconds[1:] for name, seconds in products_s.items()},
         "threads": threads[1:],
         "flops_per_token": 2 * sum(weight.numel() for weight in weights_of(model)),
         "decode_path": engine.decode_path,
@@ -233,15 +242,23 @@ def weights_of(model: Any) -> list[torch.Tensor]:
     return [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
+def plain_products(model: Any, packed: PackedWeights | None = None) -> list[tuple[int, Callable[..., Any]]]:
+    """Return the inputs and the product of each matrix: torch's, or by packed weights where these are faster."""
+    found = []
+    for weight in weights_of(model):
+        product = None if packed is None else packed.product([weight], weight)
+        found.append((weight.shape[1], product or partial(lambda weight, x, bias: linear(x, weight, bias), weight)))
+    return found
+
+
 @torch.no_grad()
-def multiply(model: Any, rows: int, steps: int) -> float:
+def multiply(products: Sequence[tuple[int, Callable[..., Any]]], dtype: torch.dtype, rows: int, steps: int) -> float:
     """Return the seconds of the matrix products alone of so many decode steps."""
-    weights = weights_of(model)
-    inputs = {size: torch.randn(rows, size, dtype=model.dtype) for size in {weight.shape[1] for weight in weights}}
+    inputs = {size: torch.randn(rows, size, dtype=dtype) for size, _ in products}
     began = time.perf_counter()
     for _ in range(steps):
-        for weight in weights:
-            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+        for size, product in products:
+            product(inputs[size], None)
     return time.perf_counter() - began
 
 
@@ -301,9 +318,10 @@ def table(result: dict[str, Any]) -> str:
     lines = []
     for side in result["wall_s"]:
         speed = [result["tokens"] / median(result[kind][side]) for kind in ("wall_s", "cpu_s")]
-        share = median(result["products_s"]) / median(result["wall_s"][side])
+        wall = median(result["wall_s"][side])
+        shares = ", ".join(f"{median(seconds) / wall:.0%}" for seconds in result["products_s"].values())
         name = f"{result['size']} | {result['dtype']} | {side}"
-        lines.append(f"| {name} | {speed[0]:,.0f} | {speed[1]:,.0f} | {share:.0%} |")
+        lines.append(f"| {name} | {speed[0]:,.0f} | {speed[1]:,.0f} | {shares} |")
     ratio = [median(theirs) / median(ours) for theirs, ours in (result[k].values() for k in ("wall_s", "cpu_s"))]
     name = "ratio" if "transformers" in result["wall_s"] else "of vllm"
     lines.append(f"| | | {name} | {ratio[0]:.2f}x | {ratio[1]:.2f}x | |")
