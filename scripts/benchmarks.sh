@@ -49,7 +49,7 @@ real_model_curves real_model.md python benchmarks/real_model.py --model SMOLLM2 
 real_model_float32 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --threads 2 --steps 2 --block 1 --output benchmarks/results/real_model_float32.json
 real_model_bfloat16 real_model.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting arithmetic --model SMOLLM2 --dtype bfloat16 --threads 2 --steps 10 --block 2 --output benchmarks/results/real_model_bfloat16.json
 real_model_engine real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads 2 --dtype float32 --dtype bfloat16 --output benchmarks/results/real_model_engine.json
-real_model_busy real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads 2 --dtype bfloat16 --busy 1 --output benchmarks/results/real_model_busy.json
+real_model_busy real_model.md python benchmarks/local_engine.py --model SMOLLM2 --rows 64 --threads free --dtype bfloat16 --busy 1 --repeat 4 --output benchmarks/results/real_model_busy.json
 sandbox - python benchmarks/sandbox.py --programs 500
 startup - python benchmarks/startup.py --runs 20
 step_ledger step_ledger.md python benchmarks/step_ledger.py --output benchmarks/results/step_ledger.json

@@ -49,7 +49,9 @@ def run_trl(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any)
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             while clock["left"] == 0:
-                request = next(incoming)
+                request = next(incoming, None)
+                if request is None:  # this process was for the comparison alone
+                    raise SystemExit
                 if request == "sample":
                     reply(sample())
                 elif request == "greedy":

@@ -102,7 +102,7 @@ class KernelRegistry:
         self._environment = os.environ if environment is None else environment
         self._ops: dict[str, Op] = {}
         self._implementations: dict[str, dict[str, Implementation]] = {}
-        self._selected: dict[Key, Choice] = {}
+        self._selected: dict[tuple[Key, tuple[str, ...]], Choice] = {}
         self._plugins: list[Plugin] | None = None
         self._pins: dict[str, str] = {}
         self._preference: tuple[str, ...] = ()
@@ -221,18 +221,17 @@ class KernelRegistry:
             device_type: torch device type ("cpu").
             dtype: of the logits (row ops, `token_logprob`) or of the hidden states (`linear_logprob`).
             vocab: V; only its shape class matters.
-            preference: overrides the configured preference for this call, without caching.
+            preference: overrides the configured preference for this call.
 
         Raises:
             ValueError: the op is unknown, the pinned implementation is unknown or cannot run, strict forbids a
                 fallback, or no implementation can run.
         """
         key = Key(op, device_type, dtype, shape_class(vocab))
-        choice = self._selected.get(key) if preference is None else None
+        wanted = self._preference if preference is None else tuple(preference)
+        choice = self._selected.get((key, wanted))
         if choice is None:
-            choice = self._select(key, self._preference if preference is None else tuple(preference))
-            if preference is None:
-                self._selected[key] = choice
+            choice = self._selected[key, wanted] = self._select(key, wanted)
         return choice
 
     def choices(self) -> dict[str, Any]:
