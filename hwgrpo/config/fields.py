@@ -62,7 +62,7 @@ class Limits:
         return f"{low}x{high}" if low or high else ""
 
     def accepts(self, value: float | str) -> bool:
-        """Whether a number is finite and lies within the limits; a word is allowed by the field's type."""
+        """Whether a number is finite and lies within the limits; the field's type decides on other values."""
         if isinstance(value, str):
             return True
         largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER

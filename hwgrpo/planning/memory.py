@@ -40,7 +40,7 @@ SMALL = 32 * 2**20
 """Smallest tensor in bytes whose block malloc returns to the system when it is freed."""
 COPY = "copy that samples"
 ENGINE = "weights of the engine"
-PACKED = "frozen matrices, packed for sampling"
+PACKED = "frozen matrices packed for sampling, at most"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
@@ -194,7 +194,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and config.rollout.merge_adapters and not copies_all:
         in_layers = count_elements([unit for unit in castable if unit.is_layer])
         always["copy with merged adapters"] = rollout_dtype.itemsize * in_layers
-    if work.samples and (adapters or COPY in always) and packed_weights(work.device_type, rollout_dtype):
+    packs = work.samples and packed_weights(work.device_type, rollout_dtype) is not None
+    if packs and (adapters or COPY in always) and not shape.expert_parameters:
         always[PACKED] = min(MOST_BYTES, rollout_dtype.itemsize * _packed_elements(shape))
     images = _image_bytes(config, shape.tower, work, encoders=1 + (COPY in always) + has_reference)
     always.update(images.always)

@@ -26,7 +26,7 @@
                         truth, ops_sampling.py their declarations
     decode_triton.py    the ops of a decode step in Triton; decode_kernels.py the kernels, decode_definitions.py the
                         ops' truth, ops_decode.py their declarations
-    decode_compiled.py  the same in C++ for a CPU; openmp_pool.py the threads that they run in, torch's own
+    decode_compiled.py  attention and norms in C++ for a CPU, in the threads of torch's OpenMP runtime
     kernel_launches.py  launches of the Triton kernels recorded instead of run, and what each reads and writes
     kept_tokens.py      rows whose target was drawn from a truncated distribution
     square_sum.py       the sum of squared probabilities of a row, for scoring

@@ -3,12 +3,12 @@
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import host_compiler
-from .openmp_pool import parallel_function
 from .rows_compiled import DTYPES
 
 _SOURCES = ("decode_compiled.cpp", "rows_dtypes.h", "rows_vectors.h")
@@ -38,12 +38,13 @@ def decode_attention(
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     (rows, queries, size), heads = query.shape, key.shape[1]
     assert queries % heads == size % 2 == 0
+    assert cos.shape == sin.shape == (len(cos), size)
     assert prompts.stride()[3:] == responses.stride()[3:] == (size, 1), "tokens of a cache are neighbours"
     assert query.dtype == key.dtype == value.dtype == prompts.dtype == responses.dtype
     assert cos.dtype == sin.dtype
     cos, sin = cos.contiguous(), sin.contiguous()
     places = [each.contiguous() for each in (offset, prompt_of, prompt_length, length)]
-    assert all(each.dtype == torch.int64 for each in places)
+    assert all(each.dtype == torch.int64 and each.shape == (rows,) for each in places)
     out = query.new_empty(rows, queries * size)
     tensors = (query, key, value, cos, sin, prompts, responses, out, *places)
     sizes = (
@@ -76,6 +77,20 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
         hidden.stride(0), eps, parallel_function(), torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+@cache
+def parallel_function() -> int | None:
+    """Return the address of `GOMP_parallel` in torch's own OpenMP runtime; None: one thread computes.
+
+    It takes (function, its argument, number of threads, 0), and returns after all threads have called the function.
+    GCC's runtime has it, and so have LLVM's and Intel's. Threads of another runtime would compete for the cores.
+    """
+    try:
+        torch_library: Any = ctypes.CDLL(torch._C.__file__)  # a name is looked up in all that it is linked with
+        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 @cache

@@ -1,10 +1,11 @@
 """The compiled ops of a decode step: what the generated tests, of one thread, leave open."""
 
+import _ctypes
 import ctypes
 
 import pytest
 import torch
-from hwgrpo_kernels import Shape, decode_compiled, default_registry, openmp_pool
+from hwgrpo_kernels import Shape, decode_compiled, default_registry
 from hwgrpo_kernels.decode_compiled import decode_attention, rms_norm
 from hwgrpo_kernels.decode_definitions import rotated
 
@@ -133,14 +134,14 @@ def test_a_row_s_bits_depend_neither_on_threads_nor_on_the_rows_beside_it(dtype)
 
 def test_a_call_runs_in_the_pool_of_torch_s_own_runtime():
     """The runtime is the one whose number of threads torch sets, and its function calls another on all of them."""
-    address = openmp_pool.parallel_function()
+    address = decode_compiled.parallel_function()
     assert address is not None, "torch's build for Linux has OpenMP"
     seen = []
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(seen.append)
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(address)
     run(ctypes.cast(function, ctypes.c_void_p), None, 3, 0)
     assert len(seen) == 3
-    with open(openmp_pool.MAPS) as maps:
+    with open("/proc/self/maps") as maps:
         loaded = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libgomp" in line}
     assert len(loaded) == 1, "compiled functions load no second runtime"
 
@@ -148,14 +149,14 @@ def test_a_call_runs_in_the_pool_of_torch_s_own_runtime():
 def test_without_a_runtime_the_calling_thread_computes_all(monkeypatch, tmp_path):
     shared = LONG._replace(V=128), "eight"  # enough for several threads
     expected = decode_attention(**inputs_of(torch.float32, *shared))
-    (tmp_path / "maps").write_text(f"1-2 r-xp 0 0:0 1 {tmp_path}/libgomp.so.1\n3-4 r-xp 0 0:0 0\n")
     torch.set_num_threads(2)
     try:
-        for maps in (tmp_path / "none", tmp_path / "maps"):  # the file that it names is not there
-            monkeypatch.setattr(openmp_pool, "MAPS", maps)
-            monkeypatch.setattr(decode_compiled, "parallel_function", openmp_pool.parallel_function.__wrapped__)
+        for library in (tmp_path / "none.so", ctypes.__file__, _ctypes.__file__):  # two are there, but no OpenMP
+            monkeypatch.setattr(torch._C, "__file__", str(library))
+            monkeypatch.setattr(decode_compiled, "parallel_function", decode_compiled.parallel_function.__wrapped__)
             assert decode_compiled.parallel_function() is None
             assert torch.equal(decode_attention(**inputs_of(torch.float32, *shared)), expected)
+            monkeypatch.undo()
     finally:
         torch.set_num_threads(1)
 

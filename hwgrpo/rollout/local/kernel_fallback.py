@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from hwgrpo_kernels import Choice, decode_compiled, resolve
+from hwgrpo_kernels import Choice, decode_compiled, host_compiler, resolve
 from transformers import PreTrainedModel
 
 from hwgrpo.models.lm_head import causal_lm
@@ -58,11 +58,14 @@ def step_kernels(model: PreTrainedModel, device: torch.device) -> StepKernels | 
 def _attention(model: PreTrainedModel, device: torch.device) -> Choice:
     """Return the registry's choice; on a host processor the compiled implementation comes first where it pays."""
     base = causal_lm(model)
-    decoder = base.get_decoder()
-    compiles = device.type == "cpu" and sum(each.numel() for each in decoder.parameters()) >= LEAST_COMPILED
-    preference = (COMPILED, "torch") if compiles else None
-    dtype, size = base.get_output_embeddings().weight.dtype, decoder.layers[0].self_attn.head_dim
-    return resolve("decode_attention", device.type, dtype, size, preference)
+    compiles = _gains_by_compiling(model, device) and host_compiler.reason_against() is None
+    dtype, size = base.get_output_embeddings().weight.dtype, base.get_decoder().layers[0].self_attn.head_dim
+    return resolve("decode_attention", device.type, dtype, size, (COMPILED, "torch") if compiles else None)
+
+
+def _gains_by_compiling(model: PreTrainedModel, device: torch.device) -> bool:
+    decoder = causal_lm(model).get_decoder()
+    return device.type == "cpu" and sum(each.numel() for each in decoder.parameters()) >= LEAST_COMPILED
 
 
 class DecodeKernels:
@@ -83,9 +86,11 @@ class DecodeKernels:
         """Use torch's operations from here on if decoding a few tokens with the kernels fails or gives other logits."""
         if step_kernels(model, device) is None:
             self.active = False
-            missing = dict(_attention(model, device).skipped).get(COMPILED)
-            if missing is not None:
-                self.stop(missing)
+            if _gains_by_compiling(model, device):
+                failed = dict(_attention(model, device).skipped).get(COMPILED)
+                missing = host_compiler.reason_against() or failed
+                if missing is not None:
+                    self.stop(missing)
             return
         reason = self._check(model, device)
         if reason is not None:
@@ -94,4 +99,4 @@ class DecodeKernels:
     def stop(self, reason: str) -> None:
         """Use torch's operations from here on."""
         self.active = False
-        self.note = f"rollout decodes by torch's operations without the kernels decode_attention and swiglu: {reason}"
+        self.note = f"rollout decodes by torch's operations without the kernels of a decode step: {reason}"

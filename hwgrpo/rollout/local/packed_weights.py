@@ -16,10 +16,13 @@ Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(hidden states [B, inputs], bias [outputs] or None) -> [B, outputs]."""
 
 LEAST_ELEMENTS = 2**16
-"""Of a weight: oneDNN's calls cost about 10 us each, so that products with smaller ones take longer."""
+"""Elements from which on a weight is packed: oneDNN's calls cost about 10 us each, which small products do not gain."""
 
-MOST_BYTES = 4 * 2**30
-"""Of all packed weights together; they are kept beside the model's own."""
+MOST_BYTES = 2 * 2**30
+"""Largest sum of packed weights in bytes; they are kept beside the model's own."""
+
+COMPARED = 256
+"""Elements of a weight by which a change is noticed that torch did not count."""
 
 CPUINFO = Path("/proc/cpuinfo")
 """Linux' list of processor features."""
@@ -30,6 +33,7 @@ class PackedWeights:
 
     def __init__(self) -> None:
         self._packed: dict[tuple[int, ...], _PackedWeight] = {}
+        self._mkl_lacks_instructions = not _is_intel()
 
     def product(self, parts: Sequence[torch.Tensor], weight: torch.Tensor) -> Product | None:
         """Return the product with a weight as it is now, or None where torch's own is as fast.
@@ -43,11 +47,13 @@ class PackedWeights:
         if weight.numel() < LEAST_ELEMENTS:
             return None
         key = tuple(map(id, parts))
-        if any(part.requires_grad or part.is_inference() for part in parts) or not self._has_room(key, weight):
-            return _unpacked(weight) if weight.dtype == torch.float32 and not _is_intel() else None
-        found = self._packed.setdefault(key, _PackedWeight(tuple(parts)))
-        found.pack(weight)
-        return found
+        if any(part.requires_grad or part.is_inference() for part in parts):
+            self._packed.pop(key, None)
+        elif self._has_room(key, weight):
+            packed = self._packed.setdefault(key, _PackedWeight(tuple(parts)))
+            packed.pack(weight)
+            return packed
+        return _unpacked(weight) if weight.dtype == torch.float32 and self._mkl_lacks_instructions else None
 
     def _has_room(self, key: tuple[int, ...], weight: torch.Tensor) -> bool:
         held = sum(each.weight.nbytes for each in self._packed.values())
@@ -55,7 +61,7 @@ class PackedWeights:
 
     def refresh(self) -> None:
         """Pack those weights again that were updated in place."""
-        for each in self._packed.values():
+        for each in [*self._packed.values()]:
             each.pack(each.weight)
 
 
@@ -63,13 +69,16 @@ class _PackedWeight:
     def __init__(self, parts: tuple[torch.Tensor, ...]) -> None:
         self._parts = parts  # alive, so that no other tensor gets their ids
         self._state: list[int] = []
-        self.weight = self._packed = torch.empty(0)
+        self.weight = self._packed = self._values = torch.empty(0)
 
     def pack(self, weight: torch.Tensor) -> None:
         state = [weight.data_ptr(), *(part._version for part in self._parts)]
-        if state != self._state:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-            self.weight, self._state = weight, state
+        weight = weight.detach()
+        # torch counts no updates of `.data`, by which peft merges adapters into their base
+        values = weight.reshape(-1)[:: -(-weight.numel() // COMPARED)]
+        if state != self._state or not torch.equal(values, self._values):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+            self.weight, self._state, self._values = weight, state, values.clone()
 
     def __call__(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _linear(hidden, self._packed, bias)
@@ -84,7 +93,7 @@ def _linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def packed_weights(device_type: str, dtype: torch.dtype) -> PackedWeights | None:
-    """Return what makes the products with weights of a dtype, or None where torch does: on all but x86 processors."""
+    """Return packed weights for a device and dtype; None: torch multiplies, as on all but x86 processors."""
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     if device_type != "cpu" or not is_x86 or not torch.backends.mkldnn.is_available():
         return None

@@ -18,7 +18,7 @@ from tests.support.numbers.decode_kernels_on_cpu import DEFINITIONS, selected
 from tests.support.numbers.rounding import assert_values_close
 
 SAMPLING = Sampling(2, 30, seed=2, temperature=0.7)
-NOTE = "rollout decodes by torch's operations without the kernels decode_attention and swiglu: "
+NOTE = "rollout decodes by torch's operations without the kernels of a decode step: "
 
 
 @pytest.fixture(autouse=True)

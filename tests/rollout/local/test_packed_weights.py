@@ -83,6 +83,16 @@ def test_an_update_in_place_of_any_part_is_packed_again():
     torch.testing.assert_close(again(hidden), torch.cat([part(hidden) for part in parts], dim=1))
 
 
+def test_an_update_that_torch_does_not_count_is_packed_again():
+    """As peft's: `weight.data += delta`."""
+    model, packed = adapted("Qwen3"), PackedWeights()
+    LeanRows(model, CPU, packed=packed)
+    model.merge_adapter()
+    assert_equal(both_ways(model, PROMPTS, SCHEDULE, make=lambda merged: LeanRows(merged, CPU, packed=packed)))
+    model.unmerge_adapter()
+    assert_equal(both_ways(model, PROMPTS, SCHEDULE, make=lambda again: LeanRows(again, CPU, packed=packed)))
+
+
 def test_a_weight_that_moved_in_memory_is_packed_again():
     [layer], packed, hidden = layers(16), PackedWeights(), torch.randn(3, 48)
     read_projection(layer).by_packed(packed)
