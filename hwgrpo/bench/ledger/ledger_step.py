@@ -144,7 +144,7 @@ class LedgerStep:
         )
         with (
             patch.object(engine, "check_cache", lambda *_: True),
-            patch.object(engine, "check_lean_step", lambda model, _: unsupported_reason(model, CHECK_LENGTH)),
+            patch.object(engine, "check_lean_step", lambda model, *_, **__: unsupported_reason(model, CHECK_LENGTH)),
             patch.object(engine, "describe_drift", lambda *_: None),
             patch.object(DecodeKernels, "check", lambda *_: None),
             patch.object(DecodeGraphs, "check", lambda *_: None),

@@ -202,6 +202,7 @@ def resume_differences(
     def on_rank(rank: int) -> None:
         dist.init_process_group("gloo")
         run_all("two", f"trainer.strategy={strategy}")
+        dist.barrier()  # without families a rank would be gone before the other has connected
         dist.destroy_process_group()
 
     run_all("one")
