@@ -86,9 +86,9 @@ class DecodeKernels:
         """Use torch's operations from here on if decoding a few tokens with the kernels fails or gives other logits."""
         if step_kernels(model, device) is None:
             self.active = False
-            if _gains_by_compiling(model, device):
-                failed = dict(_attention(model, device).skipped).get(COMPILED)
-                missing = host_compiler.reason_against() or failed
+            choice = _attention(model, device)
+            if choice.pinned_by is None and _gains_by_compiling(model, device):
+                missing = host_compiler.reason_against() or dict(choice.skipped).get(COMPILED)
                 if missing is not None:
                     self.stop(missing)
             return

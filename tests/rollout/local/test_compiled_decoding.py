@@ -114,6 +114,8 @@ def test_where_nothing_can_be_compiled_torch_s_operations_decode_and_a_note_says
         assert tokens_of(engine) == expected
         [note] = notes_of(engine)
         assert note.startswith(NOTE + reason)
+        with default_registry.pinned({"decode_attention": "torch"}):
+            assert notes_of(engine_of(model)) == []
         with default_registry.restored():
             default_registry.configure(strict=True)  # concerns the backend's preference, torch
             if compiler == "no-such-compiler":
