@@ -164,7 +164,7 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     packed = packed_weights(model.device.type, model.dtype)
-    products = {"linear": plain_products(model), "packed": plain_products(model, packed)}
+    products = {"linear": products_of(model), "packed": products_of(model, packed)}
     products_s: dict[str, list[float]] = {name: [] for name in products}
     follow = FreeCoreThreads() if args.threads == "free" else None
     threads: list[int] = []
@@ -242,7 +242,7 @@ def weights_of(model: Any) -> list[torch.Tensor]:
     return [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
-def plain_products(model: Any, packed: PackedWeights | None = None) -> list[tuple[int, Callable[..., Any]]]:
+def products_of(model: Any, packed: PackedWeights | None = None) -> list[tuple[int, Callable[..., Any]]]:
     """Return the inputs and the product of each matrix: torch's, or by packed weights where these are faster."""
     found = []
     for weight in weights_of(model):

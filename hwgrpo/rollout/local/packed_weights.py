@@ -1,7 +1,8 @@
 """Products of a decode step by oneDNN, for a CPU: frozen weights are kept in the layout that its kernels read.
 
 A decode step multiplies few rows by all weights. torch's `linear` brings each weight into the layout of the product at
-every call: in 16 bits by oneDNN; in fp32 by MKL, which does without AVX-512 on other processors than Intel's.
+every call: in 16 bits by oneDNN; in fp32 by MKL, which on an AMD EPYC takes 2.6 times as long as oneDNN with packed
+weights (benchmarks/results/real_model.md).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PackedWeights:
 
     def __init__(self) -> None:
         self._packed: dict[tuple[int, ...], _PackedWeight] = {}
-        self._mkl_lacks_instructions = not _is_intel()
+        self._avoids_mkl = not _is_intel()
 
     def product(self, parts: Sequence[torch.Tensor], weight: torch.Tensor) -> Product | None:
         """Return the product with a weight as it is now, or None where torch's own is as fast.
@@ -53,7 +54,7 @@ class PackedWeights:
             packed = self._packed.setdefault(key, _PackedWeight(tuple(parts)))
             packed.pack(weight)
             return packed
-        return _unpacked(weight) if weight.dtype == torch.float32 and self._mkl_lacks_instructions else None
+        return _unpacked(weight) if weight.dtype == torch.float32 and self._avoids_mkl else None
 
     def _has_room(self, key: tuple[int, ...], weight: torch.Tensor) -> bool:
         held = sum(each.weight.nbytes for each in self._packed.values())

@@ -100,9 +100,7 @@ def test_a_weight_that_moved_in_memory_is_packed_again():
     torch.testing.assert_close(read_projection(layer).by_packed(packed)(hidden), layer(hidden))
 
 
-def test_trained_weights_are_not_packed_and_oneDNN_multiplies_in_fp32_where_MKL_lacks_instructions(
-    tmp_path, monkeypatch
-):
+def test_trained_weights_are_not_packed_and_oneDNN_multiplies_in_fp32_where_MKL_is_not_on_Intel(tmp_path, monkeypatch):
     one, other = layers(16, 8)
     other.requires_grad_(True)
     hidden = torch.randn(3, 48)
